@@ -86,6 +86,7 @@ class DecoderLM(nn.Module):
         return self(ids, padding=padding, cache=cache)[:, -1]
 
     def parameter_count(self) -> int:
+        """How many numbers are learned."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
