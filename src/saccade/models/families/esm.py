@@ -27,6 +27,7 @@ from ..text.contacts import ContactHead, ContactMaps
 from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout, token_layout
 from .bert import bert_block
+from .roberta import HEAD_KEYS
 
 HEADS = {
     "masked-lm": "ForMaskedLM",
@@ -200,19 +201,6 @@ BODY = (
     Key("pooler", "pooler.dense"),
     Key("contact_head", "contact_head"),
 )
-HEAD_KEYS = {
-    "masked-lm": (
-        Key("head.inner.dense", "lm_head.dense"),
-        Key("head.inner.norm", "lm_head.layer_norm"),
-        Key("head.inner.bias", "lm_head.bias"),
-        Key("head.inner.out", "lm_head.decoder"),
-    ),
-    "sequence-classification": (
-        Key("head.inner.dense", "classifier.dense"),
-        Key("head.inner.out", "classifier.out_proj"),
-    ),
-    "token-classification": (Key("head.inner.out", "classifier"),),
-}
 
 
 def _keys(model: Esm) -> KeyMap:
