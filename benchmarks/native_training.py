@@ -38,7 +38,7 @@ import saccade.nn.attention as place
 from saccade.benchmark.attention import machine
 from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
-from saccade.models.tokenizer import train_characters
+from saccade.models.tokenizers.own import train_characters
 from saccade.training import Settings
 from saccade.training.data import Corpus, read_texts, split_tail
 from saccade.training.evaluation import evaluate

@@ -234,12 +234,15 @@ def assert_padded_equals_alone(model: models.Model, inputs: Mapping[str, Tensor]
     beside = {name: x for name, x in right.items() if name not in ("input_ids", "attention_mask")}
     states, layout = model.packed_states(**right)
     means, firsts = layout.mean(states), layout.first(states)
-    right_out, left_out = model(**right).last_hidden_state, model(**left).last_hidden_state
+    both = model(**right), model(**left)
+    right_out, left_out = (out.last_hidden_state for out in both)
     for item, (length, state) in enumerate(zip(lengths, states[0].split(lengths), strict=True)):
         alone = model(
             right["input_ids"][item : item + 1, :length], **{n: x[item : item + 1, :length] for n, x in beside.items()}
         )
         expected = alone.last_hidden_state[0]
+        if alone.pooler_output is not None:
+            assert all(torch.allclose(out.pooler_output[item], alone.pooler_output[0], atol=1e-12) for out in both)
         for got in (right_out[item, :length], left_out[item, columns - length :], state):
             assert torch.allclose(got, expected, atol=1e-12)
         assert torch.allclose(means[item], expected.mean(0), atol=1e-12)

@@ -73,7 +73,13 @@ PARTS = [
     "viewer",
 ]
 
-ROOMS = ["findings", "target", "tracing", "checks", "running", "report", "_verify"]  # each imports those before it
+ROOMS = {  # each imports those before it; last come the files of the part that are not named here
+    "models": [
+        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads", "model"),
+        *("decoding", "graphs", "signals", "text", "own", "families"),
+    ],
+    "verification": ["findings", "target", "tracing", "checks", "running", "report"],
+}
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
 
@@ -81,12 +87,6 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attent
 def part_of(module: str) -> str:
     """`saccade.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
     return [*module.split("."), "__init__"][1]
-
-
-def room_of(module: str) -> str:
-    """`saccade.verification.target._calling` -> `target`; what stands on top of the rooms -> `_verify`."""
-    part = [*module.split("."), "", ""][2]
-    return part if part in ROOMS else "_verify"
 
 
 def module_name(path: Path) -> str:
@@ -129,13 +129,19 @@ def test_imports_go_one_way():
                 assert LAYER[other] < LAYER[own], f"{module_name(path)} imports {name}"
 
 
-def test_verification_goes_from_room_to_room():
-    order = {room: rank for rank, room in enumerate(ROOMS)}
-    for path in sorted((PACKAGE / "verification").rglob("*.py")):
-        own = room_of(module_name(path))
+@pytest.mark.parametrize("part", ROOMS)
+def test_a_part_goes_from_room_to_room(part):
+    def rank(module: str) -> int:
+        """`saccade.verification.target._calling` stands in the second room."""
+        room = [*module.split("."), "", ""][2]
+        return rooms.index(room) if room in rooms else len(rooms)
+
+    rooms = ROOMS[part]
+    assert {path.stem for path in (PACKAGE / part).iterdir()} >= set(rooms)
+    for path in sorted((PACKAGE / part).rglob("*.py")):
         for name in imported(path):
-            if name.startswith("saccade.verification.") and (other := room_of(name)) != own:
-                assert order[other] < order[own], f"{module_name(path)} imports {name}"
+            if part_of(name) == part:
+                assert rank(name) <= rank(module_name(path)), f"{module_name(path)} imports {name}"
 
 
 def test_no_two_files_import_each_other():

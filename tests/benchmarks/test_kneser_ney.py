@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from looped import looped
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
-from saccade.models.tokenizer import train_bpe
+from saccade.models.tokenizers.own import train_bpe
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "kneser_ney.py"
 spec = importlib.util.spec_from_file_location("kneser_ney", PATH)

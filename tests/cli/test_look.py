@@ -15,7 +15,7 @@ import torch
 from saccade import cli
 from saccade.inspection import measure_roles
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load, save
-from saccade.models.tokenizer import train_bpe, train_characters
+from saccade.models.tokenizers.own import train_bpe, train_characters
 
 SENTENCE = "The cat sat on the mat, and the dog sat on the cat."
 NAMES = ["hen", "fox", "owl", "bee", "cat", "dog", "elk", "man", "rat", "cow", "eel"]

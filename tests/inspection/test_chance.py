@@ -13,7 +13,7 @@ from saccade._call import ObservedCall
 from saccade.inspection import look, weights_of
 from saccade.inspection._chance import LUCK, SHARED, SPREAD, UniformCalls, largest_mean, largest_weight, mean_of, uneven
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
-from saccade.models.tokenizer import train_bpe
+from saccade.models.tokenizers.own import train_bpe
 
 WORDS = (
     "The cat sat on the mat, and the dog sat on the cat. When the rain came, the old house was dark; when the "

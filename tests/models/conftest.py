@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
-from saccade.models.tokenizer import train_bpe
+from saccade.models.tokenizers.own import train_bpe
 
 TEXT = "the cat sat on the mat. the dog sat on the cat's mat — “naïve” dogs do.\n" * 3
 

@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 
 from looped import looped
-from saccade.models import ModelConfig, checkpoint, load, save
+from saccade.models import ModelConfig, load, save
+from saccade.models.own import checkpoint
 
 
 @pytest.fixture

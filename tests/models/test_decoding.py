@@ -11,7 +11,7 @@ from models.families import test_gpt2, test_llama
 from published import written
 from saccade import models
 from saccade.models import Sampling
-from saccade.models.decoding.loop import tokens_after
+from saccade.models.decoding.drawing import tokens_after
 from saccade.models.decoding.step import DecoderStep
 from saccade.models.generation import sample_tokens
 from saccade.nn import KVCache

@@ -14,7 +14,7 @@ from models.families import test_bert, test_gpt2, test_llama
 from published import written
 from saccade import cli
 from saccade.models import Sampling, generate, load, save
-from saccade.models.tokenizer import train_bpe
+from saccade.models.tokenizers.own import train_bpe
 
 
 @pytest.fixture

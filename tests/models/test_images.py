@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from published import transformers
-from saccade.models.images import ImageInputs
+from saccade.models.signals.images import ImageInputs
 
 OLD_DEIT = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 31, "crop_size": 24, "resample": 3}
 

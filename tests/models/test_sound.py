@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from published import transformers
-from saccade.models.sound import SoundInputs
+from saccade.models.signals.sound import SoundInputs
 
 
 def sounds() -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from published import transformers, written_words
-from saccade.models.text_tokenizer import open_tokenizer
+from saccade.models.tokenizers.text import open_tokenizer
 
 TEXTS = [
     "The cat sat on the mat, and the dog didn't.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.models import Tokenizer
-from saccade.models.tokenizer import train_bpe, train_characters
+from saccade.models.tokenizers.own import train_bpe, train_characters
 
 ODD = "Zoë said: “naïve” — \t漢字 🙂\n\n <s> </s> <unk> end"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from looped import looped
-from saccade.models.tokenizer import train_characters
+from saccade.models.tokenizers.own import train_characters
 from saccade.training import Corpus, draw_windows, read_texts, split_tail, whole_windows
 from saccade.training.windows import draw_copying
 

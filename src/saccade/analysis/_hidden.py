@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..inspection import TextModel
 from ..models import DecoderLM, Model
-from ..models.encoder_decoder import EncoderDecoder
+from ..models.text.encoder_decoder import EncoderDecoder
 
 
 def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:

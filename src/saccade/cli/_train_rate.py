@@ -80,7 +80,7 @@ def _table(result: RangeTest) -> str:
 def _write(out: Path, result: RangeTest, whole: dict[str, object]) -> None:
     import importlib.util
 
-    from ..models.checkpoint import write_text
+    from ..models.own.checkpoint import write_text
 
     out.mkdir(parents=True, exist_ok=True)
     rows = zip(result.rates, result.losses, result.smoothed, strict=True)

@@ -92,7 +92,7 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     if lm.model.config.mechanism is not None:
         return
     from ..inspection import measure_roles
-    from ..models.checkpoint import HEADS, write_text
+    from ..models.own.checkpoint import HEADS, write_text
     from ..training.run import texts
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))

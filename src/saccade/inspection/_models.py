@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._call import ObservedCall
 from .._weights import attention_weights
 from ..models import LanguageModel
-from ..models.tokenizer import START
+from ..models.tokenizers.own import START
 
 LayerObserver = Callable[[int, ObservedCall], None]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..models import LanguageModel, ModelConfig
-from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import read_json
 from ..models.loading import is_known
+from ..models.own.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
 from ._published import open_published
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models import LanguageModel, Model, load
-from ..models.encoder_decoder import EncoderDecoder
-from ..models.text_decoder import TextDecoder
-from ..models.text_encoder import TextEncoder
+from ..models.text.decoder import TextDecoder
+from ..models.text.encoder import TextEncoder
+from ..models.text.encoder_decoder import EncoderDecoder
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
 Reader = TextEncoder | TextDecoder | EncoderDecoder

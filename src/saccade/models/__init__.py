@@ -1,25 +1,26 @@
 """Models: the published families with their weights, and a small decoder of Saccade's own.
 
-Begin with `loading.py`, then a file of `families/`. Imports `nn`, `positions`, `batching` and `variants`.
+Begin with `loading.py`, then a file of `families/`; the docstring of each folder says what it holds. Imports `nn`,
+`positions`, `batching` and `variants`.
 """
 
 from __future__ import annotations
 
-from .checkpoint import LanguageModel, save
-from .config import ModelConfig
 from .decoding.beam import BeamSearch
 from .decoding.constraints import Constraints
 from .decoding.generated import Generated
 from .decoding.sampling import Sampling
 from .embedding import embed
 from .generation import generate
-from .language_model import DecoderLM
 from .loading import load, new_graph_model
 from .model import LoadReport, Model
 from .output import ModelOutput
-from .protein_tokenizer import ProteinTokenizer
-from .text_tokenizer import TextTokenizer
-from .tokenizer import Encoding, Tokenizer
+from .own.checkpoint import LanguageModel, save
+from .own.config import ModelConfig
+from .own.language_model import DecoderLM
+from .tokenizers.own import Encoding, Tokenizer
+from .tokenizers.protein import ProteinTokenizer
+from .tokenizers.text import TextTokenizer
 
 __all__ = [
     "BeamSearch",

@@ -20,10 +20,10 @@ from ..nn import packed_weights
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load
 from .model import Model
-from .text_decoder import TextDecoder
-from .text_encoder import TextEncoder
-from .text_tokenizer import TextTokenizer
+from .text.decoder import TextDecoder
+from .text.encoder import TextEncoder
 from .token_layout import TokenLayout, token_layout
+from .tokenizers.text import TextTokenizer
 
 TOKENS = 4096  # of a row, where nothing else is asked for
 CHUNK = 4096  # texts that are sorted and packed together; more would only cost memory

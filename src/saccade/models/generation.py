@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..nn import KVCache
-from .checkpoint import LanguageModel
+from .decoding.drawing import tokens_after
 from .decoding.generating import GeneratingModel, room_after
-from .decoding.loop import tokens_after
 from .decoding.sampling import Sampling
 from .decoding.step import DecoderStep
-from .language_model import DecoderLM
+from .own.checkpoint import LanguageModel
+from .own.language_model import DecoderLM
 
 
 def sample_tokens(

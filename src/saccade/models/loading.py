@@ -13,13 +13,13 @@ from ..nn import MultiHeadAttention
 from ..nn._initial import begin_anew
 from ..variants import MechanismConfig
 from ._shortened import shortened
-from .checkpoint import load_own
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
 from .checkpoints.reading import StoredWeights, find_weights
 from .checkpoints.settings import Settings, read_settings
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
+from .own.checkpoint import load_own
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from .._whole_file import whole_file
 from ..variants import MechanismConfig
+from .checkpoints.generation import generation_settings
 from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
-from .text_tokenizer import TextTokenizer, open_tokenizer
+from .tokenizers.text import TextTokenizer, open_tokenizer
 
 MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
 
@@ -120,11 +121,18 @@ class Model(nn.Module, ABC):
         return open_tokenizer(self.folder, self.context)
 
     @property
+    def generation(self) -> Settings:
+        """What the files say about generating texts. ValueError where they ask for what is not computed."""
+        return generation_settings(self.folder, self.settings)
+
+    @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the weights."""
         return next(self.parameters()).dtype
 
     @property

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from .._masks import Documents, Padding
+from ..nn import KVCache
+from ..positions import Offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,16 @@ class TokenLayout:
             return columns.expand(self.batch, -1)
         first = self.ends[0]
         return self.take((columns.to(first.device) - first[:, None]).clamp(min=0))
+
+    def offset(self, cache: KVCache | None) -> Offset:
+        """Where the tokens stand: after those of a cache, else counted from the first real one of each item."""
+        if cache is None:
+            return 0 if self.real is None else self.positions()
+        offset = cache[0].offset(self.length, self.padding)
+        if not isinstance(offset, Tensor):
+            return offset
+        # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
+        return (offset[:, None] + torch.arange(self.length, device=offset.device)).clamp(min=0)
 
     def first(self, x: Tensor) -> Tensor:
         """The rows (B, E) of each item's first real token."""

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from ..models import ModelConfig
-from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
 from ..models.checkpoints.reading import read_json
+from ..models.own.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
 from .files import checkpoints, is_temporary, remove, unfinished
 from .lock import FileLock
 from .scalars import LOG, log_files

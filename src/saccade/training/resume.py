@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..models.checkpoint import WEIGHTS
+from ..models.own.checkpoint import WEIGHTS
 from ..variants._parse import to_json
 from .files import DamagedCheckpoint, checkpoints, read_checkpoint
 from .folder import FOLDER, check_barely_begun, way_out

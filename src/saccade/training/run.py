@@ -1,6 +1,6 @@
 """A whole run of `saccade train lm`: files in, a model folder out.
 
-Beside the model (see `saccade.models.checkpoint`) the folder gets
+Beside the model (see `saccade.models.own.checkpoint`) the folder gets
 
     curve.jsonl        one line for each look at the validation text
     last.safetensors   the latest weights, while model.safetensors holds the best
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer
-from ..models.checkpoint import load_own
-from ..models.tokenizer import train_bpe, train_characters
+from ..models.own.checkpoint import load_own
+from ..models.tokenizers.own import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
 from .language_run import LanguageRun, Reporter

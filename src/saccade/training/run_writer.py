@@ -10,7 +10,7 @@ import safetensors
 import torch
 
 from ..models import DecoderLM, LanguageModel, Sampling, generate, save
-from ..models.checkpoint import CARD, WEIGHTS, as_stored, load_own, write_text
+from ..models.own.checkpoint import CARD, WEIGHTS, as_stored, load_own, write_text
 from ..monitoring import Alarm, AttentionMonitor
 from .card import model_card
 from .data import Corpus

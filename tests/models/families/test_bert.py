@@ -8,7 +8,6 @@ from torch import Tensor
 
 from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
 from saccade import models
-from saccade.variants import LongformerConfig
 
 SIZES = dict(
     vocab_size=101,
@@ -62,33 +61,3 @@ def test_gradients_of_all_weights(tmp_path):
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
-
-
-def test_padding_on_either_side_equals_alone(tmp_path):
-    written(tmp_path, "BertModel", config())
-    model = models.load(tmp_path, dtype=torch.float64)
-    inputs = batch()
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    left = {
-        name: torch.stack([row.roll(11 - n) for row, n in zip(x, lengths, strict=True)]) for name, x in inputs.items()
-    }
-    right_out, left_out = model(**inputs), model(**left)
-    for item, length in enumerate(lengths):
-        alone = model(
-            inputs["input_ids"][item : item + 1, :length],
-            token_type_ids=inputs["token_type_ids"][item : item + 1, :length],
-        )
-        assert torch.allclose(right_out.last_hidden_state[item, :length], alone.last_hidden_state[0], atol=1e-12)
-        assert torch.allclose(left_out.last_hidden_state[item, 11 - length :], alone.last_hidden_state[0], atol=1e-12)
-        assert torch.allclose(left_out.pooler_output[item], alone.pooler_output[0], atol=1e-12)
-    assert not right_out.last_hidden_state[0, 5:].any()
-
-
-def test_a_window_over_everything_is_exact_attention(tmp_path):
-    written(tmp_path, "BertModel", config())
-    exact, windowed = (
-        models.load(tmp_path),
-        models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=())),
-    )
-    inputs = batch()
-    assert torch.allclose(exact(**inputs).last_hidden_state, windowed(**inputs).last_hidden_state, atol=1e-5)

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from published import (
     assert_agrees,
-    assert_padded_equals_alone,
     assert_round_trip,
     assert_same_gradients,
     transformers,
     written,
 )
 from saccade import models
-from saccade.variants import LongformerConfig
 
 
 def config(**changes: object):
@@ -55,19 +53,6 @@ def test_gradients_of_all_weights(tmp_path):
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
-
-
-def test_padding_on_either_side_and_packed_rows_equal_alone(tmp_path):
-    written(tmp_path, "DistilBertModel", config())
-    assert_padded_equals_alone(models.load(tmp_path, dtype=torch.float64), batch(), filler=0)
-
-
-def test_a_window_over_everything_is_exact_attention(tmp_path):
-    written(tmp_path, "DistilBertModel", config())
-    exact = models.load(tmp_path)
-    windowed = models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=()))
-    inputs = batch()
-    assert torch.allclose(exact(**inputs).last_hidden_state, windowed(**inputs).last_hidden_state, atol=1e-5)
 
 
 def test_there_is_one_token_type(tmp_path):

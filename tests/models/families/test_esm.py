@@ -12,7 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
+from published import (
+    assert_agrees,
+    assert_padded_equals_alone,
+    assert_round_trip,
+    assert_same_gradients,
+    transformers,
+    written,
+)
 from saccade import attention_weights, models
 from saccade.variants import LongformerConfig
 
@@ -110,22 +117,18 @@ def test_padding_on_either_side_equals_alone(tmp_path):
     left = {
         name: torch.stack([row.roll(16 - n) for row, n in zip(x, lengths, strict=True)]) for name, x in inputs.items()
     }
-    right_out, left_out = model(**inputs), model(**left)
     right_map, left_map = model.contacts(**inputs), model.contacts(**left)
     means, left_means = model.residue_means(**inputs), model.residue_means(**left)
-    states, layout = model.packed_states(**inputs)
-    assert torch.equal(layout.put(states), right_out.last_hidden_state)
+    assert_padded_equals_alone(model, inputs, filler=1)
     for item, n in enumerate(lengths):
         ids = inputs["input_ids"][item : item + 1, :n]
-        alone = model(ids).last_hidden_state[0]
-        assert torch.allclose(right_out.last_hidden_state[item, :n], alone, atol=1e-12)
-        assert torch.allclose(left_out.last_hidden_state[item, 16 - n :], alone, atol=1e-12)
         contacts = model.contacts(ids)[0]
         assert torch.allclose(right_map[item, : n - 2, : n - 2], contacts, atol=1e-12)
         assert torch.allclose(left_map[item, 16 - n :, 16 - n :], contacts, atol=1e-12)
         assert int((right_map[item] > 0).sum()) == int((left_map[item] > 0).sum()) == (n - 2) ** 2
-        assert torch.allclose(means[item], alone[1:-1].mean(0), atol=1e-12)
-        assert torch.allclose(left_means[item], alone[1:-1].mean(0), atol=1e-12)
+        expected = model(ids).last_hidden_state[0, 1:-1].mean(0)
+        assert torch.allclose(means[item], expected, atol=1e-12)
+        assert torch.allclose(left_means[item], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -162,7 +165,7 @@ def test_contacts_hold_the_maps_of_one_layer_and_item(tmp_path, monkeypatch):
         sizes.append(tuple(maps.shape))
         return maps
 
-    monkeypatch.setattr("saccade.models.contacts.attention_weights", counted)
+    monkeypatch.setattr("saccade.models.text.contacts.attention_weights", counted)
     with torch.no_grad():
         model.contacts(**batch())
     assert sizes == [(1, 7, 4, 4), (1, 7, 16, 16), (1, 7, 8, 8)] * 3

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import saccade
 from saccade import models
-from saccade.models.graph_attention import GraphAttention
+from saccade.models.graphs.attention import GraphAttention
 
 
 def graph(nodes: int = 13, edges: int = 31, seed: int = 0) -> tuple[Tensor, Tensor]:

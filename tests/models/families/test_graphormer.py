@@ -12,8 +12,8 @@ from torch import Tensor
 
 from saccade import attention, attention_weights, models
 from saccade._masks import Documents
-from saccade.models.graphs import check_graphs, shortest_paths
-from saccade.models.pair_bias import PairBias
+from saccade.models.graphs.pair_bias import PairBias
+from saccade.models.graphs.structure import check_graphs, shortest_paths
 
 SETTINGS = dict(
     node_types=17,

@@ -15,7 +15,6 @@ from published import (
     written,
 )
 from saccade import models
-from saccade.variants import LongformerConfig
 
 PAD = 3
 
@@ -67,19 +66,6 @@ def test_gradients_of_all_weights(tmp_path):
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
-
-
-def test_padding_on_either_side_and_packed_rows_equal_alone(tmp_path):
-    written(tmp_path, "RobertaModel", config())
-    assert_padded_equals_alone(models.load(tmp_path, dtype=torch.float64), batch(), filler=PAD)
-
-
-def test_a_window_over_everything_is_exact_attention(tmp_path):
-    written(tmp_path, "RobertaModel", config())
-    exact = models.load(tmp_path)
-    windowed = models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=()))
-    inputs = batch()
-    assert torch.allclose(exact(**inputs).last_hidden_state, windowed(**inputs).last_hidden_state, atol=1e-5)
 
 
 def test_padding_tokens_within_a_text_take_no_position(tmp_path):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from published import assert_agrees, assert_round_trip, assert_same_gradients, run_alone, transformers, written
 from saccade import models
-from saccade.models.sound_layers import _spans
+from saccade.models.signals.sound_layers import _spans
 from saccade.models.token_layout import token_layout
 from saccade.variants import LongformerConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..fault import Fault
 
 BEAM, TARGETS = "src/saccade/models/decoding/beam.py", "src/saccade/models/decoding/targets.py"
-CONSTRAINTS, PAIR = "src/saccade/models/decoding/constraints.py", "src/saccade/models/encoder_decoder.py"
+CONSTRAINTS, PAIR = "src/saccade/models/decoding/constraints.py", "src/saccade/models/text/encoder_decoder.py"
 SEARCH, T5 = ("tests/models/test_beam_search.py",), ("tests/models/families/test_t5.py",)
 BART = ("tests/models/families/test_bart.py",)
 

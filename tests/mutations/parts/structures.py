@@ -27,7 +27,7 @@ FAULTS = (
     ),
     Fault(
         "contacts-correction",
-        f"{MODELS}/contacts.py",
+        f"{MODELS}/text/contacts.py",
         "maps - explained",
         "maps",
         ESM,
@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         "patchtst-observed",
-        f"{MODELS}/series.py",
+        f"{MODELS}/signals/series.py",
         "(values * observed).abs().sum",
         "values.abs().sum",
         PATCHTST,
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         "gat-direction",
-        f"{MODELS}/graph_attention.py",
+        f"{MODELS}/graphs/attention.py",
         "own[edges[1]] + neighbour[edges[0]]",
         "own[edges[0]] + neighbour[edges[1]]",
         GAT,
@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         "gat-overflow",
-        f"{MODELS}/graph_attention.py",
+        f"{MODELS}/graphs/attention.py",
         "logits - top[ends]",
         "logits",
         GAT,
@@ -75,7 +75,7 @@ FAULTS = (
     ),
     Fault(
         "graphormer-path",
-        f"{MODELS}/graphs.py",
+        f"{MODELS}/graphs/structure.py",
         "if len(levels) <= kept:",
         "if len(levels) < kept:",
         GRAPHORMER,

@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         "tokenizer-pairs",
-        "src/saccade/models/text_tokenizer.py",
+        "src/saccade/models/tokenizers/text.py",
         "kept = min(len(short.ids), room // 2)",
         "kept = len(short.ids) * room // (len(short.ids) + len(long.ids))",
         ("tests/models/test_text_tokenizer.py",),
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "tokenizer-cut",
-        "src/saccade/models/text_tokenizer.py",
+        "src/saccade/models/tokenizers/text.py",
         "return [*self.before, *kept, *self.after]",
         "return ids[:limit]",
         ("tests/models/test_text_tokenizer.py",),

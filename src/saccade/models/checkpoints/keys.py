@@ -40,10 +40,12 @@ class Key:
 
     @property
     def parts(self) -> tuple[str, ...]:
+        """The published names, one or several."""
         return (self.published,) if isinstance(self.published, str) else self.published
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
+        """What our names of it match, with the numbers of layers and the rest behind it as groups."""
         return _pattern(self.ours)
 
 

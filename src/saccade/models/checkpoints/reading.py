@@ -38,6 +38,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
+        """What it takes in memory, in its own dtype."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 

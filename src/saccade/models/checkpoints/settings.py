@@ -63,6 +63,7 @@ class Settings:
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false."""
         value = self._given(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")

@@ -1,9 +1,11 @@
-"""Texts whose tokens are drawn one after another, or always the likeliest, within constraints.
+"""Token after token for items side by side: drawn, or always the likeliest, with or without constraints.
 
-Shape legend: B items, L length of what they begin with, V vocabulary.
+Shape legend: N items, L length of what they begin with, V vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -11,38 +13,78 @@ from torch import Tensor
 
 from .constraints import Constraints
 from .generated import Generated
-from .sampling import Repeated, Sampling
+from .sampling import Draws, Sampling
 from .step import Step
 
 
 @torch.no_grad()
+def tokens_after(
+    step: Step,
+    ids: Tensor,
+    count: int,
+    sampling: Sampling,
+    *,
+    attention_mask: Tensor | None = None,
+    ends: Collection[int] = (),
+    pad: int = 0,
+) -> Iterator[Tensor]:
+    """The next tokens of all items, int64 (N,) at a time: up to `count`, or until every item has ended.
+
+    Items that have ended get `pad` from then on. Once they are half of those that are computed, the rest goes on
+    without them.
+
+    Args:
+        step: what reads tokens; the prompts first.
+        ids: (N, L), the prompts.
+        attention_mask: (N, L) of the prompts, as `step` has it; what it hides counts for no repetition.
+        ends: tokens that end an item; they are given, and nothing after.
+    """
+    draws, new = Draws(sampling, ids, attention_mask), ids
+    last = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
+    items = torch.arange(ids.shape[0], device=ids.device)  # those that are computed
+    going = torch.ones_like(items, dtype=torch.bool)
+    for _ in range(count):
+        drawn = draws.draw(draws.penalised(step.step(new)))
+        if not ends:
+            yield drawn
+        else:
+            drawn = torch.where(going, drawn, pad)
+            yield torch.full_like(ids[:, 0], pad, dtype=torch.int64).index_copy_(0, items, drawn)
+            going = going & ~torch.isin(drawn, last)
+            left = int(going.sum())
+            if not left:
+                return
+            if 2 * left <= going.numel():
+                kept = going.nonzero()[:, 0]
+                step.reorder(kept)
+                draws.keep(kept)
+                items, going, drawn = items[kept], going[kept], drawn[kept]
+        new = drawn[:, None]
+
+
+@torch.no_grad()
 def draw(step: Step, start: Tensor, sampling: Sampling, constraints: Constraints, pad: int = 0) -> Generated:
-    """One text for each item. Items that have ended leave the batch.
+    """One text for each item, and its score. Items that have ended leave the batch.
 
     Args:
         step: what reads tokens; `start` first.
-        start: (B, L), what the texts begin with.
+        start: (N, L), what the texts begin with.
         sampling: how the next token is chosen, once the constraints have left out what may not come.
         pad: stands behind the end of a text.
 
     Raises:
         ValueError: constraints that name tokens that there are not.
     """
-    generator = sampling.generator()
-    batch, most = start.shape[0], constraints.max_new_tokens
-    items, new, told = torch.arange(batch, device=start.device), start, start
-    ids = torch.full((batch, most), pad, device=start.device)
-    lengths = torch.zeros(batch, dtype=torch.int64, device=start.device)
-    repeated: Repeated | None = None
-    sums = torch.zeros(batch, device=start.device)
-    for count in range(most):
+    draws, new, told = Draws(sampling, start), start, start
+    items = torch.arange(start.shape[0], device=start.device)
+    ids = torch.full((len(items), constraints.max_new_tokens), pad, device=start.device)
+    lengths, sums = torch.zeros_like(items), torch.zeros(len(items), device=start.device)
+    for count in range(constraints.max_new_tokens):
         logits = step.step(new).float()
         if count == 0:
             constraints.check(logits.shape[-1])
-            repeated = Repeated.of(sampling, start, logits)
-        scores = F.log_softmax(logits if repeated is None else repeated.penalised(logits), -1)
-        scores = constraints.apply(scores, told, count)
-        tokens = sampling.draw(scores, generator)
+        scores = constraints.apply(F.log_softmax(draws.penalised(logits), -1), told, count)
+        tokens = draws.draw(scores)
         ids[items, count], lengths[items] = tokens, count + 1
         sums[items] += scores.gather(1, tokens[:, None])[:, 0]
         going = (~constraints.finished(tokens, count + 1)).nonzero()[:, 0]
@@ -50,8 +92,7 @@ def draw(step: Step, start: Tensor, sampling: Sampling, constraints: Constraints
             break
         if len(going) < len(items):
             step.reorder(going)
-        if repeated is not None:
-            repeated.add(tokens, going)
+            draws.keep(going)
         items, new = items[going], tokens[going][:, None]
         told = torch.cat((told[going], new), 1)
     return Generated(ids[:, None, : int(lengths.max())], lengths[:, None], (sums / lengths)[:, None])

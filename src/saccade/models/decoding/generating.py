@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ...nn import KVCache, packed_weights
 from ..inputs import check_ids
 from ..model import Model
-from .loop import tokens_after
-from .published import generation_settings, named_tokens
+from .drawing import tokens_after
+from .published import named_tokens
 from .sampling import GREEDY, Sampling
 from .step import DecoderStep
 
@@ -49,18 +49,18 @@ class GeneratingModel(Model):
     def end_tokens(self) -> tuple[int, ...]:
         """Tokens that end a text: `eos_token_id` of generation_config.json, or of config.json; () where none is
         named."""
-        return self._tokens("eos_token_id")
+        return named_tokens(self.generation, "eos_token_id")
 
     @property
     def begin_tokens(self) -> tuple[int, ...]:
         """What a text without a prompt begins with: `bos_token_id`, or else the first end token, which ended another
         text before it."""
-        return self._tokens("bos_token_id") or self.end_tokens[:1]
+        return named_tokens(self.generation, "bos_token_id") or self.end_tokens[:1]
 
     @property
     def pad_token(self) -> int:
         """What stands after the end of a text: `pad_token_id`, or the first end token, or 0; old folders name -1."""
-        named = (*self._tokens("pad_token_id"), *self.end_tokens, 0)
+        named = (*named_tokens(self.generation, "pad_token_id"), *self.end_tokens, 0)
         return next(token for token in named if 0 <= token < self.vocabulary)
 
     def generate(
@@ -119,10 +119,6 @@ class GeneratingModel(Model):
         if self.request.head != "causal-lm":
             has = "none" if self.request.head is None else repr(self.request.head)
             raise ValueError(f"generate: needs the head 'causal-lm', and this model has {has}")
-
-    def _tokens(self, name: str) -> tuple[int, ...]:
-        """A token or several, as generation_config.json says or config.json."""
-        return named_tokens(generation_settings(self.folder, self.settings), name)
 
 
 def weights_for(model: nn.Module, steps: int) -> AbstractContextManager[None]:

@@ -93,32 +93,40 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(dropped, float("-inf"))
 
 
-class Repeated:
-    """Which tokens stand in the text of each item, for the repetition penalty.
+class Draws:
+    """The draws for items side by side: one source of random numbers, and the tokens of each text to be penalised.
 
     Args:
-        penalty: of `Sampling`.
-        there: bool (N, V).
+        sampling: how tokens are drawn.
+        ids: (N, L), what the texts begin with.
+        mask: (N, L), which of these tokens are real; None: all.
     """
 
-    def __init__(self, penalty: float, there: Tensor):
-        self.penalty, self.there = penalty, there
-
-    @classmethod
-    def of(cls, sampling: Sampling, ids: Tensor, logits: Tensor, mask: Tensor | None = None) -> Repeated | None:
-        """Begun with the tokens `ids (N, L)` that `mask` shows, for logits (N, V); None where there is no penalty."""
-        if sampling.repetition_penalty == 1.0:
-            return None
-        counts = torch.zeros_like(logits, dtype=torch.int64)
-        real = torch.ones_like(ids) if mask is None else mask.to(ids)
-        return cls(sampling.repetition_penalty, counts.scatter_add_(1, ids.long(), real.long()) > 0)
+    def __init__(self, sampling: Sampling, ids: Tensor, mask: Tensor | None = None):
+        self.sampling, self._generator = sampling, sampling.generator()
+        self._begun = ids, mask
+        self._there: Tensor | None = None  # bool (N, V), which tokens stand in each text, once that counts
 
     def penalised(self, logits: Tensor) -> Tensor:
-        """Logits (N, V), less of those that are there."""
-        less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
-        return torch.where(self.there, less, logits)
+        """Logits (N, V), less of the tokens that stand in the text."""
+        penalty = self.sampling.repetition_penalty
+        if penalty == 1.0:
+            return logits
+        if self._there is None:
+            ids, mask = self._begun
+            real = torch.ones_like(ids) if mask is None else mask.to(ids)
+            counts = torch.zeros_like(logits, dtype=torch.int64)
+            self._there = counts.scatter_add_(1, ids.long(), real.long()) > 0
+        return torch.where(self._there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
-    def add(self, tokens: Tensor, kept: Tensor | None = None) -> None:
-        """Tokens (N,) that were drawn; of the items `kept` alone, from now on."""
-        there = self.there.scatter(1, tokens[:, None], True)
-        self.there = there if kept is None else there[kept]
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next token of each item, int64 (N,), from logits (N, V); it stands in the text from then on."""
+        tokens = self.sampling.draw(logits, self._generator)
+        if self._there is not None:
+            self._there = self._there.scatter(1, tokens[:, None], True)
+        return tokens
+
+    def keep(self, items: Tensor) -> None:
+        """Go on with `items`, int64 (N',), alone."""
+        if self._there is not None:
+            self._there = self._there[items]

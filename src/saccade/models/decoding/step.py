@@ -28,9 +28,13 @@ class Step(Protocol):
 class Decoding(Protocol):
     """A model that reads tokens with a cache: a `GeneratingModel`, a `DecoderLM`."""
 
-    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor: ...
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        """Read `ids (N, L)`, which continue what the cache holds; logits (N, V) of what follows the last column."""
+        ...
 
-    def cache(self) -> KVCache: ...
+    def cache(self) -> KVCache:
+        """An empty cache."""
+        ...
 
 
 class DecoderStep:

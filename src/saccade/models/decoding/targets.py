@@ -18,9 +18,13 @@ from ..memory import Memory
 class ReadingModel(Protocol):
     """A model whose decoder reads a memory: an `EncoderDecoder`."""
 
-    def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor: ...
+    def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor:
+        """Read `ids (N, L)`, which continue the cache, and `context (B, Ls, E)`; logits (N, V) of what follows."""
+        ...
 
-    def cache(self) -> KVCache: ...
+    def cache(self) -> KVCache:
+        """An empty cache of targets and sources."""
+        ...
 
 
 class TargetStep:

@@ -20,11 +20,11 @@ from ...nn.stacks import LayerObserver
 from ...positions import Learned, Offset
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..encoder_decoder import EncoderDecoder, NextTokenHead
 from ..heads import Classifier, ItemHead
 from ..inputs import check_ids
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..token_layout import token_layout
 from .bert import ACTIVATIONS as GELUS
 

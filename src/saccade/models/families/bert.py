@@ -18,7 +18,7 @@ from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
 from ..inputs import check_like
 from ..model import Family, Request
-from ..text_encoder import TextEncoder
+from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout
 
 ACTIVATIONS = {
@@ -83,13 +83,26 @@ class Bert(TextEncoder):
         return None if self.pooler is None else torch.tanh(self.pooler(layout.first(x)))
 
 
-def bert_block(settings: Settings, request: Request) -> BlockConfig:
-    """The block of BERT and those that followed it, by their common settings."""
+def bert_block(
+    settings: Settings,
+    request: Request,
+    *,
+    placement: str = "post",
+    dropouts: tuple[str, str] = ("attention_probs_dropout_prob", "hidden_dropout_prob"),
+    dropout: float = 0.1,
+    eps: float = 1e-12,
+) -> BlockConfig:
+    """The block of BERT and those that followed it, by their common settings.
+
+    Args:
+        dropouts: the settings of dropout on attention's weights, and on what is added to the residual stream.
+        dropout, eps: where config.json says nothing.
+    """
     attention = AttentionConfig(
         settings.count("hidden_size", 768),
         settings.count("num_attention_heads", 12),
         bias=True,
-        dropout=settings.share("attention_probs_dropout_prob", 0.1),
+        dropout=settings.share(dropouts[0], dropout),
         mechanism=request.mechanism,
     )
     return BlockConfig(
@@ -97,10 +110,10 @@ def bert_block(settings: Settings, request: Request) -> BlockConfig:
         hidden=settings.count("intermediate_size", 3072),
         activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),
         norm="layer",
-        placement="post",
-        dropout=settings.share("hidden_dropout_prob", 0.1),
+        placement=placement,
+        dropout=settings.share(dropouts[1], dropout),
         bias=True,
-        eps=settings.number("layer_norm_eps", 1e-12),
+        eps=settings.number("layer_norm_eps", eps),
     )
 
 

@@ -18,7 +18,7 @@ from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
 from ..inputs import check_like
 from ..model import Family, Request
-from ..text_encoder import TextEncoder
+from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout
 from .bert import ACTIVATIONS, HEADS, NEW_HEADS
 

@@ -23,6 +23,7 @@ from ..model import Family, Request
 from ..token_layout import TokenLayout
 from .bert import BLOCKS, EMBEDDINGS, NEW_HEADS, Bert
 from .bert import HEADS as BERT_HEADS
+from .roberta import HEAD_KEYS as ROBERTA_KEYS
 
 HEADS = {**BERT_HEADS, "replaced-tokens": "ForPreTraining"}
 
@@ -75,18 +76,13 @@ class ReplacedHead(nn.Module):
 
 
 HEAD_KEYS = {
+    **ROBERTA_KEYS,
     "masked-lm": (
         Key("head.inner.dense", "generator_predictions.dense"),
         Key("head.inner.norm", "generator_predictions.LayerNorm"),
         Key("head.inner.bias", "generator_lm_head.bias"),
         Key("head.inner.out", "generator_lm_head"),
     ),
-    "sequence-classification": (
-        Key("head.inner.dense", "classifier.dense"),
-        Key("head.inner.out", "classifier.out_proj"),
-    ),
-    "token-classification": (Key("head.inner.out", "classifier"),),
-    "question-answering": (Key("head.inner", "qa_outputs"),),
     "replaced-tokens": (
         Key("head.dense", "discriminator_predictions.dense"),
         Key("head.out", "discriminator_predictions.dense_prediction"),

@@ -9,21 +9,25 @@ Shape legend: B batch, L length, E width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from ...nn import AttentionConfig, BlockConfig, Encoder
+from ...nn import BlockConfig, Encoder
 from ...nn._linear import FUNCTIONS
 from ...positions import RotaryConfig
 from ...positions.rotary import StoredRotary
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..contacts import ContactHead, ContactMaps
 from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..inputs import check_ids, check_like
 from ..model import Family, Request
-from ..text_encoder import TextEncoder
+from ..text.contacts import ContactHead, ContactMaps
+from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout, token_layout
+from .bert import bert_block
+from .roberta import HEAD_KEYS
 
 HEADS = {
     "masked-lm": "ForMaskedLM",
@@ -162,24 +166,9 @@ class Esm(TextEncoder):
 
 
 def _block(settings: Settings, request: Request, rotary: bool) -> BlockConfig:
-    attention = AttentionConfig(
-        settings.count("hidden_size", 768),
-        settings.count("num_attention_heads", 12),
-        bias=True,
-        dropout=settings.share("attention_probs_dropout_prob", 0.1),
-        positions=RotaryConfig(settings.number("rope_theta", 1e4)) if rotary else None,
-        mechanism=request.mechanism,
-    )
-    return BlockConfig(
-        attention,
-        hidden=settings.count("intermediate_size", 3072),
-        activation="gelu",
-        norm="layer",
-        placement="pre",
-        dropout=settings.share("hidden_dropout_prob", 0.1),
-        bias=True,
-        eps=settings.number("layer_norm_eps", 1e-12),
-    )
+    block = bert_block(settings, request, placement="pre")
+    positions = RotaryConfig(settings.number("rope_theta", 1e4)) if rotary else None
+    return replace(block, attention=replace(block.attention, positions=positions))
 
 
 def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
@@ -212,19 +201,6 @@ BODY = (
     Key("pooler", "pooler.dense"),
     Key("contact_head", "contact_head"),
 )
-HEAD_KEYS = {
-    "masked-lm": (
-        Key("head.inner.dense", "lm_head.dense"),
-        Key("head.inner.norm", "lm_head.layer_norm"),
-        Key("head.inner.bias", "lm_head.bias"),
-        Key("head.inner.out", "lm_head.decoder"),
-    ),
-    "sequence-classification": (
-        Key("head.inner.dense", "classifier.dense"),
-        Key("head.inner.out", "classifier.out_proj"),
-    ),
-    "token-classification": (Key("head.inner.out", "classifier"),),
-}
 
 
 def _keys(model: Esm) -> KeyMap:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checkpoints.settings import Settings
-from ..graph_attention import GraphAttention
-from ..graph_heads import HEADS, GraphHead, check_features, graph_keys, graph_layers, graph_mean
-from ..graphs import check_graphs, with_loops
+from ..graphs.attention import GraphAttention
+from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers, graph_mean
+from ..graphs.structure import check_graphs, with_loops
 from ..heads import classification_loss
 from ..model import Family, Model, Request
 from ..output import ModelOutput

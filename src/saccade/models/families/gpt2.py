@@ -17,7 +17,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead
 from ..model import Family, Request
-from ..text_decoder import TextDecoder
+from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
 
 HEADS = {"causal-lm": "LMHeadModel", "sequence-classification": "ForSequenceClassification"}
@@ -53,41 +53,61 @@ class GPT2(TextDecoder):
         self.places = Learned(self.longest, width)
         self.dropout = nn.Dropout(settings.share("embd_pdrop", 0.1))
         self.decoder = Decoder(block, settings.layers("n_layer", 12))
-        self.head, self.tied = None, settings.flag("tie_word_embeddings", True)
-        if request.head == "sequence-classification":
-            self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
-        elif request.head == "causal-lm" and not self.tied:
-            self.head = Linear(width, self.tokens.num_embeddings, bias=False)
+        self.tied = settings.flag("tie_word_embeddings", True)
+        self.head = decoder_head(settings, request, self.tokens, tied=self.tied)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.dropout(self.places(self.tokens(input_ids), offset))
 
 
-BLOCK = "decoder.blocks.{n}"
-KEYS = (
-    Key("tokens", "wte"),
-    Key("places", "wpe"),
-    Key(f"{BLOCK}.attention_norm", "h.{n}.ln_1"),
-    Key(f"{BLOCK}.attention.projection", "h.{n}.attn.c_attn", transposed=True),
-    Key(f"{BLOCK}.attention.output", "h.{n}.attn.c_proj", transposed=True),
-    Key(f"{BLOCK}.feed_forward_norm", "h.{n}.ln_2"),
-    Key(f"{BLOCK}.feed_forward.up", "h.{n}.mlp.c_fc", transposed=True),
-    Key(f"{BLOCK}.feed_forward.down", "h.{n}.mlp.c_proj", transposed=True),
-    Key("decoder.norm", "ln_f"),
-)
+def decoder_head(settings: Settings, request: Request, tokens: nn.Embedding, *, tied: bool) -> nn.Module | None:
+    """What decoders have after their stack: a classifier of the last token, or the vocabulary's own matrix.
+
+    None is the body alone, or the embedding where it is `tied` to the head.
+    """
+    if request.head == "sequence-classification":
+        classifier = Classifier(tokens.embedding_dim, request.labels, 0.0, bias=False)
+        return ItemHead(classifier, settings.get("problem_type"))
+    own = request.head == "causal-lm" and not tied
+    return Linear(tokens.embedding_dim, tokens.num_embeddings, bias=False) if own else None
+
+
+def decoder_keys(
+    head: str | None, body: tuple[Key, ...], *, prefix: str, tied: bool, derived: tuple[str, ...]
+) -> KeyMap:
+    """The map of a decoder with one of these heads; the first key of its body is the embedding's."""
+    heads = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
+    mine = heads.get(head or "", ())
+    return KeyMap(
+        body,
+        mine,
+        prefix=prefix,
+        tied={"lm_head.weight": f"{body[0].published}.weight"} if tied else {},
+        derived=derived,
+        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
+    )
+
+
+def gpt_keys(projection: str | tuple[str, ...], output: str, *, transposed: bool = False) -> tuple[Key, ...]:
+    """The body of GPT-2 and GPT-Neo, which name the matrices of attention differently."""
+    block = "decoder.blocks.{n}"
+    return (
+        Key("tokens", "wte"),
+        Key("places", "wpe"),
+        Key(f"{block}.attention_norm", "h.{n}.ln_1"),
+        Key(f"{block}.attention.projection", projection, transposed=transposed),
+        Key(f"{block}.attention.output", output, transposed=transposed),
+        Key(f"{block}.feed_forward_norm", "h.{n}.ln_2"),
+        Key(f"{block}.feed_forward.up", "h.{n}.mlp.c_fc", transposed=transposed),
+        Key(f"{block}.feed_forward.down", "h.{n}.mlp.c_proj", transposed=transposed),
+        Key("decoder.norm", "ln_f"),
+    )
 
 
 def _keys(model: GPT2) -> KeyMap:
-    head = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
-    mine = head.get(model.request.head or "", ())
-    return KeyMap(
-        KEYS,
-        mine,
-        prefix="transformer.",
-        tied={"lm_head.weight": "wte.weight"} if model.tied else {},
-        derived=("h.{n}.attn.bias", "h.{n}.attn.masked_bias"),
-        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
-    )
+    body = gpt_keys("h.{n}.attn.c_attn", "h.{n}.attn.c_proj", transposed=True)
+    derived = ("h.{n}.attn.bias", "h.{n}.attn.masked_bias")
+    return decoder_keys(model.request.head, body, prefix="transformer.", tied=model.tied, derived=derived)
 
 
 FAMILY = Family("GPT-2", {"gpt2": "GPT2"}, HEADS, GPT2, _keys, ("sequence-classification",))

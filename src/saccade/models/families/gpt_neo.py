@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from ..._masks import Window
 from ...nn import AttentionConfig, BlockConfig, Decoder
-from ...nn._linear import Linear
 from ...positions import Learned, Offset
-from ..checkpoints.keys import Key, KeyMap
+from ..checkpoints.keys import KeyMap
 from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead
 from ..model import Family, Request
-from ..text_decoder import TextDecoder
+from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
+from .gpt2 import decoder_head, decoder_keys, gpt_keys
 
 HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}
 LAYERS = {"global": False, "local": True}  # whether there is a window
@@ -58,11 +57,8 @@ class GPTNeo(TextDecoder):
         self.places = Learned(self.longest, width)
         self.dropout = nn.Dropout(settings.share("embed_dropout", 0.0))
         self.decoder = Decoder([local if windowed else block for windowed in _windowed(settings)])
-        self.head, self.tied = None, settings.flag("tie_word_embeddings", True)
-        if request.head == "sequence-classification":
-            self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
-        elif request.head == "causal-lm" and not self.tied:
-            self.head = Linear(width, self.tokens.num_embeddings, bias=False)
+        self.tied = settings.flag("tie_word_embeddings", True)
+        self.head = decoder_head(settings, request, self.tokens, tied=self.tied)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.dropout(self.places(self.tokens(input_ids), offset))
@@ -82,31 +78,11 @@ def _windowed(settings: Settings) -> list[bool]:
     return found
 
 
-BLOCK, LAYER = "decoder.blocks.{n}", "h.{n}.attn.attention"
-KEYS = (
-    Key("tokens", "wte"),
-    Key("places", "wpe"),
-    Key(f"{BLOCK}.attention_norm", "h.{n}.ln_1"),
-    Key(f"{BLOCK}.attention.projection", tuple(f"{LAYER}.{part}_proj" for part in "qkv")),
-    Key(f"{BLOCK}.attention.output", f"{LAYER}.out_proj"),
-    Key(f"{BLOCK}.feed_forward_norm", "h.{n}.ln_2"),
-    Key(f"{BLOCK}.feed_forward.up", "h.{n}.mlp.c_fc"),
-    Key(f"{BLOCK}.feed_forward.down", "h.{n}.mlp.c_proj"),
-    Key("decoder.norm", "ln_f"),
-)
-
-
 def _keys(model: GPTNeo) -> KeyMap:
-    head = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
-    mine = head.get(model.request.head or "", ())
-    return KeyMap(
-        KEYS,
-        mine,
-        prefix="transformer.",
-        tied={"lm_head.weight": "wte.weight"} if model.tied else {},
-        derived=(f"{LAYER}.bias", f"{LAYER}.masked_bias"),
-        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
-    )
+    layer = "h.{n}.attn.attention"
+    body = gpt_keys(tuple(f"{layer}.{part}_proj" for part in "qkv"), f"{layer}.out_proj")
+    derived = (f"{layer}.bias", f"{layer}.masked_bias")
+    return decoder_keys(model.request.head, body, prefix="transformer.", tied=model.tied, derived=derived)
 
 
 FAMILY = Family("GPT-Neo", {"gpt_neo": "GPTNeo"}, HEADS, GPTNeo, _keys, ("sequence-classification",))

@@ -17,13 +17,13 @@ from ..._masks import Documents, Edges, Mask
 from ...nn import AttentionConfig, BlockConfig, Encoder
 from ...nn.stacks import LayerObserver
 from ..checkpoints.settings import Settings
-from ..graph_heads import HEADS, GraphHead, check_features, graph_keys, graph_layers
-from ..graphs import UNREACHED, GraphBatch, Pairs, check_graphs, shortest_paths
+from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers
+from ..graphs.pair_bias import PairBias
+from ..graphs.structure import UNREACHED, GraphBatch, Pairs, check_graphs, shortest_paths
 from ..heads import classification_loss
 from ..inputs import check_kinds
 from ..model import Family, Model, Request
 from ..output import ModelOutput
-from ..pair_bias import PairBias
 from .bert import ACTIVATIONS
 
 

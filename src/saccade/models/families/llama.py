@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from ..._masks import Window
 from ...nn import AttentionConfig, BlockConfig, Decoder
-from ...nn._linear import Linear
 from ...positions import LinearScaling, Llama3Scaling, Offset, RotaryConfig, YaRNScaling
 from ...positions.scaling import Scaling
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead
 from ..model import Family, Request
-from ..text_decoder import TextDecoder
+from ..text.decoder import TextDecoder
+from .gpt2 import decoder_head, decoder_keys
 
 TYPES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
 HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}
@@ -57,12 +56,8 @@ class Llama(TextDecoder):
                 for layer in range(layers)
             ]
         )
-        self.head = None
         self.tied = settings.flag("tie_word_embeddings", settings.get("model_type") == "smollm3")
-        if request.head == "sequence-classification":
-            self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
-        elif request.head == "causal-lm" and not self.tied:
-            self.head = Linear(width, self.tokens.num_embeddings, bias=False)
+        self.head = decoder_head(settings, request, self.tokens, tied=self.tied)
 
     @property
     def context(self) -> int | None:
@@ -198,9 +193,8 @@ BLOCK, LAYER = "decoder.blocks.{n}", "layers.{n}"
 
 def _keys(model: Llama) -> KeyMap:
     projections = tuple(f"{LAYER}.self_attn.{part}_proj" for part in "qkv")
-    head = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
-    mine = head.get(model.request.head or "", ())
-    return KeyMap(
+    return decoder_keys(
+        model.request.head,
         (
             Key("tokens", "embed_tokens"),
             Key(f"{BLOCK}.attention_norm", f"{LAYER}.input_layernorm"),
@@ -213,11 +207,9 @@ def _keys(model: Llama) -> KeyMap:
             Key(f"{BLOCK}.feed_forward.down", f"{LAYER}.mlp.down_proj"),
             Key("decoder.norm", "norm"),
         ),
-        mine,
         prefix="model.",
-        tied={"lm_head.weight": "embed_tokens.weight"} if model.tied else {},
+        tied=model.tied,
         derived=(f"{LAYER}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
-        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
     )
 
 

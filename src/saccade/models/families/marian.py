@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...positions import Offset, Sinusoidal
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..encoder_decoder import EncoderDecoder
 from ..model import Family, Request
+from ..text.encoder_decoder import EncoderDecoder
 from .bart import BLOCKS, HEAD_KEYS, bart_head, bart_stacks, shared_keys
 
 HEADS = {"conditional-generation": "MTModel"}

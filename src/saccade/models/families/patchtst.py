@@ -23,7 +23,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Model, Request
 from ..output import ModelOutput
-from ..series import ForecastHead, Scaler, SeriesHead, check_series
+from ..signals.series import ForecastHead, Scaler, SeriesHead, check_series
 from .bert import ACTIVATIONS
 
 HEADS = {"prediction": "ForPrediction", "classification": "ForClassification", "regression": "ForRegression"}

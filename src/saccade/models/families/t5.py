@@ -20,9 +20,9 @@ from ...nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from ...positions import Offset, T5Config
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..encoder_decoder import EncoderDecoder, NextTokenHead
 from ..model import Family, Model, Request
-from ..text_encoder import TextEncoder
+from ..text.encoder import TextEncoder
+from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..token_layout import TokenLayout
 
 ACTIVATIONS = {

@@ -10,21 +10,22 @@ Shape legend: B batch, C channels, H height, W width, P patches, S special token
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...nn import AttentionConfig, BlockConfig, Encoder
+from ...nn import BlockConfig, Encoder
 from ...nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead
-from ..images import ImageInputs
 from ..model import Family, Model, Request
 from ..output import ModelOutput
-from .bert import ACTIVATIONS
+from ..signals.images import ImageInputs
+from .bert import bert_block
 
 CLASSIFIER, TEACHER = "image-classification", "image-classification-with-teacher"
 
@@ -71,7 +72,7 @@ class Vit(Model):
             images: a file, a PIL image, an array (H, W), (H, W, C) or (C, H, W), or a list of such.
 
         Raises:
-            FileNotFoundError, TypeError, ValueError: as in `saccade.models.images.ImageInputs`.
+            FileNotFoundError, TypeError, ValueError: as in `saccade.models.signals.images.ImageInputs`.
         """
         values = ImageInputs.of_folder(self.folder, self.channels)(images)
         return {"pixel_values": values.to(self.class_token.device)}
@@ -172,25 +173,10 @@ class TeacherHead(nn.Module):
 
 
 def _block(settings: Settings, request: Request) -> BlockConfig:
-    width, heads = settings.count("hidden_size", 768), settings.count("num_attention_heads", 12)
-    settings.only("head_dim", width // heads)
-    attention = AttentionConfig(
-        width,
-        heads,
-        bias=settings.flag("qkv_bias", True),
-        output_bias=True,
-        dropout=settings.share("attention_probs_dropout_prob", 0.0),
-        mechanism=request.mechanism,
-    )
-    return BlockConfig(
-        attention,
-        hidden=settings.count("intermediate_size", 3072),
-        activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),
-        norm="layer",
-        dropout=settings.share("hidden_dropout_prob", 0.0),
-        bias=True,
-        eps=settings.number("layer_norm_eps", 1e-12),
-    )
+    block = bert_block(settings, request, placement="pre", dropout=0.0)
+    settings.only("head_dim", block.attention.shape.head)
+    biased = settings.flag("qkv_bias", True)
+    return replace(block, attention=replace(block.attention, bias=biased, output_bias=True))
 
 
 def _pair(settings: Settings, name: str, default: int) -> tuple[int, int]:

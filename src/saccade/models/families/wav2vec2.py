@@ -9,16 +9,18 @@ Shape legend: B batch, S samples, L frames, C channels of features, E width, V v
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
-from ...nn import AttentionConfig, BlockConfig, Encoder
+from ...nn import BlockConfig, Encoder
 from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Request
-from ..sound_encoder import SoundEncoder
-from ..sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
-from .bert import ACTIVATIONS
+from ..signals.sound_encoder import SoundEncoder
+from ..signals.sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
+from .bert import ACTIVATIONS, bert_block
 
 
 class Wav2Vec2(SoundEncoder):
@@ -56,24 +58,10 @@ class Wav2Vec2(SoundEncoder):
 
 
 def _block(settings: Settings, request: Request) -> BlockConfig:
-    attention = AttentionConfig(
-        settings.count("hidden_size", 768),
-        settings.count("num_attention_heads", 12),
-        bias=True,
-        dropout=settings.share("attention_dropout", 0.1),
-        mechanism=request.mechanism,
-    )
-    return BlockConfig(
-        attention,
-        hidden=settings.count("intermediate_size", 3072),
-        activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),
-        norm="layer",
-        placement="pre" if settings.flag("do_stable_layer_norm", False) else "post",
-        dropout=settings.share("hidden_dropout", 0.1),
-        feed_forward_dropout=settings.share("activation_dropout", 0.1),
-        bias=True,
-        eps=settings.number("layer_norm_eps", 1e-5),
-    )
+    placement = "pre" if settings.flag("do_stable_layer_norm", False) else "post"
+    dropouts = "attention_dropout", "hidden_dropout"
+    block = bert_block(settings, request, placement=placement, dropouts=dropouts, eps=1e-5)
+    return replace(block, feed_forward_dropout=settings.share("activation_dropout", 0.1))
 
 
 def _convolutions(settings: Settings) -> list[list[int]]:

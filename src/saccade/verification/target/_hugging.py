@@ -18,9 +18,9 @@ from ...inspection._configuration import check_sizes, offline, read_configuratio
 from ...inspection._transformers import quiet
 from ...models import load as load_published
 from ...models._shortened import shortened
-from ...models.checkpoint import load_own
 from ...models.checkpoints.reading import read_json
 from ...models.loading import is_known
+from ...models.own.checkpoint import load_own
 from ._models import LoadedModel
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..._masks import Padding
 from ...models import DecoderLM, LanguageModel
-from ...models.encoder_decoder import EncoderDecoder
-from ...models.text_decoder import TextDecoder
-from ...models.text_encoder import TextEncoder
+from ...models.text.decoder import TextDecoder
+from ...models.text.encoder import TextEncoder
+from ...models.text.encoder_decoder import EncoderDecoder
 from ..findings._finding import TargetError, Undecided
 from ._calling import guarded
 from ._families import promised

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from ...models import Model
-from ...models.encoder_decoder import EncoderDecoder
-from ...models.text_decoder import TextDecoder
-from ...models.text_encoder import TextEncoder
+from ...models.text.decoder import TextDecoder
+from ...models.text.encoder import TextEncoder
+from ...models.text.encoder_decoder import EncoderDecoder
 from ._reading import CacheReading, MaskReading, Reading
 
 PublishedText = TextEncoder | TextDecoder | EncoderDecoder

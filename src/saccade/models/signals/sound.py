@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoints.processors import processor_settings
+from ..checkpoints.processors import processor_settings
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._masks import Padding
-from ..nn import BlockConfig, Decoder, KVCache
-from ..nn.stacks import LayerObserver
+from ..._masks import Padding
+from ...nn import BlockConfig, Decoder, KVCache
+from ...nn.stacks import LayerObserver
 from .config import ModelConfig
 
 _FEW = 16  # tokens, below which one's own logit weighs
@@ -86,6 +86,7 @@ class DecoderLM(nn.Module):
         return self(ids, padding=padding, cache=cache)[:, -1]
 
     def parameter_count(self) -> int:
+        """How many numbers are learned."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

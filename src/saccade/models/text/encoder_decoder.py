@@ -14,29 +14,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._masks import Padding
-from ..nn import Decoder, Encoder, KVCache
-from ..nn._linear import Product
-from ..nn.stacks import LayerObserver
-from ..nn.transformer import across_padding
-from ..positions import Offset
-from .decoding.beam import BeamSearch
-from .decoding.beam import search as find
-from .decoding.constraints import Constraints
-from .decoding.drawing import draw
-from .decoding.generated import Generated
-from .decoding.generating import weights_for
-from .decoding.published import generation_settings, published_constraints, published_search
-from .decoding.sampling import Sampling
-from .decoding.targets import TargetStep
-from .heads import IGNORED
-from .inputs import check_ids
-from .memory import Memory
-from .model import Model
-from .output import ModelOutput
-from .sentencepiece_tokenizer import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
-from .text_tokenizer import TextTokenizer
-from .token_layout import TokenLayout, token_layout
+from ..._masks import Padding
+from ...nn import Decoder, Encoder, KVCache
+from ...nn._linear import Product
+from ...nn.stacks import LayerObserver
+from ...nn.transformer import across_padding
+from ...positions import Offset
+from ..decoding.beam import BeamSearch
+from ..decoding.beam import search as find
+from ..decoding.constraints import Constraints
+from ..decoding.drawing import draw
+from ..decoding.generated import Generated
+from ..decoding.generating import weights_for
+from ..decoding.published import published_constraints, published_search
+from ..decoding.sampling import Sampling
+from ..decoding.targets import TargetStep
+from ..heads import IGNORED
+from ..inputs import check_ids
+from ..memory import Memory
+from ..model import Model
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
+from ..tokenizers.text import TextTokenizer
 
 
 class EncoderDecoder(Model):
@@ -159,7 +159,7 @@ class EncoderDecoder(Model):
 
     def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor:
         """Targets go on by `ids (n B, L)` and read sources `context (B, Ls, E)`; logits (n B, V) of what comes next."""
-        offset = _offset(TokenLayout(*ids.shape), cache)
+        offset = TokenLayout(*ids.shape).offset(cache)
         x = self.decoder(self.embed_target(ids, offset), context=context, context_mask=padding, cache=cache)
         assert self.head is not None
         return self.head(self.finished(x[:, -1]))
@@ -167,12 +167,12 @@ class EncoderDecoder(Model):
     @property
     def search(self) -> BeamSearch | Sampling:
         """How the checkpoint's files want texts to be found."""
-        return published_search(generation_settings(self.folder, self.settings))
+        return published_search(self.generation)
 
     @property
     def constraints(self) -> Constraints:
         """What the checkpoint's files want texts to keep to; `dataclasses.replace` changes one rule."""
-        return published_constraints(generation_settings(self.folder, self.settings))
+        return published_constraints(self.generation)
 
     def generate(
         self,
@@ -271,7 +271,7 @@ class EncoderDecoder(Model):
         states: list[Tensor] | None = [] if hidden_states else None
         first = len(self.encoder.blocks)
         x = self.decoder(
-            self.embed_target(target.take(input_ids), _offset(target, cache)),
+            self.embed_target(target.take(input_ids), target.offset(cache)),
             target.mask,
             context=context,
             context_mask=across,
@@ -338,6 +338,7 @@ class NextTokenHead(nn.Module):
             self.out.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., E) to (..., V)."""
         x = x if self.scale == 1.0 else x * self.scale
         logits = self.product(x, (self._embedding[0] if self.out is None else self.out).weight)
         return logits if self.bias is None else logits + self.bias
@@ -355,14 +356,3 @@ def _loss(logits: Tensor, labels: Tensor, layout: TokenLayout) -> Tensor:
     if layout.real is not None:
         labels = labels.masked_fill(~layout.real, IGNORED)
     return F.cross_entropy(logits.flatten(0, -2), layout.take(labels).flatten(), ignore_index=IGNORED)
-
-
-def _offset(layout: TokenLayout, cache: KVCache | None) -> Offset:
-    """Where target tokens stand, as they are computed."""
-    if cache is None:
-        return 0 if layout.real is None else layout.positions()
-    offset = cache[0].offset(layout.length, layout.padding)
-    if not isinstance(offset, Tensor):
-        return offset
-    # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
-    return (offset[:, None] + torch.arange(layout.length, device=offset.device)).clamp(min=0)

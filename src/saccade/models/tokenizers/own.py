@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ._shortened import shortened
+from .._shortened import shortened
 
 START = "<s>"
 UNKNOWN = "<unk>"
@@ -47,6 +47,7 @@ class Tokenizer:
         return self._inner.get_vocab_size()
 
     def encode(self, text: str) -> Encoding:
+        """The tokens of a text, without the start token."""
         encoded = self._inner.encode(text, add_special_tokens=False)
         return Encoding(ids=encoded.ids, spans=encoded.offsets)
 
@@ -72,6 +73,7 @@ class Tokenizer:
             yield self.decode(pending)
 
     def to_json(self) -> str:
+        """What `from_json` reads: the format of the library `tokenizers`."""
         return self._inner.to_str(pretty=True)
 
     @classmethod
@@ -85,6 +87,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
+        """From a file; FileNotFoundError where there is none, ValueError where it is damaged."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._biases import Bias, Parts, Placement, Span
+from ..._biases import Bias, Parts, Placement, Span
 
 _FAR = 1 << 31  # no row or key is that large
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..nn import Encoder
-from ..nn.stacks import LayerObserver
-from .heads import ItemHead, SpanHead
-from .inputs import check_ids
-from .model import Model
-from .output import ModelOutput
-from .token_layout import TokenLayout, token_layout
+from ...nn import Encoder
+from ...nn.stacks import LayerObserver
+from ..heads import ItemHead, SpanHead
+from ..inputs import check_ids
+from ..model import Model
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
 
 
 class TextEncoder(Model):

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import torch
 from torch import Tensor, nn
 
-from ..nn import Decoder, KVCache
-from ..nn._linear import Product
-from ..nn.stacks import LayerObserver
-from ..positions import Offset
-from .decoding.generating import GeneratingModel
-from .heads import ItemHead, next_token_loss
-from .inputs import check_ids, check_like
-from .output import ModelOutput
-from .token_layout import TokenLayout, token_layout
+from ...nn import Decoder, KVCache
+from ...nn._linear import Product
+from ...nn.stacks import LayerObserver
+from ...positions import Offset
+from ..decoding.generating import GeneratingModel
+from ..heads import ItemHead, next_token_loss
+from ..inputs import check_ids, check_like
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
 
 
 class TextDecoder(GeneratingModel):
@@ -135,14 +134,7 @@ class TextDecoder(GeneratingModel):
         if position_ids is not None:
             shape = layout.batch, layout.length
             return layout.take(check_like("position_ids", position_ids, shape, self.longest or 2**31))
-        if cache is not None:
-            offset = cache[0].offset(layout.length, layout.padding)
-            if not isinstance(offset, Tensor):
-                return offset
-            # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
-            columns = torch.arange(layout.length, device=offset.device)
-            return (offset[:, None] + columns).clamp(min=0)
-        return 0 if layout.real is None else layout.positions()
+        return layout.offset(cache)
 
     def _check_length(self, length: int, longest: int) -> None:
         if length > longest:

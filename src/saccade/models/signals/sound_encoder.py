@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import Encoder
-from ..nn.stacks import LayerObserver
-from .decoding.ctc import CtcVocabulary, beam_search, greedy
-from .model import Model
-from .output import ModelOutput
+from ...nn import Encoder
+from ...nn.stacks import LayerObserver
+from ..decoding.ctc import CtcVocabulary, beam_search, greedy
+from ..model import Model
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
 from .sound import SoundInputs, each_sound
 from .sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment, check_sounds
-from .token_layout import TokenLayout, token_layout
 
 
 class SoundEncoder(Model):
@@ -61,7 +61,7 @@ class SoundEncoder(Model):
             rate: samples a second of arrays; None: they have the model's.
 
         Raises:
-            FileNotFoundError, TypeError, ValueError: as in `saccade.models.sound.SoundInputs`.
+            FileNotFoundError, TypeError, ValueError: as in `saccade.models.signals.sound.SoundInputs`.
         """
         return {name: x.to(self.device) for name, x in SoundInputs.of_folder(self.folder)(sounds, rate).items()}
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .heads import IGNORED, ItemHead
-from .token_layout import TokenLayout, token_layout
+from ..heads import IGNORED, ItemHead
+from ..token_layout import TokenLayout, token_layout
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -59,6 +59,7 @@ class SoundLayer(nn.Module):
         self.norm = None if norm is None else nn.GroupNorm(width, width) if norm == "time" else nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(B, C, S) to (B, C', S')."""
         x = self.conv(x)
         if isinstance(self.norm, nn.LayerNorm):
             return self.norm(x.transpose(1, 2)).transpose(1, 2)
@@ -111,6 +112,7 @@ class SoundFeatures(nn.Module):
         return samples
 
     def forward(self, samples: Tensor) -> Tensor:
+        """(B, S) to (B, L, C)."""
         x = samples[:, None]
         for layer in self.layers:
             x = self.activation(layer(x))
@@ -132,6 +134,7 @@ class ConvolutionalPositions(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(B, L, E) to what is added to it, (B, L, E)."""
         kernel = self.scale.shape[-1]
         weight = self.scale * (self.direction / torch.linalg.vector_norm(self.direction, dim=(0, 1), keepdim=True))
         x = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=kernel // 2, groups=self.groups)

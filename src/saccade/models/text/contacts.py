@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._weights import attention_weights
-from ..nn.attention import Observation
+from ..._weights import attention_weights
+from ...nn.attention import Observation
 
 
 class ContactHead(nn.Module):

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checkpoints.processors import processor_settings
-from .checkpoints.settings import Settings
+from ..checkpoints.processors import processor_settings
+from ..checkpoints.settings import Settings
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -20,24 +20,24 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from .._whole_file import whole_file
-from ..nn import KVCache
-from ..nn.stacks import LayerObserver
-from ..variants import MechanismConfig
-from ._shortened import shortened
-from .checkpoints.reading import read_json
-from .checkpoints.settings import Settings
+from ..._whole_file import whole_file
+from ...nn import KVCache
+from ...nn.stacks import LayerObserver
+from ...variants import MechanismConfig
+from .._shortened import shortened
+from ..checkpoints.reading import read_json
+from ..checkpoints.settings import Settings
+from ..decoding.generating import GeneratingModel
+from ..heads import next_token_loss
+from ..inputs import check_ids
+from ..model import Family, Request
+from ..output import ModelOutput
+from ..token_layout import token_layout
+from ..tokenizers.own import Tokenizer
 from .config import ModelConfig
-from .decoding.generating import GeneratingModel
-from .heads import next_token_loss
-from .inputs import check_ids
 from .language_model import DecoderLM
-from .model import Family, Request
-from .output import ModelOutput
-from .token_layout import token_layout
-from .tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).parent / "embedded"
+EMBEDDED = Path(__file__).parents[1] / "embedded"
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 HEADS, CARD = "heads.json", "README.md"
 

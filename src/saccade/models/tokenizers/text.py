@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoints.tokenizer_files import FILE, PIECES, WORDS, TokenizerFiles, read_tokenizer_files
-from .tokenizer import Encoding
+from ..checkpoints.tokenizer_files import FILE, PIECES, WORDS, TokenizerFiles, read_tokenizer_files
+from .own import Encoding
 
 _PENDING = 4  # tokens hold at least one whole UTF-8 character, or bytes that never will be one
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..nn import AttentionConfig
-from ..nn.config import check_causal, check_heads, default_hidden
-from ..positions import RotaryConfig
-from ..variants import MECHANISMS, MechanismConfig
-from ..variants._parse import from_json, to_json
-from ._shortened import shortened
+from ...nn import AttentionConfig
+from ...nn.config import check_causal, check_heads, default_hidden
+from ...positions import RotaryConfig
+from ...variants import MECHANISMS, MechanismConfig
+from ...variants._parse import from_json, to_json
+from .._shortened import shortened
 
 # Above these nothing can be built, and the message would be that of an integer that does not fit.
 _MOST = {

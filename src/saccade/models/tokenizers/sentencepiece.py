@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoints.reading import read_json
-from .tokenizer import Encoding
+from ..checkpoints.reading import read_json
+from .own import Encoding
 
 T5_FILE, MARIAN_FILES = "spiece.model", ("source.spm", "target.spm", "vocab.json")
 TARGET_VOCABULARY = "target_vocab.json"

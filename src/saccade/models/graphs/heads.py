@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .checkpoints.keys import Key, KeyMap
-from .checkpoints.settings import Settings
-from .graphs import GraphBatch
-from .model import Model
+from ..checkpoints.keys import Key, KeyMap
+from ..checkpoints.settings import Settings
+from ..model import Model
+from .structure import GraphBatch
 
 HEADS = {"node-classification": "ForNodeClassification", "graph-classification": "ForGraphClassification"}
 
