@@ -331,6 +331,18 @@ nb::object peak(double (*measure)(int, double), int threads, double milliseconds
     return nb::float_(found);
 }
 
+// Addresses of dense float32 memory; `bias` may be 0.
+void few_rows(Pointer x, Pointer weight, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features, int threads) {
+    if (rows < 1 || rows > kFewRows || width < 1 || features < 1 || threads < 1) refuse("few_rows of such sizes");
+    if (!x || !weight || !out) refuse("few_rows has no memory");
+    FewRows call;
+    call.rows = rows, call.width = width, call.features = features, call.threads = threads;
+    call.x = reinterpret_cast<const float*>(x), call.weight = reinterpret_cast<const float*>(weight);
+    call.bias = reinterpret_cast<const float*>(bias), call.out = reinterpret_cast<float*>(out);
+    nb::gil_scoped_release released;
+    kernels().few_rows(call);
+}
+
 double read_bandwidth(Pointer data, int64_t bytes, int threads) {
     if (bytes < 0 || (bytes && !data) || threads < 1) refuse("read_bandwidth has no memory or no threads");
     if (!kernels().read_bandwidth) refuse("this build has no read_bandwidth");
@@ -354,6 +366,8 @@ NB_MODULE(_native, module) {
     module.def("linear", &saccade::linear, "Causal linear attention; see native/call.h.");
     module.def("linear_backward", &linear_backward, "Its gradients.");
     module.attr("linear_span") = kLinearSpan;
+    module.def("few_rows", &saccade::few_rows, "x W^T + b of at most `most_rows` rows; see native/call.h.");
+    module.attr("most_rows") = kFewRows;
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
     module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");

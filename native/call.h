@@ -165,6 +165,16 @@ struct Linear {
     int64_t spans() const { return (length + kLinearSpan - 1) / kLinearSpan; }
 };
 
+constexpr int kFewRows = 8;
+
+// out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32.
+struct FewRows {
+    int64_t rows = 0, width = 0, features = 0;  // R (at most kFewRows), E, F
+    int threads = 1;
+    const float *x = nullptr, *weight = nullptr, *bias = nullptr;  // bias: or null
+    float* out = nullptr;
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline", "avx2", "avx512", "avx512_bf16"
@@ -173,6 +183,7 @@ struct Kernels {
     void (*backward)(const Backward&);
     void (*statistics)(const Statistics&);
     void (*linear)(const Linear&);
+    void (*few_rows)(const FewRows&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

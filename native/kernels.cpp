@@ -5,6 +5,7 @@
 
 #include "backward.h"
 #include "decode.h"
+#include "few_rows.h"
 #include "forward.h"
 #include "linear.h"
 #include "peak.h"
@@ -26,6 +27,7 @@ constexpr Kernels table(const char* name) {
     kernels.backward = backward;
     kernels.statistics = statistics;
     kernels.linear = linear;
+    kernels.few_rows = few_rows;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;
     kernels.peak_bf16 = peak_bf16;

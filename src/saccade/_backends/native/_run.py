@@ -53,7 +53,7 @@ def refuses(call: CheckedCall) -> str | None:
         low, high = _kernels.extent(call.placement) if call.batch else (0, 0)
         if high - low > _FAR + 8 * (call.length_q + call.length_k):
             return "the bias's items stand so far apart that one line of scores for all would not be small"
-    if not all(_plain(tensor) or _plain(tensor.resolve_neg()) for tensor in call.tensors()):
+    if not all(is_plain(tensor) or is_plain(tensor.resolve_neg()) for tensor in call.tensors()):
         return "a tensor is of a kind of its own (a subclass that dispatches, a batch of torch._vmap_internals)"
     return None
 
@@ -89,7 +89,7 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     The full way makes and asks objects for some 20 us, as long as F.scaled_dot_product_attention needs for all its work
     at L = 16. It remains the only one that says what is wrong with a call: this one knows some that are right.
     """
-    if _interrupted() or not (_plain(query) and _plain(key) and _plain(value)):
+    if _kernels.module is None or interrupted() or not (is_plain(query) and is_plain(key) and is_plain(value)):
         return None
     shapes = shape, key_shape, value_shape = query.shape, key.shape, value.shape
     if not len(shape) == len(key_shape) == len(value_shape) == 4 or 0 in shape or 0 in key_shape:
@@ -136,7 +136,7 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     return out
 
 
-def _interrupted() -> bool:
+def interrupted() -> bool:
     """Whether something stands between a call and memory: a compiler, a transform, a mode, autocast."""
     return bool(
         torch.compiler.is_compiling()
@@ -145,7 +145,6 @@ def _interrupted() -> bool:
         or torch._C._is_any_autocast_enabled()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
-        or _kernels.module is None
     )
 
 
@@ -157,7 +156,8 @@ with torch.inference_mode():
     _INFERENCE = torch._C._dispatch_keys(torch.empty(0))
 
 
-def _plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
+    """Whether this is an ordinary dense tensor in a CPU's memory."""
     if type(tensor) not in (Tensor, Parameter):
         return False
     keys = torch._C._dispatch_keys(tensor)

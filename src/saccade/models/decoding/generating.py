@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import KVCache, packed_weights
+from ...nn._linear import FEW
 from ..inputs import check_ids
 from ..model import Model
 from .drawing import tokens_after
@@ -20,7 +21,7 @@ from .published import named_tokens
 from .sampling import GREEDY, Sampling
 from .step import DecoderStep
 
-_STEPS = 16  # from which on packed copies of the weights pay for themselves
+_STEPS, _MANY = 16, 1000  # steps, and tokens of prompts, from which on packed copies of the weights pay for themselves
 
 
 class GeneratingModel(Model):
@@ -111,7 +112,7 @@ class GeneratingModel(Model):
             ends=self.end_tokens,
             pad=self.pad_token,
         )
-        with weights_for(self, max_new_tokens):
+        with weights_for(self, max_new_tokens, *input_ids.shape):
             return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
 
     def check_generates(self) -> None:
@@ -121,9 +122,10 @@ class GeneratingModel(Model):
             raise ValueError(f"generate: needs the head 'causal-lm', and this model has {has}")
 
 
-def weights_for(model: nn.Module, steps: int) -> AbstractContextManager[None]:
-    """Packed copies of the weights where they pay for themselves."""
-    return packed_weights(model) if steps >= _STEPS else nullcontext()
+def weights_for(model: nn.Module, steps: int, rows: int, length: int) -> AbstractContextManager[None]:
+    """Packed copies of the weights where they pay for themselves: steps of few rows, (rows, 1), are as fast without."""
+    many = rows > FEW and steps >= _STEPS
+    return packed_weights(model) if many or rows * length >= _MANY else nullcontext()
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:

@@ -202,7 +202,8 @@ class EncoderDecoder(Model):
         begun = self._begun(input_ids, decoder_input_ids)
         search, rules = search or self.search, self._rules(constraints, max_new_tokens, begun.shape[1])
         pad = self.settings.count("pad_token_id", 0, least=0)
-        with torch.no_grad(), weights_for(self, rules.max_new_tokens):
+        rows = begun.shape[0] * (search.beams if isinstance(search, BeamSearch) else 1)
+        with torch.no_grad(), weights_for(self, rules.max_new_tokens, rows, input_ids.shape[1]):
             step = TargetStep(self, self.encode(input_ids, attention_mask))
             if isinstance(search, BeamSearch):
                 return find(step, begun, search, rules, pad)

@@ -1,0 +1,89 @@
+"""The kernel for few rows of a linear layer on every instruction set, against float64; and which calls take it.
+
+Shape legend: R rows, E width, F features.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from native.fuzzing import each_set
+from saccade.nn import _linear
+from saccade.nn._linear import Linear
+
+
+def layer_of(width, features, bias=True):
+    torch.manual_seed(width + features)
+    return Linear(width, features, bias)
+
+
+def counted(monkeypatch):
+    """Rows of each call of the kernel."""
+    rows, right = [], _linear._few_rows
+    monkeypatch.setattr(_linear, "_few_rows", lambda x, *rest: rows.append(x.numel() // x.shape[-1]) or right(x, *rest))
+    return rows
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize(("width", "features"), [(211, 157), (1, 32771), (1024, 37), (32, 1031)])
+def test_every_number_of_rows(width, features, monkeypatch):
+    """Each sum has E roundings of 6e-8 of its terms at most; widths and features that are no whole vectors or tiles."""
+    layer, rows = layer_of(width, features, bias=features % 3 > 0), counted(monkeypatch)
+    bias = None if layer.bias is None else layer.bias.double()
+    for _ in each_set():
+        rows.clear()
+        for count in range(1, _linear.FEW + 1):
+            x = torch.randn(count, width)
+            with torch.no_grad():
+                got, one = layer(x), layer(x[-1:])
+            terms = x.double().abs() @ layer.weight.double().abs().T
+            expected = F.linear(x.double(), layer.weight.double(), bias)
+            assert ((got - expected).abs() <= (width + 1) * 2**-24 * (terms + expected.abs())).all()
+            assert torch.equal(got[-1:], one)  # whatever stands beside it
+        assert rows == [n for count in range(1, _linear.FEW + 1) for n in (count, 1)]
+
+
+def test_threads_change_no_bit():
+    layer, x = layer_of(512, 2053), torch.randn(3, 1, 512)
+    with torch.no_grad():
+        found = []
+        for threads in (1, 2, 5):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            found.append(layer(x))
+            torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_layouts_of_rows_and_axes(monkeypatch):
+    layer, rows = layer_of(192, 193), counted(monkeypatch)
+    x = torch.randn(7, 5, 384)[::3, ::4, ::2]
+    with torch.no_grad():
+        assert torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-5)
+        assert layer(x[0, 0]).shape == (193,)
+    assert rows == [6, 1]
+
+
+def test_calls_that_others_look_on_take_pytorchs(monkeypatch):
+    """Gradients, autocast, modes, transforms, other dtypes, small weights, many or no rows; widths that are wrong."""
+    layer, rows = layer_of(192, 193), counted(monkeypatch)
+    x = torch.randn(2, 192)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        with FlopCounterMode(display=False) as counter:
+            layer(x)
+        assert counter.get_total_flops() == 2 * 2 * 192 * 193
+        torch.func.vmap(layer)(x)
+        layer(torch.randn(_linear.FEW + 1, 192)), layer(torch.randn(0, 192)), layer_of(16, 16)(torch.randn(1, 16))
+        layer_of(192, 193).double()(x.double())
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(torch.randn(2, 191))
+        assert not rows
+        layer(x)
+    assert rows == [2]
