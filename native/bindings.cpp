@@ -171,7 +171,7 @@ void set_bias_gradient(Backward& call, nb::handle given) {
 
 // Below so many rows for one key head a call streams its keys (decode) instead of packing them first; but few keys are
 // packed at once. One place for both.
-constexpr int64_t kDecodeRows = 8, kDecodeKeys = 256;
+constexpr int64_t kDecodeRows = 8, kDecodeKeys = 64;
 
 bool decodes(int64_t rows, int64_t group, int64_t keys) { return rows * group <= kDecodeRows && keys >= kDecodeKeys; }
 

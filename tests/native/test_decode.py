@@ -59,8 +59,8 @@ def test_results_do_not_depend_on_gradients(call):
 
 
 def test_the_threshold():
-    assert native.decodes(8, 1, 256) and native.decodes(1, 8, 256) and native.decodes(2, 4, 1000)
-    assert not native.decodes(9, 1, 256) and not native.decodes(3, 3, 256) and not native.decodes(1, 1, 255)
+    assert native.decodes(8, 1, 64) and native.decodes(1, 8, 64) and native.decodes(2, 4, 1000)
+    assert not native.decodes(9, 1, 64) and not native.decodes(3, 3, 64) and not native.decodes(1, 1, 63)
 
 
 @pytest.mark.parametrize(
