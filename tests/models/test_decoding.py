@@ -11,6 +11,7 @@ from models.families import test_gpt2, test_llama
 from published import written
 from saccade import models
 from saccade.models import Sampling
+from saccade.models.decoding.constraints import Constraints
 from saccade.models.decoding.drawing import tokens_after
 from saccade.models.decoding.step import DecoderStep
 from saccade.models.generation import sample_tokens
@@ -119,7 +120,8 @@ def test_items_that_have_ended_are_computed_no_more(tmp_path):
     ends = {int(free[0, 1]), int(free[1, 1])} - set(free[2].tolist())
     assert len(ends) == 2
     step = Counted(ours, inputs["attention_mask"])
-    tokens = list(tokens_after(step, inputs["input_ids"], 12, models.decoding.sampling.GREEDY, ends=ends, pad=100))
+    rules = Constraints(12, ends=tuple(ends))
+    tokens = list(tokens_after(step, inputs["input_ids"], Sampling(temperature=0.0), rules, pad=100))
     assert seen == [3, 3, *[1] * 10]
     assert torch.equal(torch.stack(tokens, 1)[2], free[2])
 
