@@ -25,8 +25,9 @@ def sample_tokens(
 ) -> Iterator[int]:
     """Draw up to `count` tokens after `prompt` (start token included), one by one, with a cache.
 
-    Stops when the context is full. A `GeneratingModel` keeps to the rules of its files. With `cache=KVCache.streaming(layers, window)`, of a window and sinks that the
-    context holds, it never is. A `GeneratingModel` also stops after an end token, which comes last.
+    Stops when the context is full. With `cache=KVCache.streaming(layers, window)`, of a window and sinks that the
+    context holds, it never is. A `GeneratingModel` also stops after an end token, which comes last, and keeps to the
+    rules of its files.
 
     Args:
         cache: an empty one; None: the model's own, which keeps everything.
