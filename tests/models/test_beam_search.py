@@ -123,6 +123,7 @@ def test_drawn_texts_keep_to_the_constraints():
         dict(num_beams=5, length_penalty=-1.0, early_stopping=True, num_return_sequences=2),
         dict(num_beams=4, length_penalty=0.3, early_stopping="never", no_repeat_ngram_size=2),
         dict(num_beams=4, min_new_tokens=5, no_repeat_ngram_size=1, bad_words_ids=[[7], [9, 11], [4, 5, 6]]),
+        dict(num_beams=4, bad_words_ids=[[7], [9], [21], [30]], renormalize_logits=True),
         dict(num_beams=2, forced_bos_token_id=13, forced_eos_token_id=1, eos_token_id=[1, 17, 23, 31]),
         dict(num_beams=3, length_penalty=2.0, early_stopping=True, eos_token_id=[*range(1, 23)], min_new_tokens=2),
         dict(num_beams=3, length_penalty=2.0, early_stopping=False, eos_token_id=[*range(1, 23)], min_new_tokens=2),
@@ -142,6 +143,21 @@ def test_an_encoder_decoder_finds_the_texts_of_transformers(tmp_path, options):
     found = model.generate(ids, mask, search=models.BeamSearch(**{**vars(model.search), "n_best": n}))
     assert_same_texts(found, expected.sequences.view(5, n, -1)[..., 1:])
     assert torch.allclose(found.scores, expected.sequences_scores.view(5, n), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"repetition_penalty": 1.9}])
+def test_lengths_count_all_tokens_that_targets_begin_with(tmp_path, options):
+    sizes = dict(vocab_size=37, d_model=18, d_kv=7, d_ff=31, num_layers=1, num_heads=3, decoder_start_token_id=0)
+    theirs = written(tmp_path, "T5ForConditionalGeneration", transformers().T5Config(**sizes), spread=3.0)
+    theirs.generation_config.update(**options, max_length=9, min_length=5, forced_bos_token_id=13, eos_token_id=[1, 8])
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(2, 37, (3, 9), generator=torch.Generator().manual_seed(1))
+    for begun in (torch.tensor([[0]]), torch.tensor([[0, 5, 17]])):
+        begun = begun.expand(3, -1)
+        expected = theirs.generate(ids, decoder_input_ids=begun)[:, None, begun.shape[1] :]
+        found = models.load(tmp_path).generate(ids, decoder_input_ids=begun)
+        assert_same_texts(found, expected)
+        assert (found.ids[..., 0] == 13).all() == (begun.shape[1] == 1)
 
 
 def assert_same_texts(found, sequences):
@@ -183,7 +199,12 @@ def test_files_that_ask_for_another_search_are_refused(tmp_path):
     sizes = dict(vocab_size=37, d_model=18, d_kv=7, d_ff=31, num_layers=1, num_heads=3)
     written(tmp_path, "T5ForConditionalGeneration", transformers().T5Config(**sizes))
     for settings, message in (
-        ({"repetition_penalty": 1.5}, "repetition_penalty: expected 1: nothing else is computed, got 1.5"),
+        ({"repetition_penalty": 1.5, "num_beams": 2}, "repetition_penalty: expected 1, since beams are not penalised"),
+        ({"num_return_sequences": 2}, "num_return_sequences: expected 1: nothing else is computed, got 2"),
+        ({"stop_strings": ["."]}, r"stop_strings: expected \[\]: nothing else is computed"),
+        ({"watermarking_config": {"bias": 2.5}}, "watermarking_config: expected None: nothing else is computed"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p: expected 0: nothing else is computed, got 0.1"),
+        ({"max_length": 3}, "max_length: expected more than the 3 tokens that texts begin with, got 3"),
         ({"num_beams": 4, "do_sample": True}, "num_beams: expected 1, since beams are not drawn"),
         ({"bad_words_ids": [3]}, "bad_words_ids: expected a list of lists of tokens"),
         ({"eos_token_id": "x"}, "eos_token_id: expected a token's number, or several"),
@@ -191,7 +212,7 @@ def test_files_that_ask_for_another_search_are_refused(tmp_path):
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
         with pytest.raises(ValueError, match=message):
-            models.load(tmp_path).generate(torch.ones(1, 2, dtype=torch.int64))
+            models.load(tmp_path).generate(torch.ones(1, 2).long(), decoder_input_ids=torch.ones(1, 3).long())
     (tmp_path / "generation_config.json").write_text(
         '{"do_sample": true, "top_p": 0.7, "min_length": 4, "max_length": 9}'
     )

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from models.families import test_gpt2, test_llama
-from published import written
+from published import transformers, written
 from saccade import models
 from saccade.models import Sampling
+from saccade.models.decoding.constraints import Constraints
 from saccade.models.decoding.drawing import tokens_after
 from saccade.models.decoding.step import DecoderStep
 from saccade.models.generation import sample_tokens
@@ -48,7 +49,7 @@ def test_greedy_is_that_of_transformers_with_unequal_prompts(tmp_path, name):
 
 
 def expected_of_right(ours):
-    """Each prompt alone."""
+    """Each prompt alone, without padding."""
     inputs = test_gpt2.batch("right")
     rows = []
     for ids, real in zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True):
@@ -77,6 +78,73 @@ def test_repeated_tokens_are_penalised_as_transformers_does(tmp_path):
     got = ours.generate(ids, max_new_tokens=12, sampling=Sampling(temperature=0.0, repetition_penalty=1.7))
     assert torch.equal(got, greedy(theirs, {"input_ids": ids}, repetition_penalty=1.7))
     assert not torch.equal(got, greedy(theirs, {"input_ids": ids}))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 0.6},
+        {"bad_words_ids": [[7], [9, 11]], "forced_eos_token_id": 2, "renormalize_logits": True},
+        {"num_beams": 3, "length_penalty": 0.3, "min_length": 17, "no_repeat_ngram_size": 3},
+    ],
+)
+def test_rules_of_the_files_are_kept(tmp_path, rules):
+    theirs, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    free = greedy(theirs, inputs)
+    banned = rules.get("bad_words_ids", []) + [[int(token)] for token in free[:, 14] if "bad_words_ids" in rules]
+    ends = free[:, 15].tolist() if "min_length" in rules else [2]
+    rules = {**rules, "pad_token_id": 100, "eos_token_id": ends} | ({"bad_words_ids": banned} if banned else {})
+    (tmp_path / "generation_config.json").write_text(json.dumps(rules))
+    theirs.generation_config = transformers().GenerationConfig.from_pretrained(tmp_path)
+    expected = theirs.generate(**inputs, max_new_tokens=12)
+    assert not torch.equal(expected, free)
+    assert torch.equal(ours.generate(**inputs, max_new_tokens=12), expected)
+
+
+def test_a_first_token_is_forced_after_one_alone(tmp_path):
+    theirs, ours = pair(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 9, "pad_token_id": 100}))
+    theirs.generation_config = transformers().GenerationConfig.from_pretrained(tmp_path)
+    for ids in (torch.tensor([[5]]), torch.tensor([[5, 6]])):
+        expected = theirs.generate(ids, max_new_tokens=4)
+        assert (expected[0, ids.shape[1]] == 9) == (ids.shape[1] == 1)
+        assert torch.equal(ours.generate(ids, max_new_tokens=4), expected)
+
+
+def test_a_folder_of_a_chat_model_generates(tmp_path):
+    """Qwen's own settings: they draw, and penalise tokens of the text."""
+    theirs, ours = pair(tmp_path, "Qwen3ForCausalLM")
+    settings = dict(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.7, min_p=0.1)
+    (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, 1]}))
+    ids = test_gpt2.batch()["input_ids"][1:2]
+    expected = greedy(theirs, {"input_ids": ids}, repetition_penalty=1.7, eos_token_id=[2, 1])
+    assert torch.equal(ours.generate(ids, max_new_tokens=12), expected)
+    assert ours.end_tokens == (2, 1) and ours.repetition_penalty == 1.7
+    given = Sampling(temperature=0.0)  # takes the place of what the files say about choosing a token
+    assert torch.equal(ours.generate(ids, max_new_tokens=12, sampling=given), greedy(theirs, {"input_ids": ids}))
+
+
+def test_padding_without_a_mask_is_inferred_as_transformers_does(tmp_path):
+    theirs, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    for end in (2, 100):  # padding that ends texts is read
+        (tmp_path / "generation_config.json").write_text(json.dumps({"pad_token_id": 100, "eos_token_id": end}))
+        expected = greedy(theirs, {"input_ids": inputs["input_ids"]}, eos_token_id=end)
+        got = ours.generate(inputs["input_ids"], max_new_tokens=12)
+        assert torch.equal(got, expected)
+        assert torch.equal(got, ours.generate(**inputs, max_new_tokens=12)) == (end == 2)
+
+
+def test_padding_is_no_token_that_is_repeated(tmp_path):
+    _, ours = pair(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 1, "pad_token_id": 100}))
+    inputs = test_gpt2.batch("right")
+    with torch.no_grad():
+        ours.head.weight[100] *= 40  # a likely token of some texts
+    together = ours.generate(**inputs, max_new_tokens=12)[:, 13:]
+    assert torch.equal(together, expected_of_right(ours))
+    assert (together == 100).any()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +187,8 @@ def test_items_that_have_ended_are_computed_no_more(tmp_path):
     ends = {int(free[0, 1]), int(free[1, 1])} - set(free[2].tolist())
     assert len(ends) == 2
     step = Counted(ours, inputs["attention_mask"])
-    tokens = list(tokens_after(step, inputs["input_ids"], 12, models.decoding.sampling.GREEDY, ends=ends, pad=100))
+    rules = Constraints(12, ends=tuple(ends))
+    tokens = list(tokens_after(step, inputs["input_ids"], Sampling(temperature=0.0), rules, pad=100))
     assert seen == [3, 3, *[1] * 10]
     assert torch.equal(torch.stack(tokens, 1)[2], free[2])
 

@@ -118,6 +118,18 @@ def test_published_decoders_alone(tmp_path, name):
     assert done.stdout.strip() == model.tokenizer.decode(written_ids).strip()
 
 
+def test_repeated_tokens_are_penalised_as_the_files_say(tmp_path, capsys):
+    folder = published(tmp_path / "model", "LlamaForCausalLM")
+    said = []
+    for penalty in (1.0, 0.3):
+        (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty, "do_sample": True}))
+        assert cli.main(["generate", "the cat", "--model", str(folder), "--tokens", "9", "--temperature", "0"]) == 0
+        said.append(capsys.readouterr().out)
+        likeliest = Sampling(temperature=0.0, repetition_penalty=penalty)
+        assert said[-1] == "the cat" + "".join(generate(load(folder), "the cat", 9, likeliest)) + "\n"
+    assert said[0] != said[1]
+
+
 def test_what_continues_no_text_is_refused(tmp_path, capsys):
     written(tmp_path / "bert", "BertModel", test_bert.config())
     assert cli.main(["generate", "a", "--model", str(tmp_path / "bert")]) == 2

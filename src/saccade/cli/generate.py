@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -44,6 +45,7 @@ def generate(
     opened = load(model)
     if not isinstance(opened, GeneratingModel):
         raise ValueError(f"model: {model} is {opened.family.name}, which continues no text; expected a decoder")
+    sampling = replace(sampling, repetition_penalty=opened.repetition_penalty)
     continuation = pieces(opened, prompt, tokens, sampling)
     first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
     written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # in a pipe or a file it is data

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..nn import KVCache
+from .decoding.constraints import Constraints
 from .decoding.drawing import tokens_after
 from .decoding.generating import GeneratingModel, room_after
 from .decoding.sampling import Sampling
@@ -25,7 +26,8 @@ def sample_tokens(
     """Draw up to `count` tokens after `prompt` (start token included), one by one, with a cache.
 
     Stops when the context is full. With `cache=KVCache.streaming(layers, window)`, of a window and sinks that the
-    context holds, it never is. A `GeneratingModel` also stops after an end token, which comes last.
+    context holds, it never is. A `GeneratingModel` also stops after an end token, which comes last, and keeps to the
+    rules of its files.
 
     Args:
         cache: an empty one; None: the model's own, which keeps everything.
@@ -36,8 +38,8 @@ def sample_tokens(
     cache = model.cache() if cache is None else cache
     count = min(count, _room(model, prompt, count, cache))
     ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-    ends = model.end_tokens if isinstance(model, GeneratingModel) else ()
-    for token in tokens_after(DecoderStep(model, cache=cache), ids, count, sampling, ends=ends):
+    rules = model.rules(len(prompt), count) if isinstance(model, GeneratingModel) else Constraints(count)
+    for token in tokens_after(DecoderStep(model, cache=cache), ids, sampling, rules):
         yield int(token)
 
 
@@ -50,6 +52,8 @@ def generate(
 
     Args:
         lm: a language model with its tokenizer, which `saccade.models.load` opens.
+        sampling: how tokens are drawn; None draws from the model's own distribution, with its files'
+            `repetition_penalty`.
         cache: as in `sample_tokens`: with a streaming one the context has no end.
 
     Raises:
@@ -62,7 +66,8 @@ def generate(
     ids = prompt_ids(lm, prompt)
     cache = lm.cache() if cache is None else cache
     _room(lm, ids, 1, cache)
-    drawn = sample_tokens(lm, ids, tokens, sampling or Sampling(), cache)
+    sampling = sampling or Sampling(repetition_penalty=lm.repetition_penalty)
+    drawn = sample_tokens(lm, ids, tokens, sampling, cache)
     return lm.tokenizer.stream(_until(drawn, lm.end_tokens))
 
 

@@ -57,6 +57,15 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+def test_the_body_without_the_head_of_another_task(tmp_path):
+    theirs, inputs = write(tmp_path, "BartForQuestionAnswering"), sources_and_targets()
+    model = models.load(tmp_path, head="none")
+    assert model.report.unused == ("qa_outputs.bias", "qa_outputs.weight")
+    with torch.no_grad():
+        expected = theirs.model(**inputs).last_hidden_state[0]
+    assert torch.allclose(model(**inputs).last_hidden_state[0], expected, atol=1e-5)
+
+
 def test_a_text_is_classified_by_its_end_token(tmp_path):
     theirs = write(tmp_path / "a", "BartForSequenceClassification", num_labels=5)
     inputs = {name: x for name, x in sources_and_targets().items() if not name.startswith("decoder")}

@@ -39,6 +39,15 @@ def batch() -> dict[str, Tensor]:
     }
 
 
+def test_the_body_without_the_head_of_another_task(tmp_path):
+    theirs = written(tmp_path, "ElectraForMultipleChoice", config())
+    model = models.load(tmp_path, head="none")
+    assert set(model.report.unused) >= {"sequence_summary.summary.weight", "classifier.weight"}
+    with torch.no_grad():
+        expected = theirs.electra(**batch()).last_hidden_state[1]
+    assert torch.allclose(model(**batch()).last_hidden_state[1], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

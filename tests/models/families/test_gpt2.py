@@ -101,6 +101,32 @@ def test_the_body_of_a_language_model_with_a_head_of_its_own(tmp_path):
     assert model(**batch()).logits is None
 
 
+@pytest.mark.parametrize("name", ["GPT2", "GPTNeo"])
+@pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "DoubleHeadsModel"])
+def test_the_body_without_the_head_of_another_task(tmp_path, name, head):
+    if name + head == "GPTNeoDoubleHeadsModel":
+        return
+    theirs = written(tmp_path, name + head, config(name))
+    model = models.load(tmp_path, head="none")
+    assert model.report.unused
+    with torch.no_grad():
+        expected = theirs.transformer(**batch()).last_hidden_state[1]
+    assert torch.allclose(model(**batch()).last_hidden_state[1], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "GPTNeoForSequenceClassification"])
+@pytest.mark.parametrize("pad", [100, 2])
+def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path, name, pad):
+    """Without a mask too, and where texts end with the padding token."""
+    theirs = written(tmp_path, name, config(name, pad_token_id=pad))
+    model, inputs = models.load(tmp_path), batch()
+    ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
+    ids[1, -1], ids[2, :9] = pad, pad
+    for given in ({"input_ids": ids}, {**inputs, "input_ids": ids}):
+        with torch.no_grad():
+            assert torch.allclose(model(**given).logits, theirs(**given).logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("types", [[[["global", "local"], 1]], [[["global", "far"], 1], [["local"], 1]], "local", [3]])
 def test_attention_types_that_fit_no_layers(tmp_path, types):
     written(tmp_path, "GPTNeoForCausalLM", config("GPTNeo"))

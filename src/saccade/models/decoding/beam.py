@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .constraints import Constraints
+from .constraints import Constraints, told_by
 from .generated import Generated
 from .step import Step
 
@@ -52,7 +52,15 @@ class BeamSearch:
 
 
 @torch.no_grad()
-def search(step: Step, start: Tensor, beams: BeamSearch, constraints: Constraints, pad: int = 0) -> Generated:
+def search(
+    step: Step,
+    start: Tensor,
+    beams: BeamSearch,
+    constraints: Constraints,
+    pad: int = 0,
+    *,
+    attention_mask: Tensor | None = None,
+) -> Generated:
     """The best texts of each item.
 
     The first step has a row for each item, all others k of each item that is not done: those that are leave the batch.
@@ -61,6 +69,7 @@ def search(step: Step, start: Tensor, beams: BeamSearch, constraints: Constraint
         step: what reads tokens; `start` first.
         start: (B, L), what the texts begin with.
         pad: stands behind the end of a text.
+        attention_mask: (B, L) of `start`, as `step` has it; what it hides counts for no constraint.
 
     Raises:
         ValueError: more beams than tokens in the vocabulary, constraints that name others.
@@ -71,7 +80,7 @@ def search(step: Step, start: Tensor, beams: BeamSearch, constraints: Constraint
         logits = step.step(ids)
         if state is None:
             _check(beams, constraints, logits.shape[-1])
-            state = _State(logits, k, most, pad)
+            state, told = _State(logits, k, most, pad), told_by(start, attention_mask)[:, None]
         scores = F.log_softmax(logits.to(state.scores.dtype), -1)
         scores = constraints.apply(scores, told.flatten(0, 1), count).unflatten(0, told.shape[:2])
         count += 1

@@ -1,6 +1,6 @@
 """What generated text keeps to, whoever chooses its tokens.
 
-Shape legend: N rows, t tokens so far, V vocabulary.
+Shape legend: N rows, L tokens that they begin with, t tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from .step import padded_on_the_left
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,13 @@ class Constraints:
         max_new_tokens: the most tokens of a text, its end token included.
         min_new_tokens: no end token comes before so many tokens.
         ends: end tokens; one of them finishes a text.
-        no_repeat_ngram: no n tokens in a row come twice, those that the text began with included; 0 is no such rule.
+        no_repeat_ngram: no n tokens in a row come twice, those that the text began with included, padding excluded;
+            0 is no such rule.
         banned: tokens, or sequences of tokens, that never come.
         forced_first: the first token, whatever the model says; it costs nothing.
         forced_last: the last token of a text that reaches `max_new_tokens`; it costs nothing.
+        renormalized: whether the probabilities of the tokens that may come are divided by their sum, so that a likely
+            token that is banned costs a text nothing.
 
     Raises:
         ValueError: a number below its least, an empty sequence.
@@ -36,6 +42,7 @@ class Constraints:
     banned: tuple[tuple[int, ...], ...] = ()
     forced_first: int | None = None
     forced_last: int | None = None
+    renormalized: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("no_repeat_ngram", 0)):
@@ -49,6 +56,11 @@ class Constraints:
         if not all(self.banned):
             raise ValueError("banned: a sequence is empty, expected at least one token")
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether a rule depends on the tokens so far."""
+        return self.no_repeat_ngram > 0 or any(len(words) > 1 for words in self.banned)
+
     def check(self, vocabulary: int) -> None:
         """ValueError where a rule names a token that there is not."""
         forced = [("forced_first", self.forced_first), ("forced_last", self.forced_last)]
@@ -61,9 +73,19 @@ class Constraints:
         """Log-probabilities (N, V) of the next token, -inf where it may not come; a new tensor.
 
         Args:
-            told: (N, t), the tokens so far, those that the text began with included.
+            told: (N, t), the tokens so far, those that the text began with included; -1 is padding.
             count: how many of them were generated.
         """
+        kept = self._kept(scores, told, count)
+        return F.log_softmax(kept, -1).masked_fill(kept == -torch.inf, -torch.inf) if self.renormalized else kept
+
+    def finished(self, tokens: Tensor, count: int) -> Tensor:
+        """Whether a text ends with these tokens, the `count`th; booleans of their shape."""
+        if count == self.max_new_tokens:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
+
+    def _kept(self, scores: Tensor, told: Tensor, count: int) -> Tensor:
         forced = self.forced_first if count == 0 else None
         forced = self.forced_last if count + 1 == self.max_new_tokens and self.forced_last is not None else forced
         if forced is not None:
@@ -77,12 +99,6 @@ class Constraints:
             scores = scores.index_fill(1, torch.tensor(self.ends, device=scores.device, dtype=torch.int64), -torch.inf)
         return scores
 
-    def finished(self, tokens: Tensor, count: int) -> Tensor:
-        """Whether a text ends with these tokens, the `count`th; booleans of their shape."""
-        if count == self.max_new_tokens:
-            return torch.ones_like(tokens, dtype=torch.bool)
-        return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
-
     def _without_repeats(self, scores: Tensor, told: Tensor) -> Tensor:
         n = self.no_repeat_ngram
         if n == 0 or told.shape[1] < n:
@@ -90,9 +106,18 @@ class Constraints:
         grams = told.unfold(1, n, 1)  # (N, t - n + 1, n)
         begun = told[:, None, told.shape[1] - n + 1 :]
         again = (grams[..., :-1] == begun).all(-1)
+        again &= grams[..., -1] >= 0
         banned = torch.where(again, grams[..., -1], scores.shape[1])  # where nothing repeats, a column that is cut off
         marks = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool)
         return scores.masked_fill(marks.scatter(1, banned, True)[:, :-1], -torch.inf)
+
+
+def told_by(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Prompts (N, L) as `Constraints.apply` reads them: -1 in the padding, which stands before the tokens."""
+    if attention_mask is None:
+        return ids
+    ids, mask = padded_on_the_left(ids, attention_mask)
+    return ids.masked_fill(mask == 0, -1)
 
 
 def _without(scores: Tensor, told: Tensor, words: Sequence[int]) -> Tensor:

@@ -5,13 +5,13 @@ Shape legend: N items, L length of what they begin with, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .constraints import Constraints
+from .constraints import Constraints, told_by
 from .generated import Generated
 from .sampling import Draws, Sampling
 from .step import Step
@@ -21,14 +21,14 @@ from .step import Step
 def tokens_after(
     step: Step,
     ids: Tensor,
-    count: int,
     sampling: Sampling,
+    constraints: Constraints,
     *,
     attention_mask: Tensor | None = None,
-    ends: Collection[int] = (),
     pad: int = 0,
 ) -> Iterator[Tensor]:
-    """The next tokens of all items, int64 (N,) at a time: up to `count`, or until every item has ended.
+    """The next tokens of all items, int64 (N,) at a time: as many as the constraints allow, or until every item
+    has ended.
 
     Items that have ended get `pad` from then on. Once they are half of those that are computed, the rest goes on
     without them.
@@ -36,21 +36,28 @@ def tokens_after(
     Args:
         step: what reads tokens; the prompts first.
         ids: (N, L), the prompts.
+        sampling: how the next token is chosen, once the constraints have left out what may not come.
         attention_mask: (N, L) of the prompts, as `step` has it; what it hides counts for no repetition.
-        ends: tokens that end an item; they are given, and nothing after.
+
+    Raises:
+        ValueError: constraints that name tokens that there are not.
     """
     draws, new = Draws(sampling, ids, attention_mask), ids
-    last = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
+    told = ids
     items = torch.arange(ids.shape[0], device=ids.device)  # those that are computed
     going = torch.ones_like(items, dtype=torch.bool)
-    for _ in range(count):
-        drawn = draws.draw(draws.penalised(step.step(new)))
-        if not ends:
+    for count in range(constraints.max_new_tokens):
+        logits = step.step(new)
+        if count == 0:
+            constraints.check(logits.shape[-1])
+            told = told_by(ids, attention_mask) if constraints.reads_text else ids
+        drawn = draws.draw(constraints.apply(draws.penalised(logits), told, count))
+        if not constraints.ends:
             yield drawn
         else:
             drawn = torch.where(going, drawn, pad)
             yield torch.full_like(ids[:, 0], pad, dtype=torch.int64).index_copy_(0, items, drawn)
-            going = going & ~torch.isin(drawn, last)
+            going = going & ~constraints.finished(drawn, count + 1)
             left = int(going.sum())
             if not left:
                 return
@@ -58,8 +65,10 @@ def tokens_after(
                 kept = going.nonzero()[:, 0]
                 step.reorder(kept)
                 draws.keep(kept)
-                items, going, drawn = items[kept], going[kept], drawn[kept]
+                items, going, drawn, told = items[kept], going[kept], drawn[kept], told[kept]
         new = drawn[:, None]
+        if constraints.reads_text:
+            told = torch.cat((told, new), 1)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checkpoints.generation import check_computed
 from ..checkpoints.settings import Settings
 from .beam import BeamSearch
 from .constraints import Constraints
@@ -12,36 +13,60 @@ from .sampling import Sampling
 DEFAULT_TOKENS = 128  # where the files name no length
 
 
-def published_search(settings: Settings) -> BeamSearch | Sampling:
-    """Beam search, sampling, or the likeliest token: as the settings say."""
-    beams = settings.count("num_beams", 1)
-    if settings.flag("do_sample", False):
-        if beams > 1:
+def published_search(settings: Settings, *, drawn: bool | None = None) -> BeamSearch | Sampling:
+    """Beam search, sampling, or the likeliest token: as the settings say.
+
+    Args:
+        drawn: whether tokens are drawn; None is as `do_sample` says.
+
+    Raises:
+        ValueError: settings that ask for what is not computed.
+    """
+    beams, penalty = settings.count("num_beams", 1), settings.number("repetition_penalty", 1.0)
+    drawn = settings.flag("do_sample", False) if drawn is None else drawn
+    check_computed(settings, drawn=drawn)
+    if beams > 1:
+        if drawn:
             raise settings.error("num_beams", "1, since beams are not drawn")
-        top_k = settings.count("top_k", 50, least=0)  # transformers' default; 0 keeps all
-        return Sampling(settings.number("temperature", 1.0), top_k or None, settings.number("top_p", 1.0))
-    if beams == 1:
-        return Sampling(temperature=0.0)
-    early = settings.get("early_stopping", False)
-    return BeamSearch(beams, settings.number("length_penalty", 1.0), early)
+        if penalty != 1.0:
+            raise settings.error("repetition_penalty", "1, since beams are not penalised")
+        early, n_best = settings.get("early_stopping", False), settings.count("num_return_sequences", 1)
+        return BeamSearch(beams, settings.number("length_penalty", 1.0), early, n_best)
+    settings.only("num_return_sequences", 1)
+    if not drawn:
+        return Sampling(temperature=0.0, repetition_penalty=penalty)
+    top_k = settings.count("top_k", 50, least=0)  # transformers' default; 0 keeps all
+    temperature, top_p = settings.number("temperature", 1.0), settings.number("top_p", 1.0)
+    return Sampling(temperature, top_k or None, top_p, repetition_penalty=penalty)
 
 
-def published_constraints(settings: Settings) -> Constraints:
-    """Ends, lengths and forced tokens. Published lengths count the token that a target begins with."""
-    most = settings.get("max_new_tokens")
+def published_constraints(settings: Settings, begun: int = 1, most: int | None = None) -> Constraints:
+    """Ends, lengths, and tokens that are forced or banned.
+
+    Args:
+        begun: tokens that texts begin with, which published lengths count. A first token is forced after one alone.
+        most: new tokens of a text; None is as the settings say.
+
+    Raises:
+        ValueError: settings that ask for what is not computed, or for no new token.
+    """
+    check_computed(settings)
+    if most is None and "max_new_tokens" in settings:
+        most = settings.count("max_new_tokens")
     if most is None:
-        most = settings.count("max_length", DEFAULT_TOKENS + 1, least=2) - 1
-    least = settings.get("min_new_tokens")
-    if least is None:
-        least = max(settings.count("min_length", 0, least=0) - 1, 0)
+        most = settings.count("max_length", DEFAULT_TOKENS + begun, least=2) - begun
+        if most < 1:
+            raise settings.error("max_length", f"more than the {begun} tokens that texts begin with")
+    least = max(settings.count("min_length", 0, least=0) - begun, 0)
     return Constraints(
         most,
-        min(least, most),
+        min(settings.count("min_new_tokens", least, least=0), most),
         named_tokens(settings, "eos_token_id"),
         settings.count("no_repeat_ngram_size", 0, least=0),
         _banned(settings),
-        _token(settings, "forced_bos_token_id"),
+        _token(settings, "forced_bos_token_id") if begun == 1 else None,
         _token(settings, "forced_eos_token_id"),
+        settings.flag("renormalize_logits", False),
     )
 
 

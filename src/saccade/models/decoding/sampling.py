@@ -73,9 +73,6 @@ class Sampling:
         return drawn[:, 0].to(logits.device)
 
 
-GREEDY = Sampling(temperature=0.0)
-
-
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """All but the k largest of `logits (..., V)` become -inf; equals of the k-th stay."""
     if k >= logits.shape[-1]:

@@ -199,7 +199,7 @@ def shared_keys(head: str | None, derived: tuple[str, ...] = ()) -> KeyMap:
         taken,
         prefix="model.",
         tied=dict.fromkeys((*copies, *(f"model.{name}" for name in copies), "lm_head.weight"), "shared.weight"),
-        unused=tuple(sorted(heads - {str(key.published) for key in taken})),
+        unused=("qa_outputs", *sorted(heads - {str(key.published) for key in taken})),
         derived=derived,
     )
 

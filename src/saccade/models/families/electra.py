@@ -105,7 +105,7 @@ def _keys(model: Electra) -> KeyMap:
         prefix="electra.",
         tied={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
         derived=("embeddings.position_ids",),
-        unused=tuple(name for name, kind in left.items() if not head.endswith(kind)),
+        unused=("sequence_summary", *(name for name, kind in left.items() if not head.endswith(kind))),
         endings={"gamma": "weight", "beta": "bias"},
     )
 

@@ -21,6 +21,7 @@ from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
 
 HEADS = {"causal-lm": "LMHeadModel", "sequence-classification": "ForSequenceClassification"}
+OTHER_HEADS = ("classifier", "qa_outputs", "multiple_choice_head")  # that decoders are published with
 
 
 class GPT2(TextDecoder):
@@ -84,7 +85,7 @@ def decoder_keys(
         prefix=prefix,
         tied={"lm_head.weight": f"{body[0].published}.weight"} if tied else {},
         derived=derived,
-        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
+        unused=(*OTHER_HEADS, *({"lm_head", "score"} - {key.published for key in mine})),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from ...nn import Decoder, KVCache
@@ -29,7 +30,7 @@ class TextDecoder(GeneratingModel):
     Attributes:
         tokens: the token embedding; also the head's matrix where `head` is None and the model has logits.
         decoder: the stack.
-        head: of the vocabulary where it is not tied, or an `ItemHead` that reads the last token.
+        head: of the vocabulary where it is not tied, or an `ItemHead` that reads the last token but padding.
         longest: positions there are; None where nothing limits them.
     """
 
@@ -75,7 +76,8 @@ class TextDecoder(GeneratingModel):
 
         Args:
             input_ids: (B, L) ints; with a cache, those that continue the ones in it.
-            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real, but a classifier reads the
+                last token that is not `pad_token_id`.
             position_ids: (B, L) or (1, L); None: counted from each item's first real token, or on from the cache.
             labels: (B, L), `input_ids` with -100 where nothing is to be learned: they are moved by one here. For a
                 classifier (B,) or (B, K).
@@ -108,13 +110,19 @@ class TextDecoder(GeneratingModel):
             hidden_states=None if states is None else tuple(map(layout.put, states)),
             cache=cache,
         )
-        return self._read(out, x, layout, labels, logits_to_keep)
+        return self._read(out, x, layout, input_ids, labels, logits_to_keep)
 
     def _read(
-        self, out: ModelOutput, x: Tensor, layout: TokenLayout, labels: Tensor | None, keep: int | None
+        self,
+        out: ModelOutput,
+        x: Tensor,
+        layout: TokenLayout,
+        input_ids: Tensor,
+        labels: Tensor | None,
+        keep: int | None,
     ) -> ModelOutput:
         if isinstance(self.head, ItemHead):
-            read = self.head(layout.last(x), labels)
+            read = self.head(layout.at(x, self._classified(input_ids, layout)), labels)
             out.logits, out.loss = read["logits"], read["loss"]
         elif self.request.head is not None:
             if keep is not None and labels is None:
@@ -125,6 +133,15 @@ class TextDecoder(GeneratingModel):
             out.loss = None if labels is None else next_token_loss(logits, labels, layout)
             out.logits = layout.put(logits)
         return out
+
+    def _classified(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
+        """The columns (B,) that a classifier reads: of each item's last real token that is not `pad_token_id`, or of
+        its first real one where all are. An end token that is the padding token, too, is so left out, as transformers
+        does."""
+        told = input_ids != self.settings.get("pad_token_id", -1)
+        told = told if layout.real is None else told & layout.real
+        last = layout.length - 1 - told.flip(1).int().argmax(1)
+        return torch.where(told.any(1), last, layout.ends[0].to(last))
 
     def next_token_logits(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""

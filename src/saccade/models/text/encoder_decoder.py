@@ -171,7 +171,8 @@ class EncoderDecoder(Model):
 
     @property
     def constraints(self) -> Constraints:
-        """What the checkpoint's files want texts to keep to; `dataclasses.replace` changes one rule."""
+        """What the checkpoint's files want texts to keep to that begin with one token; `dataclasses.replace` changes
+        one rule."""
         return published_constraints(self.generation)
 
     def generate(
@@ -190,7 +191,7 @@ class EncoderDecoder(Model):
             input_ids, attention_mask: the sources, as in `forward`.
             max_new_tokens: of each text; None is as the constraints say.
             search: None is as the checkpoint's files say: `model.search`.
-            constraints: None is as they say: `model.constraints`.
+            constraints: None is as they say: `model.constraints`, but lengths count all tokens that targets begin with.
             decoder_input_ids: (B, L), what targets begin with, unpadded; None is the start token.
 
         Raises:
@@ -211,7 +212,7 @@ class EncoderDecoder(Model):
 
     def _rules(self, given: Constraints | None, most: int | None, begun: int) -> Constraints:
         """The constraints of a call, no longer than there are positions after the `begun` first tokens."""
-        rules = given or self.constraints
+        rules = given or published_constraints(self.generation, begun, most)
         room = rules.max_new_tokens if self.longest is None else self.longest - begun + 1
         if most is not None and most > room:
             raise ValueError(f"max_new_tokens: {most} after {begun}, but the model has {self.longest} positions")
