@@ -102,8 +102,11 @@ class TextEncoder(Model):
         if self.request.mechanism is not None:
             raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
-        layout = token_layout(batch, length, attention_mask).packed(input_ids.device)
-        return self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask), layout
+        layout = token_layout(batch, length, attention_mask)
+        layout = layout if layout.padding is not None else layout.packed(input_ids.device)
+        x = self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask, padding=layout.padding)
+        packed = layout.packed(input_ids.device)
+        return x if packed is layout else packed.take(x), packed
 
     def _read(
         self,

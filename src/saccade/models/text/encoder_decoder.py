@@ -260,6 +260,7 @@ class EncoderDecoder(Model):
         """The decoder's output as it is computed, its layout, and its hidden states."""
         source, packed = memory.layout, self.request.mechanism is None and cache is None
         target = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask, packed=packed)
+        packed &= target.padding is None  # a target with holes stays as it is
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(input_ids.device), target.packed(input_ids.device)
