@@ -67,6 +67,14 @@ def load(
     return _published(folder, settings, dtype, device, mechanism, head, labels)
 
 
+def load_body(source: str | Path) -> Model:
+    """What gives the hidden states of texts: a model without its head, and of T5 the encoder. Errors as of `load`."""
+    folder = folder_of(source)
+    settings = read_settings(folder)
+    encoder = "model_type" in settings and "encoder" in _family(settings).heads
+    return load(folder, head="encoder" if encoder else "none")
+
+
 def is_known(model_type: object) -> bool:
     """Whether a `model_type` of config.json is of a family here."""
     return isinstance(model_type, str) and any(model_type in family.types for family in FAMILIES)

@@ -20,6 +20,7 @@ from ..variants import MechanismConfig
 from .checkpoints.generation import generation_settings
 from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
+from .checkpoints.sentence_files import sentence_file_names
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
 from .tokenizers.text import TextTokenizer, open_tokenizer
@@ -43,13 +44,6 @@ COMPANIONS = (
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "2_Dense/pytorch_model.bin",
 )
 
 
@@ -157,9 +151,9 @@ class Model(nn.Module, ABC):
             temporary.write_text(json.dumps(self._published_settings(), indent=2) + "\n", encoding="utf-8")
         if self.folder is None or self.folder.resolve() == folder.resolve():
             return
-        for name in COMPANIONS:
+        for name in (*COMPANIONS, *sentence_file_names(self.folder)):
             if (self.folder / name).is_file():
-                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(folder / name) as temporary:
                     shutil.copyfile(self.folder / name, temporary)
 

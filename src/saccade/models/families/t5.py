@@ -12,6 +12,7 @@ Shape legend: T tokens as they are computed, E width.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from ..model import Family, Model, Request
 from ..text.encoder import TextEncoder
 from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..token_layout import TokenLayout
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
+from ..tokenizers.text import TextTokenizer
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -87,6 +90,11 @@ class T5Encoder(TextEncoder):
         self.tokens = nn.Embedding(settings.count("vocab_size", 32128), block.width)
         self.encoder = Encoder(block, settings.layers("num_layers", 6))
         self.dropout = nn.Dropout(block.dropout)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
+        """As of the whole model."""
+        return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
     def embed(
         self, input_ids: Tensor, layout: TokenLayout, token_type_ids: Tensor | None, position_ids: Tensor | None

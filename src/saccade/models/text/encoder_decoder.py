@@ -35,7 +35,7 @@ from ..memory import Memory
 from ..model import Model
 from ..output import ModelOutput
 from ..token_layout import TokenLayout, token_layout
-from ..tokenizers.sentencepiece import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
 from ..tokenizers.text import TextTokenizer
 
 
@@ -74,9 +74,7 @@ class EncoderDecoder(Model):
     @cached_property
     def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
         """The tokenizer of the folder, of tokenizer.json or of SentencePiece's files; both have the same methods."""
-        if self.folder is not None and is_sentencepiece(self.folder):
-            return open_sentencepiece(self.folder, longest=self.longest)
-        return super().tokenizer
+        return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
     def cache(self) -> KVCache:
         """An empty cache for decoding: keys and values of the target grow, those of the source are made once."""
