@@ -44,7 +44,7 @@ def load(
         dtype: of the weights; None is as they are stored.
         device: None is the CPU.
         mechanism: what takes the place of softmax attention, a value of `saccade.variants`; None is the published
-            attention.
+            attention. Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
         labels: of a new classifier: how many, or their names.
@@ -131,7 +131,8 @@ def _published(
     )
     model = _materialised(model, dtype or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
-    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(first for first, _ in wanted.tied))
+    tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
+    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out))
     return model.eval()
 
 
@@ -179,6 +180,8 @@ def _request(
         chosen = None if head == "none" else head
     if labels is not None and (chosen not in family.new_heads or chosen in family.unlabelled):
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
+    if isinstance(labels, str):
+        raise ValueError(f"labels: expected how many, or a list of names, got {labels!r}")
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
         if not names:

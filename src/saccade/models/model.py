@@ -55,14 +55,17 @@ class LoadReport:
         initialised: our tensors that the files lack, drawn anew since the caller asked for a new head.
         unused: published tensors that were left out: those of a head that is not this model's.
         tied: published tensors that were found equal to another one, and are held once.
+        left_out: settings that the `mechanism` has no place for, with their values: dropout of weights.
     """
 
     initialised: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        told = [("initialised", self.initialised), ("not used", self.unused), ("tied", self.tied)]
+        kinds = "initialised", "not used", "tied", "left out"
+        told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out), strict=True)
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in told if names) or "every tensor used as it is"
 
 
@@ -79,6 +82,14 @@ class Request:
     head: str | None = None
     labels: int = 2
     mechanism: MechanismConfig | None = None
+
+    def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
+        """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, which is told."""
+        share = settings.share(name, default)
+        if not share or self.mechanism is None or "dropout" in self.mechanism.traits.takes:
+            return share
+        settings.left_out[name] = share
+        return 0.0
 
 
 class Model(nn.Module, ABC):

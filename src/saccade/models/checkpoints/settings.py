@@ -21,10 +21,12 @@ class Settings:
     Attributes:
         values: the whole file.
         stored: names of the tensors in the weights' files. A model may be built by what they carry.
+        left_out: settings that the model was built without, and their values.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, stored: Collection[str] = ()):
         self.values, self.path, self.stored = dict(values), path, frozenset(stored)
+        self.left_out: dict[str, object] = {}
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

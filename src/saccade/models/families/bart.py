@@ -120,13 +120,13 @@ def bart_stacks(settings: Settings, request: Request) -> tuple[Encoder, Decoder]
             width,
             settings.count(f"{side}_attention_heads", 16),
             bias=True,
-            dropout=settings.share("attention_dropout", 0.0),
+            dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
             mechanism=request.mechanism,
         )
-        cross = replace(attention, mechanism=None) if side == "decoder" else None
+        exact = replace(attention, mechanism=None, dropout=settings.share("attention_dropout", 0.0))
         return BlockConfig(
             attention,
-            cross,
+            exact if side == "decoder" else None,
             hidden=settings.count(f"{side}_ffn_dim", 4096),
             activation=settings.choice("activation_function", ACTIVATIONS, "gelu"),
             norm="layer",

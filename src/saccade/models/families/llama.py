@@ -83,7 +83,7 @@ def llama_block(settings: Settings, request: Request) -> BlockConfig:
         output_bias=biased,
         qk_norm="rms" if kind == "qwen3" else None,
         eps=eps,
-        dropout=settings.share("attention_dropout", 0.0),
+        dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
         mechanism=request.mechanism,
     )
     return BlockConfig(

@@ -148,7 +148,7 @@ def _block(settings: Settings, request: Request) -> BlockConfig:
         settings.count("d_model", 128),
         settings.count("num_attention_heads", 4),
         bias=True,
-        dropout=settings.share("attention_dropout", 0.0),
+        dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
         mechanism=request.mechanism,
     )
     return BlockConfig(

@@ -50,7 +50,7 @@ class T5(EncoderDecoder):
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
         block = t5_block(settings, request)
-        cross = replace(block.attention, positions=None, mechanism=None)
+        cross = replace(block.attention, positions=None, mechanism=None, dropout=block.dropout)
         causal = replace(block.attention, positions=_positions(settings, bidirectional=False))
         layers = settings.layers("num_layers", 6)
         self.start = settings.get("decoder_start_token_id", settings.count("pad_token_id", 0, least=0))
@@ -115,7 +115,7 @@ def t5_block(settings: Settings, request: Request) -> BlockConfig:
         head_width=settings.count("d_kv", 64),
         scale=1.0,
         positions=_positions(settings, bidirectional=True),
-        dropout=dropout,
+        dropout=request.weight_dropout(settings, "dropout_rate", 0.1),
         mechanism=request.mechanism,
     )
     return BlockConfig(
