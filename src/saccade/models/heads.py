@@ -20,6 +20,19 @@ from .token_layout import TokenLayout
 IGNORED = -100  # a label that counts for nothing, as everywhere in PyTorch
 
 
+def refuse_labels(head: object, **given: object) -> None:
+    """ValueError where something to learn from is given, by its argument's name, to a head that does not learn from it.
+
+    Args:
+        head: the name of the head; None is the body alone.
+    """
+    for name, value in given.items():
+        if value is not None and head is None:
+            raise ValueError(f"{name}: the model has no head that learns from them; give head= when loading")
+        if value is not None:
+            raise ValueError(f"{name}: the head {head!r} does not learn from them")
+
+
 def classification_loss(logits: Tensor, labels: Tensor, problem: str | None = None) -> Tensor:
     """The loss of labels of whole items, as transformers has it.
 

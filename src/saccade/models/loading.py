@@ -191,7 +191,7 @@ def _request(
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
-    return Request(chosen, count, mechanism)
+    return Request(chosen, count, mechanism, relabelled=labels is not None)
 
 
 def _materialised(model: Model, dtype: torch.dtype, device: torch.device | str) -> Model:

@@ -77,11 +77,13 @@ class Request:
         head: what reads the last hidden states, a name in `Family.heads`; None is the body alone.
         labels: how many labels a classifying head tells apart.
         mechanism: in the place of softmax attention; None is the published attention.
+        relabelled: whether the caller says how many labels, and not config.json.
     """
 
     head: str | None = None
     labels: int = 2
     mechanism: MechanismConfig | None = None
+    relabelled: bool = False
 
     def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
         """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, which is told."""

@@ -29,7 +29,7 @@ from ..decoding.generating import weights_for
 from ..decoding.published import published_constraints, published_search
 from ..decoding.sampling import Sampling
 from ..decoding.targets import TargetStep
-from ..heads import IGNORED
+from ..heads import IGNORED, refuse_labels
 from ..inputs import check_ids
 from ..memory import Memory
 from ..model import Model
@@ -130,8 +130,10 @@ class EncoderDecoder(Model):
                 encoder's.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels without a head.
         """
+        if self.head is None:
+            refuse_labels(None, labels=labels)
         memory = self._memory(input_ids, attention_mask, memory, hidden_states, observe)
         if labels is not None:
             check_ids("labels", _counted(labels, 0), self._targets.num_embeddings)
