@@ -35,9 +35,7 @@ def test_of_texts(tmp_path, name):
     with pytest.raises(ValueError, match=message):
         model(IDS, **given)
     if name == "BertForQuestionAnswering":
-        with pytest.raises(
-            ValueError, match=r"end_positions: missing; an answer is learned from its first"
-        ):
+        with pytest.raises(ValueError, match=r"end_positions: missing; an answer is learned from its first"):
             model(IDS, start_positions=ANSWER)
         with pytest.raises(ValueError, match="start_positions: missing"):
             model(IDS, end_positions=ANSWER)
