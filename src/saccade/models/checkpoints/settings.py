@@ -43,6 +43,13 @@ class Settings:
             raise self.error(name, f"an int from {least} to {_MOST}")
         return value
 
+    def token(self, name: str, default: int, vocabulary: int) -> int:
+        """The id of a token."""
+        value = self.count(name, default, least=0)
+        if value >= vocabulary:
+            raise self.error(name, f"a token's id, from 0 to {vocabulary - 1}")
+        return value
+
     def layers(self, name: str, default: int | None = None) -> int:
         """A number of layers: each has tensors, so there cannot be more of them than of those."""
         layers = self.count(name, default)

@@ -51,8 +51,9 @@ class Bart(EncoderDecoder):
         self.longest = settings.count("max_position_embeddings", 1024)
         self.start = settings.count("decoder_start_token_id", 2, least=0)
         self.scale = width**0.5 if settings.flag("scale_embedding", False) else 1.0
-        pad = settings.count("pad_token_id", 1, least=0)
-        self.tokens = nn.Embedding(settings.count("vocab_size", 50265), width, padding_idx=pad)
+        vocabulary = settings.count("vocab_size", 50265)
+        pad = settings.token("pad_token_id", 1, vocabulary)
+        self.tokens = nn.Embedding(vocabulary, width, padding_idx=pad)
         self.source_places = Learned(self.longest + SKIPPED, width)
         self.target_places = Learned(self.longest + SKIPPED, width)
         self.source_norm, self.target_norm = nn.LayerNorm(width), nn.LayerNorm(width)
