@@ -69,6 +69,15 @@ def test_a_column_to_json_lines(tmp_path, model, capsys):
     assert np.array_equal(found, models.embed(["the cat,\nthe mat", "“sat”"], model))
 
 
+def test_a_long_cell(tmp_path, model, capsys):
+    """Python's csv refuses cells of more than 128 KiB."""
+    table, out = tmp_path / "t.csv", tmp_path / "v.npy"
+    long = "the cat sat " * 20_000
+    table.write_text(f"said\n{long}\nthe mat\n")
+    told(capsys, table, "--column", "said", "--model", model, "--out", out)
+    assert np.array_equal(np.load(out), models.embed([long, "the mat"], model))
+
+
 def test_a_folder_is_a_text_a_file(tmp_path, model, capsys):
     folder, out = tmp_path / "texts", tmp_path / "v.jsonl"
     (folder / "more").mkdir(parents=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -163,19 +164,52 @@ def test_a_decoder_gives_its_last_token(tmp_path):
     np.testing.assert_allclose(got, FORMULAS["last"](x, m), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["T5EncoderModel", "T5ForConditionalGeneration"])
+def test_of_t5_the_encoder_gives_vectors(tmp_path, kind):
+    written_words(tmp_path, TEXTS)
+    sizes = dict(vocab_size=97, d_model=26, d_kv=7, d_ff=31, num_layers=2, num_heads=3)
+    written(tmp_path, kind, transformers().T5Config(**sizes))
+    theirs = transformers().T5EncoderModel.from_pretrained(tmp_path).eval()
+    ids, mask, *_ = models.load(tmp_path, head="encoder").tokenizer(TEXTS).values()
+    with torch.no_grad():
+        x = theirs(ids, mask).last_hidden_state
+    expected = FORMULAS["mean"](x, mask[..., None])
+    np.testing.assert_allclose(models.embed(TEXTS, tmp_path), expected, atol=1e-5)
+
+
+def test_a_text_without_a_token_has_the_vector_0(tmp_path):
+    path = folder(tmp_path)
+    words = tokenizers.models.WordLevel({"the": 5, "cat": 7, "[UNK]": 1}, unk_token="[UNK]")
+    inner = tokenizers.Tokenizer(words)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.save(str(path / "tokenizer.json"))
+    found = models.embed(["", "the cat", " "], path)
+    np.testing.assert_allclose(found[1:2], models.embed(["the cat"], path), atol=1e-5)
+    assert not found[[0, 2]].any()
+    assert not models.embed([""], path).any()
+
+
+@pytest.mark.parametrize("name", ["sentence_xlm-roberta_config.json", "sentence_roberta_config.json"])
+def test_the_longest_text_stands_in_a_file_of_any_of_its_names(tmp_path, name):
+    path = folder(tmp_path)
+    sentence_files(path, "Pooling", longest=9, mean_tokens=True)
+    expected = models.embed(TEXTS, path)
+    (path / "sentence_bert_config.json").rename(path / name)
+    assert np.array_equal(models.embed(TEXTS, path), expected)
+
+
 def test_saving_keeps_what_makes_the_vectors(tmp_path):
     path = folder(tmp_path / "a")
-    sentence_files(path, "Pooling", "Dense", longest=9, max_tokens=True)
-    settings = {
-        "in_features": 42,
-        "out_features": 11,
-        "bias": False,
-        "activation_function": "torch.nn.modules.Identity",
-    }
-    (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
-    safetensors.torch.save_file({"linear.weight": torch.randn(11, 42)}, path / "2_Dense" / "model.safetensors")
+    sentence_files(path, "Pooling", "Dense", "Dense", longest=9, max_tokens=True)
+    (path / "sentence_bert_config.json").rename(path / "sentence_roberta_config.json")
+    for name, given, made in (("2_Dense", 42, 11), ("3_Dense", 11, 5)):
+        settings = {"in_features": given, "out_features": made, "bias": False, "activation_function": "Identity"}
+        (path / name / "config.json").write_text(json.dumps(settings))
+        safetensors.torch.save_file({"linear.weight": torch.randn(made, given)}, path / name / "model.safetensors")
     models.load(path).save(tmp_path / "b")
-    assert np.array_equal(models.embed(TEXTS, path), models.embed(TEXTS, tmp_path / "b"))
+    found = models.embed(TEXTS, tmp_path / "b")
+    assert found.shape[1] == 5
+    assert np.array_equal(models.embed(TEXTS, path), found)
 
 
 def test_a_default_prompt_and_lower_case(tmp_path):
@@ -184,7 +218,7 @@ def test_a_default_prompt_and_lower_case(tmp_path):
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
     (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
     (path / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {"query": "the cat "}, "default_prompt_name": "query"})
+        json.dumps({"prompts": {"query": "The Cat "}, "default_prompt_name": "query"})
     )
     got = models.embed(["SAT on"], path)
     for name in ("modules.json", "config_sentence_transformers.json"):
@@ -228,7 +262,7 @@ def test_faults_are_told(tmp_path):
         models.embed(["a"], path)
     (path / "modules.json").unlink()
     (path / "vocab.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer; expected tokenizer\.json"):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json, vocab\.txt, or vocab\.json with merges\.txt$"):
         models.embed(["a"], path)
 
 

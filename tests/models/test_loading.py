@@ -16,6 +16,7 @@ from published import transformers, written
 from saccade import models
 from saccade.models.checkpoints import reading
 from saccade.models.checkpoints.reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX
+from saccade.variants import LinearConfig, LongformerConfig
 
 SIZES = dict(
     vocab_size=29,
@@ -23,6 +24,17 @@ SIZES = dict(
     num_hidden_layers=1,
     num_attention_heads=7,
     intermediate_size=13,
+    max_position_embeddings=11,
+)
+BART = dict(
+    vocab_size=29,
+    d_model=14,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_attention_heads=7,
+    decoder_attention_heads=7,
+    encoder_ffn_dim=13,
+    decoder_ffn_dim=13,
     max_position_embeddings=11,
 )
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -276,6 +288,21 @@ def test_a_new_head_is_drawn_and_reported(tmp_path):
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+def test_a_new_classifier_begins_with_a_pooler_where_the_files_have_none(tmp_path):
+    theirs = made(tmp_path)  # of a masked language model
+    model = models.load(theirs, head="sequence-classification", labels=3)
+    parts = ("pooler.weight", "pooler.bias", "head.inner.out.weight", "head.inner.out.bias")
+    assert model.report.initialised == parts
+    assert 0 < float(model.pooler.weight.detach().std()) < 0.06
+    model.save(tmp_path / "new")
+    again = models.load(tmp_path / "new", head="sequence-classification")
+    assert not again.report.initialised
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    values = tensors(tmp_path / "new")
+    rewrite(tmp_path / "new", {name: tensor for name, tensor in values.items() if "pooler" not in name})
+    refused(tmp_path / "new", "missing: bert.pooler.dense.weight", head="sequence-classification")
+
+
 def test_the_head_of_the_file_is_kept_and_others_are_reported(tmp_path):
     made(tmp_path)
     body = models.load(tmp_path, head="none")
@@ -292,6 +319,7 @@ def test_the_head_of_the_file_is_kept_and_others_are_reported(tmp_path):
         ({"labels": 3}, "labels: only of a classifier, which the head 'masked-lm' is not"),
         ({"head": "token-classification", "labels": []}, "labels: expected at least one"),
         ({"head": "token-classification", "labels": 0}, "labels: expected at least one"),
+        ({"head": "token-classification", "labels": "yes"}, "labels: expected how many, or a list of names, got 'yes'"),
     ],
 )
 def test_wrong_heads(tmp_path, options, message):
@@ -343,12 +371,36 @@ def test_saving_writes_whole_files_and_what_stands_beside(tmp_path):
     (made(tmp_path) / "vocab.txt").write_text("a\n")
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text("{}")
+    steps = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(steps))
     models.load(tmp_path, dtype=torch.float16).save(tmp_path / "new")
     found = sorted(str(p.relative_to(tmp_path / "new")) for p in (tmp_path / "new").rglob("*") if p.is_file())
-    assert found == ["1_Pooling/config.json", "config.json", SAFE, "vocab.txt"]
+    assert found == ["1_Pooling/config.json", "config.json", SAFE, "modules.json", "vocab.txt"]
     assert models.load(tmp_path / "new").dtype == torch.float16
     saved = json.loads((tmp_path / "new" / "config.json").read_text())
     assert (saved["dtype"], saved["architectures"]) == ("float16", ["BertForMaskedLM"])
+
+
+@pytest.mark.parametrize("kind", ["Bert", "GPT2", "Bart"])
+def test_dropout_of_weights_is_left_out_where_a_mechanism_has_none(tmp_path, kind):
+    library = transformers()
+    config = {
+        "Bert": library.BertConfig(**SIZES),
+        "GPT2": library.GPT2Config(vocab_size=61, n_embd=42, n_layer=1, n_head=7, n_positions=23),
+        "Bart": library.BartConfig(**BART, attention_dropout=0.1),
+    }[kind]
+    written(tmp_path, f"{kind}Model", config)
+    model = models.load(tmp_path, mechanism=LinearConfig())
+    name = {"Bert": "attention_probs_dropout_prob", "GPT2": "attn_pdrop", "Bart": "attention_dropout"}[kind]
+    assert model.report.left_out == (f"{name}=0.1",)
+    assert str(model.report) == f"left out: {name}=0.1"
+    inputs = {"decoder_input_ids": IDS} if kind == "Bart" else {}
+    assert model(IDS, **inputs).last_hidden_state.isfinite().all()
+    if kind == "Bart":  # what reads the source stays softmax attention
+        assert model.decoder.blocks[0].cross.config.dropout == 0.1
+    model.save(tmp_path / "new")
+    assert models.load(tmp_path / "new").settings.number(name) == 0.1
+    assert not models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=())).report.left_out
 
 
 def test_a_model_of_saccades_own_has_one_head():

@@ -127,8 +127,8 @@ def test_faults_are_told(tmp_path):
         tokenizer("a", longest=2)
     with pytest.raises(ValueError, match=r"token: expected an id from 0 to \d+, got 999"):
         tokenizer.written(999)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
-    with pytest.raises(ValueError, match=r"kind 'EsmTokenizer' cannot be made from vocab\.txt"):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CtrlTokenizer"}')
+    with pytest.raises(ValueError, match=r"kind 'CtrlTokenizer' cannot be made from vocab\.txt"):
         open_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ValueError, match=r"tokenizer\.json: damaged, not a tokenizer"):

@@ -121,6 +121,7 @@ def _content(path: Path) -> str:
 
 def _column(path: Path, content: str, column: str | None) -> list[str]:
     rows = csv.reader(io.StringIO(content, newline=""), delimiter=_TABLES[path.suffix.lower()])
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # no cell is longer than the file
     try:
         names = next(rows, [])
         if column is None or column not in names:
@@ -135,6 +136,8 @@ def _column(path: Path, content: str, column: str | None) -> list[str]:
         return texts
     except csv.Error as error:
         raise UserError(f"{path}: line {rows.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(usual)
 
 
 @contextlib.contextmanager

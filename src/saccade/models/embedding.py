@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ..nn import packed_weights
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
-from .loading import load
+from .loading import load_body
 from .model import Model
 from .text.decoder import TextDecoder
 from .text.encoder import TextEncoder
 from .token_layout import TokenLayout, token_layout
+from .tokenizers.sentencepiece import SentencePieceTokenizer
 from .tokenizers.text import TextTokenizer
 
 TOKENS = 4096  # of a row, where nothing else is asked for
@@ -42,7 +43,7 @@ class Embedder:
     """
 
     model: Model
-    tokenizer: TextTokenizer
+    tokenizer: TextTokenizer | SentencePieceTokenizer
     files: SentenceFiles
     tokens_per_batch: int = TOKENS
 
@@ -53,16 +54,14 @@ class Embedder:
         return min(limits) if limits else None
 
     def chunk(self, texts: Sequence[str], told: Callable[[int], None] | None = None) -> np.ndarray:
-        """float32 (N, D), a row a text. `told` gets how many more texts are done, again and again.
+        """float32 (N, D), a row a text, 0 where a text has no token. TypeError where one is no text.
 
-        Raises:
-            TypeError: no texts. ValueError: a text without a token.
+        `told` gets how many more texts are done, again and again.
         """
-        texts = [self.files.prompt + (text.lower() if self.files.lower else text) for text in map(_text, texts)]
-        ids = self.tokenizer.whole_many(texts, self.longest)
-        empty = next((n for n, row in enumerate(ids) if not row), None)
-        if empty is not None:
-            raise ValueError(f"texts: {texts[empty]!r:.40} has no token, so there is no vector of it")
+        texts = [self.files.prompt + _text(text) for text in texts]
+        ids = self.tokenizer.whole_many([text.lower() for text in texts] if self.files.lower else texts, self.longest)
+        empty = [n for n, row in enumerate(ids) if not row]
+        ids = [row or [0] for row in ids]
         vectors: np.ndarray | None = None
         # A packed copy of the weights pays for itself after some hundred tokens.
         many = sum(map(len, ids)) >= _MANY
@@ -75,6 +74,7 @@ class Embedder:
                 if told is not None:
                     told(len(batch))
         assert vectors is not None
+        vectors[empty] = 0
         return vectors
 
     def _vectors(self, ids: list[list[int]]) -> Tensor:
@@ -110,7 +110,8 @@ def embed(
 
     Texts are sorted by length and computed one behind the other in one row: no padding. Pooling, normalisation, the
     longest text and a dense layer are as the files of sentence-transformers in the model's folder say; without them a
-    vector is the mean of all tokens' last hidden states, special tokens included. Longer texts are cut.
+    vector is the mean of all tokens' last hidden states, special tokens included. Longer texts are cut. A text without
+    any token, such as "" for a tokenizer without special ones, has the vector 0.
 
     Args:
         model: from `load`, or what `load` takes. Its head is not used.
@@ -153,7 +154,7 @@ def open_embedder(
     if isinstance(tokens_per_batch, bool) or not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
         raise ValueError(f"tokens_per_batch: expected an int above 0, got {tokens_per_batch!r}")
     if isinstance(model, (str, Path)):
-        model = load(model, head="none")
+        model = load_body(model)
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
     if not isinstance(model, (TextEncoder, TextDecoder)):

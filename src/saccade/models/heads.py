@@ -20,6 +20,19 @@ from .token_layout import TokenLayout
 IGNORED = -100  # a label that counts for nothing, as everywhere in PyTorch
 
 
+def refuse_labels(head: object, **given: object) -> None:
+    """ValueError where something to learn from is given, by its argument's name, to a head that does not learn from it.
+
+    Args:
+        head: the name of the head; None is the body alone.
+    """
+    for name, value in given.items():
+        if value is not None and head is None:
+            raise ValueError(f"{name}: the model has no head that learns from them; give head= when loading")
+        if value is not None:
+            raise ValueError(f"{name}: the head {head!r} does not learn from them")
+
+
 def classification_loss(logits: Tensor, labels: Tensor, problem: str | None = None) -> Tensor:
     """The loss of labels of whole items, as transformers has it.
 
@@ -84,24 +97,41 @@ class ItemHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Logits of an answer's first and last token; `labels` two tensors (B,) of their columns."""
+    """Logits of an answer's first and last token; `labels` two tensors (B,) of their columns.
+
+    Padding is no answer, so a padded text has the loss that it has alone.
+    """
 
     def __init__(self, width: int, dropout: float = 0.0):
         super().__init__()
         self.inner, self.dropout = nn.Linear(width, 2), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: TokenLayout, labels: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
-        """`start_logits` and `end_logits` (B, L), -inf in the padding, and `loss`."""
+        """`start_logits` and `end_logits` (B, L), -inf in the padding, and `loss`. ValueError: an answer in padding."""
         ends = layout.put(self.inner(self.dropout(x)), -torch.inf).unbind(-1)
         loss = None
         if labels is not None:
             # As published: columns beyond the text count for nothing.
             columns = [column.clamp(0, layout.length) for column in labels]
+            _check_answers(columns, layout)
             first, last = (
                 F.cross_entropy(e, c, ignore_index=layout.length) for e, c in zip(ends, columns, strict=True)
             )
             loss = (first + last) / 2
         return {"start_logits": ends[0], "end_logits": ends[1], "loss": loss}
+
+
+def _check_answers(columns: list[Tensor], layout: TokenLayout) -> None:
+    if layout.real is None or torch.compiler.is_compiling():
+        return
+    counted = F.pad(layout.real, (0, 1), value=True)  # the column behind counts for nothing
+    for name, column in zip(("start_positions", "end_positions"), columns, strict=True):
+        wrong = ~counted[torch.arange(layout.batch, device=column.device), column]
+        if bool(wrong.any()):
+            item = int(wrong.nonzero()[0, 0])
+            raise ValueError(
+                f"{name}: expected columns of real tokens, got {int(column[item])} of item {item}, padding"
+            )
 
 
 class Classifier(nn.Module):

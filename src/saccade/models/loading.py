@@ -44,7 +44,7 @@ def load(
         dtype: of the weights; None is as they are stored.
         device: None is the CPU.
         mechanism: what takes the place of softmax attention, a value of `saccade.variants`; None is the published
-            attention.
+            attention. Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
         labels: of a new classifier: how many, or their names.
@@ -65,6 +65,14 @@ def load(
             )
         return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
     return _published(folder, settings, dtype, device, mechanism, head, labels)
+
+
+def load_body(source: str | Path) -> Model:
+    """What gives the hidden states of texts: a model without its head, and of T5 the encoder. Errors as of `load`."""
+    folder = folder_of(source)
+    settings = read_settings(folder)
+    encoder = "model_type" in settings and "encoder" in _family(settings).heads
+    return load(folder, head="encoder" if encoder else "none")
 
 
 def is_known(model_type: object) -> bool:
@@ -123,7 +131,8 @@ def _published(
     )
     model = _materialised(model, dtype or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
-    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(first for first, _ in wanted.tied))
+    tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
+    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out))
     return model.eval()
 
 
@@ -171,6 +180,8 @@ def _request(
         chosen = None if head == "none" else head
     if labels is not None and (chosen not in family.new_heads or chosen in family.unlabelled):
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
+    if isinstance(labels, str):
+        raise ValueError(f"labels: expected how many, or a list of names, got {labels!r}")
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
         if not names:
@@ -180,7 +191,7 @@ def _request(
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
-    return Request(chosen, count, mechanism)
+    return Request(chosen, count, mechanism, relabelled=labels is not None)
 
 
 def _materialised(model: Model, dtype: torch.dtype, device: torch.device | str) -> Model:

@@ -20,6 +20,7 @@ from ..variants import MechanismConfig
 from .checkpoints.generation import generation_settings
 from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
+from .checkpoints.sentence_files import sentence_file_names
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
 from .tokenizers.text import TextTokenizer, open_tokenizer
@@ -43,13 +44,6 @@ COMPANIONS = (
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "2_Dense/pytorch_model.bin",
 )
 
 
@@ -61,14 +55,17 @@ class LoadReport:
         initialised: our tensors that the files lack, drawn anew since the caller asked for a new head.
         unused: published tensors that were left out: those of a head that is not this model's.
         tied: published tensors that were found equal to another one, and are held once.
+        left_out: settings that the `mechanism` has no place for, with their values: dropout of weights.
     """
 
     initialised: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        told = [("initialised", self.initialised), ("not used", self.unused), ("tied", self.tied)]
+        kinds = "initialised", "not used", "tied", "left out"
+        told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out), strict=True)
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in told if names) or "every tensor used as it is"
 
 
@@ -80,11 +77,21 @@ class Request:
         head: what reads the last hidden states, a name in `Family.heads`; None is the body alone.
         labels: how many labels a classifying head tells apart.
         mechanism: in the place of softmax attention; None is the published attention.
+        relabelled: whether the caller says how many labels, and not config.json.
     """
 
     head: str | None = None
     labels: int = 2
     mechanism: MechanismConfig | None = None
+    relabelled: bool = False
+
+    def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
+        """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, which is told."""
+        share = settings.share(name, default)
+        if not share or self.mechanism is None or "dropout" in self.mechanism.traits.takes:
+            return share
+        settings.left_out[name] = share
+        return 0.0
 
 
 class Model(nn.Module, ABC):
@@ -157,9 +164,9 @@ class Model(nn.Module, ABC):
             temporary.write_text(json.dumps(self._published_settings(), indent=2) + "\n", encoding="utf-8")
         if self.folder is None or self.folder.resolve() == folder.resolve():
             return
-        for name in COMPANIONS:
+        for name in (*COMPANIONS, *sentence_file_names(self.folder)):
             if (self.folder / name).is_file():
-                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(folder / name) as temporary:
                     shutil.copyfile(self.folder / name, temporary)
 

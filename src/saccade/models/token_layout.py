@@ -45,11 +45,15 @@ class TokenLayout:
         return x if self.places is None else x.flatten(0, 1)[self.places][None]
 
     def packed(self, device: torch.device) -> TokenLayout:
-        """The same batch with the tokens of all items in one row, also where nothing is padded."""
+        """The same batch with the tokens of all items in one row, also where nothing is padded.
+
+        It holds what was computed; whoever computes takes a layout as `token_layout` gives it.
+        """
         if self.places is not None:
             return self
         if self.real is not None:
-            return token_layout(self.batch, self.length, self.real)
+            counts = self.real.sum(1).tolist()
+            return _packed(self.real, counts) if any(counts) else self
         real = torch.ones(self.batch, self.length, dtype=torch.bool, device=device)
         return _packed(real, [self.length] * self.batch)
 
@@ -83,9 +87,12 @@ class TokenLayout:
         return self.places.div(self.length, rounding_mode="floor")
 
     def counted(self, flags: Tensor) -> Tensor:
-        """int64: how many tokens of its item are flagged, up to each token and with it; `flags` as it is computed."""
+        """int64: how many tokens are flagged from its item's first real one to each; `flags` as it is computed."""
         if self.places is None:
-            return (flags if self.real is None else flags & self.real).long().cumsum(1)
+            if self.real is not None:
+                first = self.ends[0][:, None]
+                flags = flags & (torch.arange(self.length, device=first.device) >= first)
+            return flags.long().cumsum(1)
         total = flags.long().cumsum(1)
         items = self.items
         starts = torch.searchsorted(items, torch.arange(self.batch, device=items.device))
@@ -149,7 +156,8 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     """How a batch (B, L) is computed whose real tokens `attention_mask` names: 1 or True; None is all.
 
     Args:
-        packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values.
+        packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values,
+            nor where an item has padding between its real tokens.
 
     Raises:
         TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
@@ -168,9 +176,16 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     if bool(real.all()):
         return TokenLayout(batch, length)
     counts = real.sum(1).tolist()
-    if not packed or not any(counts):
+    # Packing would close a hole between real tokens, and distances across it (windows, rotary, T5's bias) would shrink.
+    if not packed or not any(counts) or _has_holes(real):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
     return _packed(real, counts)
+
+
+def _has_holes(real: Tensor) -> bool:
+    """Whether padding stands between real tokens of an item: they are in more than one run."""
+    starts = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
+    return bool((starts > 1).any())
 
 
 def _packed(real: Tensor, counts: list[int]) -> TokenLayout:

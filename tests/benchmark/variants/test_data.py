@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from saccade import Causal, attention
+from saccade import Causal, Window, attention
 from saccade.benchmark.variants import ProblemSizes, model_data, random_data, tensor_data
 from saccade.benchmark.variants.data import TEXT
 from saccade.inspection import open_model
@@ -173,4 +173,7 @@ def test_scale_goes_into_the_query_and_the_rest_is_named(monkeypatch):
     data = model_data(most=5)
     assert data.sizes.causal is False
     assert data.note == "without the softcap and sink that this layer has"
+    for mask, told in ((Causal() & Window(2, 0), True), (Causal() & Window(4, 0), False), (Window(2, 2), True)):
+        call = ObservedCall(query, key, value, mask, None, None, None, None, out=value, source="")
+        assert model_data(most=5).note == ("without the window that this layer has" if told else "")
     torch.testing.assert_close(data.query * 16**-0.5, query * 0.7)

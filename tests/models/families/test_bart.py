@@ -145,6 +145,15 @@ def test_other_blocks_are_refused(tmp_path):
             models.load(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["bart", "marian"])
+def test_a_padding_token_outside_the_vocabulary(tmp_path, kind):
+    write(tmp_path, "BartForConditionalGeneration")
+    config = {**json.loads((tmp_path / "config.json").read_text()), "model_type": kind, "pad_token_id": 101}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": []}))
+    with pytest.raises(ValueError, match="pad_token_id: expected a token's id, from 0 to 100, got 101"):
+        models.load(tmp_path)
+
+
 def test_bad_input(tmp_path):
     write(tmp_path, "BartForConditionalGeneration")
     model, inputs = models.load(tmp_path), sources_and_targets()

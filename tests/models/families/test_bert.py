@@ -61,3 +61,23 @@ def test_gradients_of_all_weights(tmp_path):
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
+
+
+def test_an_answer_is_learned_as_of_the_text_alone(tmp_path):
+    theirs = written(tmp_path, "BertForQuestionAnswering", config()).double()
+    model, inputs = models.load(tmp_path, dtype=torch.float64), batch()
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    first, last = torch.tensor([1, 3, 2]), torch.tensor([4, 3, 7])
+    alone = [
+        theirs(
+            **{name: x[n : n + 1, :length] for name, x in inputs.items()},
+            start_positions=first[n : n + 1],
+            end_positions=last[n : n + 1],
+        ).loss
+        for n, length in enumerate(lengths)
+    ]
+    loss = model(**inputs, start_positions=first, end_positions=last).loss
+    assert torch.allclose(loss, torch.stack(alone).mean(), atol=1e-10)
+    last[0] = lengths[0]
+    with pytest.raises(ValueError, match=r"end_positions: expected columns of real tokens, got 5 of item 0, padding"):
+        model(**inputs, start_positions=first, end_positions=last)

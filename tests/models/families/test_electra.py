@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,3 +77,11 @@ def test_gradients_of_all_weights(tmp_path):
     labels = (inputs["input_ids"] > 50).long()
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
+
+
+def test_heads_that_config_json_does_not_count(tmp_path):
+    theirs = written(tmp_path, "ElectraModel", config(num_attention_heads=4, hidden_size=44))
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in values.items() if name != "num_attention_heads"}))
+    assert_agrees(theirs, tmp_path, batch(), real=batch()["attention_mask"].bool())

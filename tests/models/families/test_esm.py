@@ -21,6 +21,7 @@ from published import (
     written,
 )
 from saccade import attention_weights, models
+from saccade.inspection import look, open_model
 from saccade.variants import LongformerConfig
 
 SIZES = dict(
@@ -239,6 +240,12 @@ def test_tokens_are_those_of_transformers(tmp_path):
     padded, expected = ours(["MKTAY", "M<mask>"]), theirs(["MKTAY", "M<mask>"], padding=True, return_tensors="pt")
     assert all(torch.equal(padded[name], expected[name]) for name in ("input_ids", "attention_mask"))
     assert ours.decode(padded["input_ids"][1]) == "M<mask>"
+    written(tmp_path, "EsmModel", config(num_hidden_layers=1))
+    model = models.load(tmp_path)
+    assert model.tokenizer.whole_many(proteins) == [ours.encode(protein) for protein in proteins]
+    assert all(torch.equal(model.tokenizer(["MKTAY", "M<mask>"])[name], padded[name]) for name in padded)
+    assert look(open_model(tmp_path), "MKTAYI").seen.text == "MKTAYI"
+    assert models.embed(["MKTAYI"], tmp_path).shape == (1, 42)
 
 
 def test_bad_input(tmp_path):

@@ -16,7 +16,7 @@ from published import (
     without_rounding,
     written,
 )
-from saccade import models
+from saccade import Window, models
 from saccade.positions import Llama3Scaling
 from saccade.variants import LongformerConfig
 
@@ -110,6 +110,18 @@ def test_stretched_frequencies_are_those_of_transformers(tmp_path, rope):
     assert_agrees(theirs, tmp_path, batch(), real=real, dtypes=(torch.float32,))
     without_rounding(theirs.double()).model.rotary_emb.inv_freq = ours
     assert_agrees(theirs, tmp_path, batch(), real=real, dtypes=(torch.float64,))
+
+
+def test_a_window_that_config_json_does_not_name(tmp_path):
+    written(tmp_path, "MistralForCausalLM", config("Mistral", sliding_window=4))
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    del values["sliding_window"]
+    path.write_text(json.dumps(values))
+    expected = transformers().AutoConfig.from_pretrained(tmp_path).sliding_window
+    assert {block.attention.config.window for block in models.load(tmp_path).decoder.blocks} == {
+        Window(expected - 1, 0)
+    }
 
 
 def test_older_folders_have_rope_theta_and_rope_scaling(tmp_path):

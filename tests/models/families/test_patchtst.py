@@ -212,6 +212,13 @@ def test_a_new_head_on_a_pretrained_body(tmp_path):
     assert classifier(series()["past_values"]).logits.shape == (2, 3)
 
 
+def test_targets_are_counted_by_their_own_setting(tmp_path):
+    """config.json may name other labels beside them, which transformers' heads do not read."""
+    name = "PatchTSTForClassification"
+    theirs = trained(tmp_path, name, {"num_targets": 4, "num_labels": 3})
+    assert_agrees(theirs, tmp_path, series(), names=NAMES[name], last_state=False)
+
+
 def test_a_classifier_of_other_labels(tmp_path):
     trained(tmp_path / "a", "PatchTSTModel", {})
     model = models.load(tmp_path / "a", head="classification", labels=["walk", "run", "sit"])

@@ -229,8 +229,17 @@ def _is_causal(call: ObservedCall) -> bool:
     return mask is not None and length > 1 and not bool(mask.dense(length, length)[..., 0, 1:].any())
 
 
+def _is_narrower(call: ObservedCall) -> bool:
+    """Whether the mask hides more than the tokens after each one, as a window does in a text longer than itself."""
+    mask, length = as_mask(call.mask), call.query.shape[2]
+    if mask is None or isinstance(mask, Causal):
+        return False
+    seen = torch.ones(length, length, dtype=torch.bool)
+    return not bool(mask.dense(length, length)[..., seen.tril() if _is_causal(call) else seen].all())
+
+
 def _unsupported(call: ObservedCall) -> str:
     """What the model's attention has besides, and mechanisms here do not."""
     parts = {"bias": call.bias, "softcap": call.softcap, "sink": call.sink}
-    named = [name for name, part in parts.items() if part is not None]
+    named = [name for name, part in parts.items() if part is not None] + ["window"] * _is_narrower(call)
     return f"without the {' and '.join(named)} that this layer has" if named else ""

@@ -61,6 +61,7 @@ class KeyMap:
         derived: published names that follow from the settings and are not read, such as tables of positions.
         unused: published names of other heads: not read, and told in the report.
         endings: old endings of names and what they are now, such as {"gamma": "weight"}.
+        anew: our names of parts of the body that begin anew with a head, where the files have neither.
     """
 
     keys: tuple[Key, ...]
@@ -70,6 +71,7 @@ class KeyMap:
     derived: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     endings: Mapping[str, str] = field(default_factory=dict)
+    anew: tuple[str, ...] = ()
 
 
 class Piece(NamedTuple):
@@ -136,9 +138,15 @@ def plan(
     taken: set[str] = set()
     result, wrong = Plan([], [], [], []), []
     others = {primary: _others(key, keys.prefix if prefixed else "") for key, primary in _primaries(keys, prefixed)}
-    for name, pieces in pieces_of(keys, ours, prefixed=prefixed).items():
-        found = [_resolve(piece, names, others) for piece in pieces]
-        if new_head and name.startswith("head.") and all(piece is None for piece in found):
+    resolved = {
+        name: (pieces, [_resolve(piece, names, others) for piece in pieces])
+        for name, pieces in pieces_of(keys, ours, prefixed=prefixed).items()
+    }
+    absent = {name for name, (_, found) in resolved.items() if not any(found)}
+    headless = new_head and all(name in absent for name in resolved if name.startswith("head."))
+    anew = ("head.", *(f"{part}." for part in keys.anew if headless))
+    for name, (pieces, found) in resolved.items():
+        if new_head and name in absent and name.startswith(anew):
             result.new.append(name)
             continue
         for piece, there in zip(pieces, found, strict=True):

@@ -16,7 +16,12 @@ from torch import Tensor
 from .._shortened import shortened
 from .reading import find_weights, read_json
 
-MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+# Of the model; the first that there is counts, whatever the model is.
+TRANSFORMERS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 # In the order in which several are put side by side.
 POOLINGS = {
     "first": "cls_token",
@@ -27,6 +32,7 @@ POOLINGS = {
     "last": "lasttoken",
 }
 _WRITTEN = {"cls": "first", "mean_sqrt_len_tokens": "mean-sqrt", "weightedmean": "weighted-mean", "lasttoken": "last"}
+DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ACTIVATIONS = {"Identity": None, "Tanh": torch.tanh, "ReLU": torch.relu, "GELU": torch.nn.functional.gelu}
 
 
@@ -48,7 +54,7 @@ class SentenceFiles:
         dense: layers after pooling.
         normalize: whether vectors have length 1.
         longest: tokens of a text that are read, the special ones included; None is the model's own limit.
-        lower: whether texts are put in lower case first.
+        lower: whether texts are put in lower case first, the prompt too.
         prompt: what stands before every text.
     """
 
@@ -86,12 +92,23 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
                 f"{folder / MODULES}: step {number} is {shortened(repr(step['type']))}; expected Transformer, Pooling, "
                 "then Dense layers, then Normalize: nothing else is computed"
             )
-    values = _settings(folder / TRANSFORMER)
+    path = next((folder / name for name in TRANSFORMERS if (folder / name).is_file()), folder / TRANSFORMERS[0])
+    values = _settings(path)
     longest = values.get("max_seq_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int) or longest < 1):
-        raise ValueError(f"{folder / TRANSFORMER}: max_seq_length: expected an int above 0, got {longest!r:.40}")
+        raise ValueError(f"{path}: max_seq_length: expected an int above 0, got {longest!r:.40}")
     lower = bool(values.get("do_lower_case", False))
     return SentenceFiles(pooling, tuple(dense), normalize, longest, lower, _prompt(folder / PROMPTS))
+
+
+def sentence_file_names(folder: Path) -> list[str]:
+    """The files of a folder that `read_sentence_files` reads, by their paths within it; none of damaged steps."""
+    try:
+        steps = _steps(folder / MODULES)
+    except (FileNotFoundError, ValueError):
+        steps = []
+    of_steps = [f"{step['path']}/{name}" for step in steps if step["path"] for name in ("config.json", *DENSE_WEIGHTS)]
+    return [name for name in (MODULES, PROMPTS, *TRANSFORMERS, *of_steps) if (folder / name).is_file()]
 
 
 def _settings(path: Path) -> dict[str, Any]:

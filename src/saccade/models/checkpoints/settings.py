@@ -21,10 +21,12 @@ class Settings:
     Attributes:
         values: the whole file.
         stored: names of the tensors in the weights' files. A model may be built by what they carry.
+        left_out: settings that the model was built without, and their values.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, stored: Collection[str] = ()):
         self.values, self.path, self.stored = dict(values), path, frozenset(stored)
+        self.left_out: dict[str, object] = {}
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -39,6 +41,13 @@ class Settings:
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
             raise self.error(name, f"an int from {least} to {_MOST}")
+        return value
+
+    def token(self, name: str, default: int, vocabulary: int) -> int:
+        """The id of a token."""
+        value = self.count(name, default, least=0)
+        if value >= vocabulary:
+            raise self.error(name, f"a token's id, from 0 to {vocabulary - 1}")
         return value
 
     def layers(self, name: str, default: int | None = None) -> int:

@@ -6,6 +6,7 @@ texts are padded and cut.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _SIDES = ("right", "left")
 _WORD_PIECES = ("Bert", "DistilBert", "Electra", "bert", "distilbert", "electra")
 _ROBERTAS = ("Roberta", "Bart", "Longformer", "LED", "roberta", "bart", "longformer", "led")
 _GPT2S = ("GPT2", "gpt2", "gpt_neo", "gptj", "opt")
+_PROTEINS = ("Esm", "esm")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "bert": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "roberta": {
@@ -38,6 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "cls": "<s>",
         "mask": {"content": "<mask>", "lstrip": True},  # it stands for a word with its space
     },
+    "esm": {"eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "cls": "<cls>", "mask": "<mask>"},
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"},
 }
 
@@ -129,18 +132,18 @@ def _older(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, 
     """A tokenizer from the files that came before tokenizer.json, and its special tokens by role."""
     words, pairs = (folder / WORDS).is_file(), (folder / VOCABULARY).is_file() and (folder / MERGES).is_file()
     if not words and not pairs:
-        raise FileNotFoundError(
-            f"{folder}: no tokenizer; expected {FILE}, {WORDS}, {VOCABULARY} with {MERGES}, or {', '.join(PIECES)}"
-        )
+        raise FileNotFoundError(f"{folder}: no tokenizer; expected {FILE}, {WORDS}, or {VOCABULARY} with {MERGES}")
     model_type = _object(folder / "config.json").get("model_type", "")
     kind = config.get("tokenizer_class") or model_type or ("bert" if words else "gpt2")
-    known = _WORD_PIECES if words else (*_ROBERTAS, *_GPT2S)
+    known = (*_WORD_PIECES, *_PROTEINS) if words else (*_ROBERTAS, *_GPT2S)
     if not isinstance(kind, str) or not kind.startswith(known):
         raise ValueError(
             f"{folder}: a tokenizer of kind {shortened(repr(kind))} cannot be made from "
             f"{WORDS if words else VOCABULARY} here; expected {FILE}, or one of {', '.join(known)}"
         )
     try:
+        if words and kind.startswith(_PROTEINS):
+            return _residues(folder / WORDS, config), _DEFAULTS["esm"]
         if words:
             return _word_pieces(folder / WORDS, config), _DEFAULTS["bert"]
         roberta = kind.startswith(_ROBERTAS)
@@ -156,7 +159,7 @@ def _word_pieces(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """BERT's: basic tokens, then the longest pieces of vocab.txt from the left (Wu et al. 2016)."""
     with path.open(encoding="utf-8", newline="\n") as lines:  # some of its tokens are other line ends
         vocabulary = {line.rstrip("\n").rstrip("\r"): n for n, line in enumerate(lines)}
-    tokens = {**_DEFAULTS["bert"], **{role: _content(token) for role, token in _named(config, path).items()}}
+    tokens = _tokens("bert", config, path)
     _known(vocabulary, tokens["unk"], path)
     inner = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=tokens["unk"], max_input_chars_per_word=100))
     inner.normalizer = normalizers.BertNormalizer(
@@ -174,6 +177,28 @@ def _word_pieces(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     return inner
 
 
+def _residues(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """ESM's: a token a residue; what lies between known tokens is one <unk> for each run of it (Rives et al. 2021)."""
+    vocabulary = {line.strip(): n for n, line in enumerate(path.read_text(encoding="utf-8").splitlines())}
+    tokens = _tokens("esm", config, path)
+    ends = [(token, _known(vocabulary, token, path)) for token in (tokens["cls"], tokens["eos"])]
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=tokens["unk"]))
+    longest_first = sorted(filter(None, vocabulary), key=len, reverse=True)
+    residue = tokenizers.Regex("|".join(map(re.escape, longest_first)))
+    split = pre_tokenizers.Split(residue, "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.WhitespaceSplit()])
+    (first, _), (last, _) = ends
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=f"{first} $A {last} $B {last}", special_tokens=ends
+    )
+    return inner
+
+
+def _tokens(kind: str, config: dict[str, Any], path: Path) -> dict[str, str]:
+    """The special tokens by role: those the settings name, else the usual ones."""
+    return {role: _content(token) for role, token in {**_DEFAULTS[kind], **_named(config, path)}.items()}
+
+
 def _byte_pairs(folder: Path, config: dict[str, Any], *, roberta: bool) -> tokenizers.Tokenizer:
     """GPT-2's byte-level BPE; RoBERTa's puts <s> and </s> around texts."""
     vocabulary = _object(folder / VOCABULARY)
@@ -188,7 +213,7 @@ def _byte_pairs(folder: Path, config: dict[str, Any], *, roberta: bool) -> token
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=spaced), decoders.ByteLevel()
     inner.post_processor = processors.ByteLevel(trim_offsets=False)
     if roberta:
-        tokens = {role: _content(token) for role, token in {**_DEFAULTS["roberta"], **_named(config, folder)}.items()}
+        tokens = _tokens("roberta", config, folder)
         last, first = ((tokens[role], _known(vocabulary, tokens[role], folder / VOCABULARY)) for role in ("sep", "cls"))
         inner.post_processor = processors.RobertaProcessing(last, first, trim_offsets=True, add_prefix_space=spaced)
     return inner

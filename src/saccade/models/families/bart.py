@@ -51,8 +51,9 @@ class Bart(EncoderDecoder):
         self.longest = settings.count("max_position_embeddings", 1024)
         self.start = settings.count("decoder_start_token_id", 2, least=0)
         self.scale = width**0.5 if settings.flag("scale_embedding", False) else 1.0
-        pad = settings.count("pad_token_id", 1, least=0)
-        self.tokens = nn.Embedding(settings.count("vocab_size", 50265), width, padding_idx=pad)
+        vocabulary = settings.count("vocab_size", 50265)
+        pad = settings.token("pad_token_id", 1, vocabulary)
+        self.tokens = nn.Embedding(vocabulary, width, padding_idx=pad)
         self.source_places = Learned(self.longest + SKIPPED, width)
         self.target_places = Learned(self.longest + SKIPPED, width)
         self.source_norm, self.target_norm = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -120,13 +121,13 @@ def bart_stacks(settings: Settings, request: Request) -> tuple[Encoder, Decoder]
             width,
             settings.count(f"{side}_attention_heads", 16),
             bias=True,
-            dropout=settings.share("attention_dropout", 0.0),
+            dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
             mechanism=request.mechanism,
         )
-        cross = replace(attention, mechanism=None) if side == "decoder" else None
+        exact = replace(attention, mechanism=None, dropout=settings.share("attention_dropout", 0.0))
         return BlockConfig(
             attention,
-            cross,
+            exact if side == "decoder" else None,
             hidden=settings.count(f"{side}_ffn_dim", 4096),
             activation=settings.choice("activation_function", ACTIVATIONS, "gelu"),
             norm="layer",

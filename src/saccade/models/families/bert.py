@@ -102,7 +102,7 @@ def bert_block(
         settings.count("hidden_size", 768),
         settings.count("num_attention_heads", 12),
         bias=True,
-        dropout=settings.share(dropouts[0], dropout),
+        dropout=request.weight_dropout(settings, dropouts[0], dropout),
         mechanism=request.mechanism,
     )
     return BlockConfig(
@@ -175,6 +175,7 @@ def _keys(model: Bert) -> KeyMap:
         # Pre-training left them behind; a body may be opened without the head it was published with.
         unused=tuple({"cls", "classifier", "qa_outputs", *(() if model.pooler else ("pooler",))} - mine),
         endings={"gamma": "weight", "beta": "bias"},
+        anew=("pooler",),  # models trained without a classifier may have none
     )
 
 

@@ -38,7 +38,7 @@ class DistilBert(TextEncoder):
             width,
             settings.count("n_heads", 12),
             bias=True,
-            dropout=settings.share("attention_dropout", 0.1),
+            dropout=request.weight_dropout(settings, "attention_dropout", 0.1),
             mechanism=request.mechanism,
         )
         block = BlockConfig(

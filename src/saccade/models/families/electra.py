@@ -26,12 +26,14 @@ from .bert import HEADS as BERT_HEADS
 from .roberta import HEAD_KEYS as ROBERTA_KEYS
 
 HEADS = {**BERT_HEADS, "replaced-tokens": "ForPreTraining"}
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}  # where config.json says nothing
 
 
 class Electra(Bert):
     """ELECTRA's discriminator or generator with one of its heads, or none. It has no pooled vector."""
 
     def __init__(self, settings: Settings, request: Request):
+        settings.values = {**SIZES, **settings.values}
         super().__init__(settings, request)
         self.pooler = None
         width, inner = self.encoder.config.width, settings.count("embedding_size", 128)

@@ -17,7 +17,7 @@ from ..checkpoints.settings import Settings
 from ..graphs.attention import GraphAttention
 from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers, graph_mean
 from ..graphs.structure import check_graphs, with_loops
-from ..heads import classification_loss
+from ..heads import classification_loss, refuse_labels
 from ..model import Family, Model, Request
 from ..output import ModelOutput
 
@@ -89,6 +89,8 @@ class GAT(Model):
         Raises:
             TypeError, ValueError: other features, edges outside of the graph, a graph without nodes.
         """
+        if self.head is None:
+            refuse_labels(None, labels=labels)
         check_features("x", x, self.features, self.dtype)
         graphs = check_graphs(len(x), edge_index, batch)
         edges = with_loops(graphs) if self.loops else graphs.edges

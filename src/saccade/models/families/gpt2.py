@@ -37,7 +37,7 @@ class GPT2(TextDecoder):
             settings.count("n_head", 12),
             bias=True,
             scale=None if settings.flag("scale_attn_weights", True) else 1.0,
-            dropout=settings.share("attn_pdrop", 0.1),
+            dropout=request.weight_dropout(settings, "attn_pdrop", 0.1),
             mechanism=request.mechanism,
         )
         block = BlockConfig(

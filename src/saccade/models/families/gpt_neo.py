@@ -39,7 +39,7 @@ class GPTNeo(TextDecoder):
             settings.count("num_heads", 16),
             output_bias=True,
             scale=1.0,
-            dropout=settings.share("attention_dropout", 0.0),
+            dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
             mechanism=request.mechanism,
         )
         block = BlockConfig(

@@ -20,7 +20,7 @@ from ..checkpoints.settings import Settings
 from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers
 from ..graphs.pair_bias import PairBias
 from ..graphs.structure import UNREACHED, GraphBatch, Pairs, check_graphs, shortest_paths
-from ..heads import classification_loss
+from ..heads import classification_loss, refuse_labels
 from ..inputs import check_kinds
 from ..model import Family, Model, Request
 from ..output import ModelOutput
@@ -100,6 +100,8 @@ class Graphormer(Model):
         Raises:
             TypeError, ValueError: other features, edges outside of the graph, a graph without nodes.
         """
+        if self.head is None:
+            refuse_labels(None, labels=labels)
         given = _read(self.nodes, "x", x, None)
         graphs = check_graphs(len(given), edge_index, batch)
         along = self._along(graphs, edge_attr)

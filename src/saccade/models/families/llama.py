@@ -83,7 +83,7 @@ def llama_block(settings: Settings, request: Request) -> BlockConfig:
         output_bias=biased,
         qk_norm="rms" if kind == "qwen3" else None,
         eps=eps,
-        dropout=settings.share("attention_dropout", 0.0),
+        dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
         mechanism=request.mechanism,
     )
     return BlockConfig(
@@ -145,6 +145,8 @@ def _scaling(kind: str, inside: Settings, settings: Settings) -> tuple[Scaling |
 def _windows(settings: Settings, layers: int) -> list[Window | None]:
     """Of each layer, None where it sees everything before it."""
     kind = settings.get("model_type")
+    if kind == "mistral":
+        settings.values.setdefault("sliding_window", 4096)  # absent is not null, which means none
     if kind in ("llama", "mistral"):
         if kind == "llama" and "sliding_window" in settings:
             raise settings.error("sliding_window", "null, since Llama has no windows")

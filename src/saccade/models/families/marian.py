@@ -32,9 +32,9 @@ class Marian(EncoderDecoder):
         settings.only("normalize_embedding", False)
         settings.only("static_position_embeddings", True)
         self.encoder, self.decoder = bart_stacks(settings, request)
-        width, pad = self.encoder.config.width, settings.count("pad_token_id", 58100, least=0)
-        vocabulary = settings.count("vocab_size", 58101)
+        width, vocabulary = self.encoder.config.width, settings.count("vocab_size", 58101)
         targets = settings.count("decoder_vocab_size", vocabulary)
+        pad = settings.token("pad_token_id", 58100, min(vocabulary, targets))
         self.longest = settings.count("max_position_embeddings", 1024)
         self.start = settings.count("decoder_start_token_id", 58100, least=0)
         self.scale = width**0.5 if settings.flag("scale_embedding", False) else 1.0

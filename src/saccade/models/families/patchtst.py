@@ -21,6 +21,7 @@ from ...nn.feed_forward import FeedForward
 from ...nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
+from ..heads import refuse_labels
 from ..model import Family, Model, Request
 from ..output import ModelOutput
 from ..signals.series import ForecastHead, Scaler, SeriesHead, check_series
@@ -98,8 +99,13 @@ class PatchTST(Model):
             (B, K) of classes or of a regression; `loss` where there is something to compare with.
 
         Raises:
-            TypeError, ValueError: other shapes or dtypes, values that are NaN or infinite and not masked.
+            TypeError, ValueError: other shapes or dtypes, values that are NaN or infinite and not masked; values to
+                compare with that the head does not learn from.
         """
+        if self.request.head != "prediction":
+            refuse_labels(self.request.head, future_values=future_values)
+        if self.request.head in (None, "prediction"):
+            refuse_labels(self.request.head, target_values=target_values)
         values, observed = check_series(past_values, past_observed_mask, self.steps, self.channels, self.dtype)
         scaled, loc, scale = self.scaler(values, observed)
         start = (self.steps - self.patch) % self.stride
@@ -148,7 +154,7 @@ def _block(settings: Settings, request: Request) -> BlockConfig:
         settings.count("d_model", 128),
         settings.count("num_attention_heads", 4),
         bias=True,
-        dropout=settings.share("attention_dropout", 0.0),
+        dropout=request.weight_dropout(settings, "attention_dropout", 0.0),
         mechanism=request.mechanism,
     )
     return BlockConfig(
@@ -183,7 +189,7 @@ def _head(settings: Settings, request: Request, patches: int) -> nn.Module:
         return ForecastHead(width * (1 if pooling else patches), steps, own, pooling, dropout)
     if pooling is None:
         raise settings.error("pooling_type", "'mean' or 'max' for this head")
-    if "id2label" in settings:  # of a caller; published ones count targets
+    if request.relabelled:  # published models count targets, whatever labels they name
         settings.values["num_targets"] = request.labels
     bounds = settings.get("output_range") if request.head == "regression" else None
     if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):

@@ -12,6 +12,7 @@ Shape legend: T tokens as they are computed, E width.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from ..model import Family, Model, Request
 from ..text.encoder import TextEncoder
 from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..token_layout import TokenLayout
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
+from ..tokenizers.text import TextTokenizer
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -47,7 +50,7 @@ class T5(EncoderDecoder):
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
         block = t5_block(settings, request)
-        cross = replace(block.attention, positions=None, mechanism=None)
+        cross = replace(block.attention, positions=None, mechanism=None, dropout=block.dropout)
         causal = replace(block.attention, positions=_positions(settings, bidirectional=False))
         layers = settings.layers("num_layers", 6)
         self.start = settings.get("decoder_start_token_id", settings.count("pad_token_id", 0, least=0))
@@ -88,6 +91,11 @@ class T5Encoder(TextEncoder):
         self.encoder = Encoder(block, settings.layers("num_layers", 6))
         self.dropout = nn.Dropout(block.dropout)
 
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
+        """As of the whole model."""
+        return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
+
     def embed(
         self, input_ids: Tensor, layout: TokenLayout, token_type_ids: Tensor | None, position_ids: Tensor | None
     ) -> Tensor:
@@ -107,7 +115,7 @@ def t5_block(settings: Settings, request: Request) -> BlockConfig:
         head_width=settings.count("d_kv", 64),
         scale=1.0,
         positions=_positions(settings, bidirectional=True),
-        dropout=dropout,
+        dropout=request.weight_dropout(settings, "dropout_rate", 0.1),
         mechanism=request.mechanism,
     )
     return BlockConfig(

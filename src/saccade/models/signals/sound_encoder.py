@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...nn import Encoder
 from ...nn.stacks import LayerObserver
 from ..decoding.ctc import CtcVocabulary, beam_search, greedy
+from ..heads import refuse_labels
 from ..model import Model
 from ..output import ModelOutput
 from ..token_layout import TokenLayout, token_layout
@@ -120,8 +121,8 @@ class SoundEncoder(Model):
         Raises:
             TypeError, ValueError: other shapes, a sound shorter than one frame, padding elsewhere than on the right.
         """
-        if labels is not None and self.head is None:
-            raise ValueError("labels: the model has no head that learns from them; give head= when loading")
+        if self.head is None:
+            refuse_labels(None, labels=labels)
         lengths = check_sounds(input_values, attention_mask, self.features.least)
         frames = None if lengths is None else [self.frames(n) for n in lengths]
         batch, longest = len(input_values), self.frames(input_values.shape[1])

@@ -15,7 +15,7 @@ from ...nn._linear import Product
 from ...nn.stacks import LayerObserver
 from ...positions import Offset
 from ..decoding.generating import GeneratingModel
-from ..heads import ItemHead, next_token_loss
+from ..heads import ItemHead, next_token_loss, refuse_labels
 from ..inputs import check_ids, check_like
 from ..output import ModelOutput
 from ..token_layout import TokenLayout, token_layout
@@ -87,8 +87,10 @@ class TextDecoder(GeneratingModel):
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels without a head.
         """
+        if self.request.head is None:
+            refuse_labels(None, labels=labels)
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings)
         packed = self.request.mechanism is None and cache is None
         layout = token_layout(batch, length, attention_mask, packed=packed)

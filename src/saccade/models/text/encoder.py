@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...nn import Encoder
 from ...nn.stacks import LayerObserver
-from ..heads import ItemHead, SpanHead
+from ..heads import ItemHead, SpanHead, refuse_labels
 from ..inputs import check_ids
 from ..model import Model
 from ..output import ModelOutput
@@ -68,13 +68,15 @@ class TextEncoder(Model):
             token_type_ids: (B, L), the sentence a token belongs to, in families that have them; None: the first.
             position_ids: (B, L) or (1, L); None: the family's own, which padding on the left does not change.
             labels: of the head: (B, L) ints, -100 where nothing is to be learned; of items (B,) or (B, K).
-            start_positions, end_positions: (B,), columns of answers.
+            start_positions, end_positions: (B,), columns of answers, in the place of labels.
             hidden_states: whether to return what each layer reads and the last one gives.
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels that the head does
+                not learn from.
         """
+        self._check_labels(labels, start_positions, end_positions)
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)
         x = self.embed(input_ids, layout, token_type_ids, position_ids)
@@ -102,8 +104,22 @@ class TextEncoder(Model):
         if self.request.mechanism is not None:
             raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
-        layout = token_layout(batch, length, attention_mask).packed(input_ids.device)
-        return self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask), layout
+        layout = token_layout(batch, length, attention_mask)
+        layout = layout if layout.padding is not None else layout.packed(input_ids.device)
+        x = self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask, padding=layout.padding)
+        packed = layout.packed(input_ids.device)
+        return x if packed is layout else packed.take(x), packed
+
+    def _check_labels(self, labels: Tensor | None, start: Tensor | None, end: Tensor | None) -> None:
+        """Only what the head learns from, and of an answer both ends."""
+        spans, head = isinstance(self.head, SpanHead), self.request.head if self.head is not None else None
+        if spans or head is None:
+            refuse_labels(head, labels=labels)
+        if not spans:
+            refuse_labels(head, start_positions=start, end_positions=end)
+        elif (start is None) != (end is None):
+            missing = "start_positions" if start is None else "end_positions"
+            raise ValueError(f"{missing}: missing; an answer is learned from its first and its last column")
 
     def _read(
         self,

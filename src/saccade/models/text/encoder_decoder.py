@@ -29,13 +29,13 @@ from ..decoding.generating import weights_for
 from ..decoding.published import published_constraints, published_search
 from ..decoding.sampling import Sampling
 from ..decoding.targets import TargetStep
-from ..heads import IGNORED
+from ..heads import IGNORED, refuse_labels
 from ..inputs import check_ids
 from ..memory import Memory
 from ..model import Model
 from ..output import ModelOutput
 from ..token_layout import TokenLayout, token_layout
-from ..tokenizers.sentencepiece import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
 from ..tokenizers.text import TextTokenizer
 
 
@@ -74,9 +74,7 @@ class EncoderDecoder(Model):
     @cached_property
     def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
         """The tokenizer of the folder, of tokenizer.json or of SentencePiece's files; both have the same methods."""
-        if self.folder is not None and is_sentencepiece(self.folder):
-            return open_sentencepiece(self.folder, longest=self.longest)
-        return super().tokenizer
+        return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
     def cache(self) -> KVCache:
         """An empty cache for decoding: keys and values of the target grow, those of the source are made once."""
@@ -132,8 +130,10 @@ class EncoderDecoder(Model):
                 encoder's.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels without a head.
         """
+        if self.head is None:
+            refuse_labels(None, labels=labels)
         memory = self._memory(input_ids, attention_mask, memory, hidden_states, observe)
         if labels is not None:
             check_ids("labels", _counted(labels, 0), self._targets.num_embeddings)
@@ -262,6 +262,7 @@ class EncoderDecoder(Model):
         """The decoder's output as it is computed, its layout, and its hidden states."""
         source, packed = memory.layout, self.request.mechanism is None and cache is None
         target = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask, packed=packed)
+        packed &= target.padding is None  # a target with holes stays as it is
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(input_ids.device), target.packed(input_ids.device)

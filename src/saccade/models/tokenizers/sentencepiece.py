@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..checkpoints.reading import read_json
 from .own import Encoding
+from .text import TextTokenizer, open_tokenizer
 
 T5_FILE, MARIAN_FILES = "spiece.model", ("source.spm", "target.spm", "vocab.json")
 TARGET_VOCABULARY = "target_vocab.json"
@@ -217,6 +218,13 @@ def open_sentencepiece(
         source, target = _marian(folder)
         return SentencePieceTokenizer(source, target, normalize=normalize, longest=longest)
     raise FileNotFoundError(f"{folder}: expected {T5_FILE}, or {', '.join(MARIAN_FILES)}")
+
+
+def open_either(folder: Path, longest: int | None) -> TextTokenizer | SentencePieceTokenizer:
+    """The tokenizer of a folder of T5 or Marian, of SentencePiece's files or of others. Errors as of the two."""
+    if is_sentencepiece(folder):
+        return open_sentencepiece(folder, longest=longest)
+    return open_tokenizer(folder, longest)
 
 
 def _t5(folder: Path) -> tuple[Pieces, list[str]]:

@@ -1,0 +1,62 @@
+"""Labels that a model does not learn from are an error, never a loss of None."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.families import test_bert, test_patchtst, test_t5
+from models.families.test_gpt2 import config as gpt_config
+from published import transformers, written
+from saccade import models
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+ANSWER = torch.tensor([2])
+NO_HEAD = "the model has no head that learns from them; give head= when loading"
+TEXT = {
+    "BertModel": (test_bert.config, {"labels": IDS}, f"labels: {NO_HEAD}"),
+    "GPT2Model": (lambda: gpt_config("GPT2Model"), {"labels": IDS}, f"labels: {NO_HEAD}"),
+    "T5Model": (lambda: transformers().T5Config(**test_t5.SIZES), {"labels": IDS}, f"labels: {NO_HEAD}"),
+    "T5EncoderModel": (lambda: transformers().T5Config(**test_t5.SIZES), {"labels": IDS}, f"labels: {NO_HEAD}"),
+    "BertForQuestionAnswering": (test_bert.config, {"labels": IDS}, "labels: the head 'question-answering' does not"),
+    "BertForTokenClassification": (
+        test_bert.config,
+        {"start_positions": ANSWER},
+        "start_positions: the head 'token-classification' does not learn from them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_of_texts(tmp_path, name):
+    config, given, message = TEXT[name]
+    written(tmp_path, name, config())
+    model = models.load(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        model(IDS, **given)
+    if name == "BertForQuestionAnswering":
+        with pytest.raises(ValueError, match=r"end_positions: missing; an answer is learned from its first"):
+            model(IDS, start_positions=ANSWER)
+        with pytest.raises(ValueError, match="start_positions: missing"):
+            model(IDS, end_positions=ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("PatchTSTForPrediction", "target_values", "target_values: the head 'prediction' does not learn from them"),
+        ("PatchTSTForRegression", "future_values", "future_values: the head 'regression' does not learn from them"),
+        ("PatchTSTModel", "future_values", f"future_values: {NO_HEAD}"),
+    ],
+)
+def test_of_series(tmp_path, name, given, message):
+    written(tmp_path, name, test_patchtst.config())
+    with pytest.raises(ValueError, match=message):
+        models.load(tmp_path)(**test_patchtst.series(), **{given: torch.zeros(2, 4)})
+
+
+def test_of_graphs():
+    for kind, features in (("saccade-gat", {"num_features": 5}), ("saccade-graphormer", {"node_features": 5})):
+        model = models.new_graph_model(kind, **features)
+        with pytest.raises(ValueError, match=f"labels: {NO_HEAD}"):
+            model(torch.randn(3, 5), torch.tensor([[0, 1], [1, 2]]), labels=torch.tensor([0, 1, 0]))
