@@ -9,14 +9,13 @@ export function startHeartbeat(transport: Transport): () => void {
   const beat = (): void => void transport.request("alive", {}).catch(() => {}); // a server that ended is told elsewhere
   const timer = setInterval(beat, EVERY);
   document.addEventListener("visibilitychange", beat);
-  // A page that holds a lock is not frozen in the background.
-  const ended = new AbortController();
-  navigator.locks?.request("saccade-viewer", { mode: "shared", signal: ended.signal }, () => new Promise(() => {}))
-    .catch(() => {});
+  let release = (): void => {};
+  const lock = (): Promise<void> => new Promise((resolve) => { release = resolve; });
+  void navigator.locks?.request("saccade-viewer", { mode: "shared" }, lock); // browsers freeze no page that holds a lock
   beat();
   return () => {
     clearInterval(timer);
     document.removeEventListener("visibilitychange", beat);
-    ended.abort();
+    release();
   };
 }

@@ -30,12 +30,12 @@ class Params:
         """A whole number from `low` to `high`, both included."""
         return _integer(name, self._value(name), low, high)
 
-    def integers(self, name: str, low: int, high: int) -> list[int]:
-        """At least one and at most 20,000 of them, sorted and each once."""
+    def integers(self, name: str, below: int) -> list[int]:
+        """Whole numbers from 0, at least one and at most 20,000, sorted and each once."""
         given = self._value(name)
         if not isinstance(given, list) or not 1 <= len(given) <= MOST_TOKENS:
             raise RequestError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
-        return sorted({_integer(name, one, low, high) for one in given})
+        return sorted({_integer(name, one, 0, below - 1) for one in given})
 
     def span(self, most: int) -> tuple[int, int]:
         """``start`` and ``stop`` of a range within `most` places."""

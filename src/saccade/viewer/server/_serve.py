@@ -39,7 +39,7 @@ class Viewer:
             ImportError: starlette or uvicorn is not installed.
             ValueError: the port is taken or not allowed, or the host is no address of this machine.
         """
-        uvicorn = _uvicorn()
+        uvicorn = require_uvicorn()
         client_script()  # a client that is missing is told now
         host = host or LOOPBACK
         listener = _listener(host, port or 0)
@@ -107,7 +107,8 @@ class Viewer:
         return f"<Viewer of {self.session.title!r} at {self.url}>" if self.running else "<Viewer, closed>"
 
 
-def _uvicorn() -> Any:
+def require_uvicorn() -> Any:
+    """The server. ImportError where it, or what the application is made of, is not installed."""
     try:
         import starlette  # noqa: F401, the application is made of it
         import uvicorn

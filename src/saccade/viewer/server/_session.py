@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ... import __version__
 from ..._plain_values import plain_values
-from ..maps import SIDE, Links, MapCall, Run, Side
+from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, Run, Side
 from ._params import MOST_TOKENS, Params, RequestError
 
 VERSION = 1  # of the protocol
-OVERVIEW = 48  # bins of the small maps, on each side
 MOST_TOP = 1000
 MOST_FOUND = 1000
 LONGEST_QUERY = 1000  # characters
@@ -47,27 +47,17 @@ class Place:
     item: int = 0
 
 
-@dataclass(frozen=True)
-class ShownFinding:
-    """A sentence about a place of a map, which the viewer offers to go to."""
-
-    sentence: str
-    call: str
-    head: int
-    row: int
-    key: int
-
-
 @dataclass(eq=False)
 class Session:
-    """Runs that are shown together, the place to show first, and what is told of it. Several threads may ask at once."""
+    """Runs that are shown together, and the place to show first. Several threads may ask at once.
+
+    ``steps``: what computes the steps of one row (run, call, head, item, row); None where no model is behind the maps.
+    """
 
     runs: Sequence[Run]
     title: str
     shown: Place
-    findings: Sequence[ShownFinding] = ()
-    step: Callable[[Run, MapCall, int, int, int], dict[str, Any]] | None = None
-    _opened: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    steps: Callable[[Run, MapCall, int, int, int], dict[str, Any]] | None = None
 
     def reply(self, op: object, params: object) -> Reply:
         """The answer to a request, or one sentence that says what is wrong with it. Never raises."""
@@ -80,10 +70,26 @@ class Session:
         except RequestError as error:
             return Reply({"error": str(error)}, status=400)
         except Exception:
-            logging.getLogger(__name__).exception("the viewer could not answer %r of %r", op, params)
-            told = f"{op}: this could not be computed; where Saccade runs, it says why"
-            return Reply({"error": told}, status=500)
+            logging.getLogger(__name__).exception("the viewer could not answer %r", op)
+            return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)
 
+    def close(self) -> None:
+        """Delete what the runs keep in files."""
+        for run in self.runs:
+            run.close()
+
+    @cached_property
+    def opened(self) -> dict[str, Any]:
+        """What a client is told first: everything there is to ask for."""
+        return {
+            "version": VERSION,
+            "title": self.title,
+            "saccade": __version__,
+            "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
+            "shown": vars(self.shown),
+            "findings": _findings(self.runs[int(self.shown.run)]),
+            "step": self.steps is not None,
+        }
 
     # --- what a request names ---
 
@@ -111,24 +117,20 @@ def _buffer(values: np.ndarray) -> bytes:
 
 
 def _open(session: Session, params: Params) -> Answer:
-    if session._opened is None:
-        session._opened = {
-            "version": VERSION,
-            "title": session.title,
-            "saccade": __version__,
-            "runs": [_described_run(str(number), run) for number, run in enumerate(session.runs)],
-            "shown": vars(session.shown),
-            "findings": [vars(finding) for finding in session.findings],
-            "step": session.step is not None,
-        }
-    return session._opened, []
+    return session.opened, []
+
+
+def _findings(run: Run) -> list[dict[str, Any]]:
+    """The sentences about a place, which a viewer can go to."""
+    names = ("sentence", "call", "head", "row", "key")
+    return [dict(zip(names, finding, strict=True)) for finding in run.findings if None not in finding]
 
 
 def _described_run(id: str, run: Run) -> dict[str, Any]:
     return {
         "id": id,
-        "model": run.name,
-        "text": run.title_text[:FIRST_CHARACTERS],
+        "model": run.model,
+        "text": run.text[:FIRST_CHARACTERS],
         "sides": [_described_side(side) for side in run.sides.values()],
         "calls": [_described_call(call) for call in run.calls],
     }
@@ -167,15 +169,28 @@ def _words(session: Session, params: Params) -> Answer:
     start, stop = params.span(side.tokens)
     if stop - start > MOST_TOKENS:
         raise RequestError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
-    words = [[*word._replace(special=int(word.special), gap=word.gap)] for word in side.span(start, stop)]
+    words = [[*word._replace(special=int(word.special))] for word in side.span(start, stop)]
     return {"words": words}, []
 
 
 def _overview(session: Session, params: Params) -> Answer:
     run = session._run(params)
-    item = params.integer("item", 0, max((call.shape[0] for call in run.calls), default=1) - 1)
-    heads, pictures = run.overview(item, OVERVIEW)
-    return {"side": OVERVIEW, "heads": [vars(head) for head in heads]}, [pictures]
+    item = params.integer("item", 0, max(call.shape[0] for call in run.calls) - 1)
+    heads = run.overview(item)
+    pictures = [_enlarged(head.thumbnail) for head in heads]
+    return {"side": THUMBNAIL, "heads": [_summarised(head) for head in heads]}, [np.stack(pictures)]
+
+
+def _summarised(head: HeadSummary) -> dict[str, Any]:
+    role = head.role or {}
+    told = {"role": role.get("role"), "decided_by": role.get("decided_by"), "score": role.get("score")}
+    return {"call": head.call, "head": head.head, "sampled": head.sampled, "alarms": head.alarms, **told, **head.numbers}
+
+
+def _enlarged(thumbnail: np.ndarray) -> np.ndarray:
+    """The small map of a short text with each of its bins over several of the 48 x 48."""
+    rows, keys = (np.arange(THUMBNAIL) * size // THUMBNAIL for size in thumbnail.shape)
+    return thumbnail[rows[:, None], keys]
 
 
 def _tile(session: Session, params: Params) -> Answer:
@@ -186,42 +201,39 @@ def _tile(session: Session, params: Params) -> Answer:
     level = params.integer("level", 0, max(rows, keys).bit_length())
     last_row, last_key = ((length - 1) // (SIDE << level) for length in (rows, keys))
     row, key = params.integer("row", 0, last_row), params.integer("key", 0, last_key)
-    found = run.tile(call, head, item, what, pool, level, row, key, exact=params.flag("exact"))
+    found = run.tile(call.id, head, item, what, pool, level, row, key, exact=params.flag("exact"))
     n, m = found.values.shape
     return {"rows": n, "keys": m, "sampled": found.sampled}, [found.values]
 
 
-def _line(session: Session, params: Params, *, of_rows: bool) -> tuple[Links, np.ndarray]:
-    """Weights of chosen rows on a range of keys, or of a range of rows on chosen keys."""
-    run, call, head, item = session._map(params)
-    lengths = call.shape[2:]
-    chosen, others = lengths if of_rows else lengths[::-1]
-    tokens, (start, stop) = params.integers("tokens", 0, chosen - 1), params.span(others)
-    found = (run.row if of_rows else run.column)(call, head, item, tokens, params.integer("top", 0, MOST_TOP))
-    return found, found.values[start:stop]
-
-
 def _row(session: Session, params: Params) -> Answer:
-    found, values = _line(session, params, of_rows=True)
-    return {"top": found.top, "entropy": found.entropy, "sum": found.total}, [values]
+    run, call, head, item = session._map(params)
+    _, _, rows, keys = call.shape
+    tokens, (start, stop) = params.integers("tokens", rows), params.span(keys)
+    found = run.row(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": found.top, "entropy": found.entropy, "sum": found.total}, [found.weights]
 
 
 def _column(session: Session, params: Params) -> Answer:
-    found, values = _line(session, params, of_rows=False)
-    return {"top": found.top, "received": found.total}, [values]
+    run, call, head, item = session._map(params)
+    _, _, rows, keys = call.shape
+    tokens, (start, stop) = params.integers("tokens", keys), params.span(rows)
+    found = run.column(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": found.top, "received": found.total}, [found.weights]
 
 
 def _cell(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
-    row, key = (params.integer(name, 0, length - 1) for name, length in zip(("row", "key"), call.shape[2:], strict=True))
-    return vars(run.cell(call, head, item, row, key)), []
+    _, _, rows, keys = call.shape
+    found = run.cell(call.id, head, item, params.integer("row", 0, rows - 1), params.integer("key", 0, keys - 1))
+    return found._asdict(), []
 
 
 def _rows(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     start, stop = params.span(call.shape[2])
-    names, values = run.rows(call, head, item, start, stop)
-    return {"names": names, "received": "received" in names}, [values]
+    found = run.rows(call.id, head, item, start, stop)
+    return {"names": list(found), "received": "received" in found}, [np.stack(list(found.values()))]
 
 
 def _search(session: Session, params: Params) -> Answer:
@@ -231,10 +243,10 @@ def _search(session: Session, params: Params) -> Answer:
 
 
 def _step(session: Session, params: Params) -> Answer:
-    if session.step is None:
+    if session.steps is None:
         raise RequestError("step: there is no model behind this map, so its steps are not known")
     run, call, head, item = session._map(params)
-    return session.step(run, call, head, item, params.integer("row", 0, call.shape[2] - 1)), []
+    return session.steps(run, call, head, item, params.integer("row", 0, call.shape[2] - 1)), []
 
 
 def _alive(session: Session, params: Params) -> Answer:

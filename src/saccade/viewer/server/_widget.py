@@ -24,15 +24,21 @@ def make_widget(session: Session) -> Any:
     return _widget_class()(session)
 
 
-@cache
-def _widget_class() -> type:
-    """Made when it is first asked for: `import saccade` needs no anywidget. One class, as notebooks know it by name."""
+def require_anywidget() -> Any:
+    """ImportError where it is not installed."""
     try:
         import anywidget
     except ImportError:
         raise ImportError(
             'view: in a notebook this needs anywidget, which is not installed: pip install "saccade[view]"'
         ) from None
+    return anywidget
+
+
+@cache
+def _widget_class() -> type:
+    """Made when it is first asked for: `import saccade` needs no anywidget. One class, as notebooks know it by name."""
+    anywidget = require_anywidget()
 
     class ViewerWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         """A viewer in a notebook; made by `saccade.view`."""
