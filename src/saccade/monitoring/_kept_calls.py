@@ -49,7 +49,7 @@ class KeptCall:
         """The same on `device`."""
         held = {name: getattr(self, name) for name in ("query", "key", "lse", "mask", "sink")}
         moved: dict[str, Any] = {name: None if one is None else one.to(device) for name, one in held.items()}
-        return replace(self, **moved, bias=_bias_to(self.bias, device))
+        return replace(self, **moved, bias=bias_to(self.bias, device))
 
 
 def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
@@ -60,7 +60,7 @@ def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
         _copy(call.key),
         lse.clone(),
         call.counted_mask,
-        _own_bias(as_bias(call.bias)),
+        own_bias(as_bias(call.bias)),
         call.scale,
         call.softcap,
         None if call.sink is None else _copy(call.sink),
@@ -71,7 +71,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _own_bias(bias: Bias | None) -> Bias | None:
+def own_bias(bias: Bias | None) -> Bias | None:
     """A copy, in which axes that were expanded are stored once."""
     if bias is None:
         return None
@@ -89,7 +89,7 @@ def _compact(tensor: Tensor) -> Tensor:
     return _copy(tensor)
 
 
-def _bias_to(bias: Bias | None, device: torch.device | str) -> Bias | None:
+def bias_to(bias: Bias | None, device: torch.device | str) -> Bias | None:
     if bias is None:
         return None
     moved = copy.copy(bias)

@@ -1,0 +1,31 @@
+"""The numbers behind the pictures: any tile, row or column of any map, exact, with nothing of Lq x Lk stored.
+
+Queries and keys are kept; a tile is two slices and one product. Begin with `_run.py`, then `_head.py` (one head's map).
+Imports `inspection`, `monitoring` and the operator.
+"""
+
+from __future__ import annotations
+
+from ._budget import KeptTensors
+from ._call import MapCall
+from ._head import SIDE, HeadMap, MapTile
+from ._reading import read_text
+from ._run import Cell, HeadSummary, Links, Run
+from ._side import Side, SideWord
+from ._watched import from_watch
+
+__all__ = [
+    "SIDE",
+    "Cell",
+    "HeadMap",
+    "HeadSummary",
+    "KeptTensors",
+    "Links",
+    "MapCall",
+    "MapTile",
+    "Run",
+    "Side",
+    "SideWord",
+    "from_watch",
+    "read_text",
+]

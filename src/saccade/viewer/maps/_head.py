@@ -1,0 +1,245 @@
+"""The map of one head of one item at any resolution, and the numbers of its rows.
+
+A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Tiles below `_BASE` are computed when they are asked
+for: at most 8,192 x 8,192 pairs. Those from there on come from a pyramid that is computed once, by one walk over all
+pairs; until somebody waits for it, one row of each bin stands for all of them.
+
+Shape legend: Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._biases import Span
+from ..._pooled import Pooled, binned, head_problem, pooled
+from ..._statistics import Statistics, statistics
+from ._call import MapCall
+
+SIDE = 256  # bins of a tile, on each side
+What = Literal["weights", "logits", "bias"]
+Pool = Literal["max", "mean"]
+
+_BASE = 6  # the first level of the pyramid
+_RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
+_WITHOUT_LSE = 2**26  # pairs that are walked once more rather than those of the whole head
+ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
+
+
+class MapTile(NamedTuple):
+    """(rows, keys) float32, NaN where no pair of a bin is visible; ``sampled`` rows stand for those of a bin, 0: all."""
+
+    values: np.ndarray
+    sampled: int
+
+
+class _Pyramid(NamedTuple):
+    """By level from `_BASE` on, (rows, keys) float32 of each pool."""
+
+    levels: dict[str, list[np.ndarray]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(level.nbytes for levels in self.levels.values() for level in levels)
+
+
+class HeadMap:
+    """One head of one item of a call."""
+
+    def __init__(self, call: MapCall, item: int, head: int) -> None:
+        self.call, self.item, self.head = call, item, head
+        _, _, self.length_q, self.length_k = call.shape
+        self._lock = threading.Lock()
+        self._numbers: dict[str, np.ndarray] | None = None
+        self._lse = None if call.lse is None else call.lse[item, head]
+        self._pyramids: dict[str, _Pyramid] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What is held beyond queries and keys."""
+        numbers = 0 if self._numbers is None else sum(part.nbytes for part in self._numbers.values())
+        return numbers + sum(pyramid.bytes for pyramid in self._pyramids.values())
+
+    # --- tiles ---
+
+    def tile(self, what: What, pool: Pool, level: int, row: int, key: int, *, exact: bool = True) -> MapTile:
+        """The tile of these numbers; smaller at the right and at the bottom.
+
+        Raises:
+            IndexError: it lies outside of the map.
+        """
+        size = SIDE << level
+        rows = range(row * size, min(self.length_q, (row + 1) * size))
+        keys = range(key * size, min(self.length_k, (key + 1) * size))
+        if row < 0 or key < 0 or not rows or not keys:
+            raise IndexError(
+                f"tile: row {row}, key {key} of level {level} lies outside of {self.length_q} x {self.length_k}"
+            )
+        if what == "bias":
+            return self._bias_tile(pool, rows, keys, 1 << level)
+        if level >= _BASE and max(self.length_q, self.length_k) > SIDE << (_BASE - 1):
+            pyramid = self._pyramids.get(what)
+            if pyramid is None and not exact:
+                return self._sampled(what, pool, rows, keys, 1 << level)
+            found = self._pyramid(what).levels[pool]
+            if level - _BASE < len(found):
+                at = SIDE * row, SIDE * key
+                return MapTile(found[level - _BASE][at[0] : at[0] + SIDE, at[1] : at[1] + SIDE], 0)
+        return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
+
+    def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
+        logits = what == "logits"
+        lse = None if logits else self._lse_for(len(rows))
+        return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits)
+
+    def _lse_for(self, rows: int) -> Tensor | None:
+        """Known, or worth computing for all rows; None where the few rows that are wanted are walked for it."""
+        if self._lse is None and rows * self.length_k > _WITHOUT_LSE:
+            self.numbers()
+        return self._lse
+
+    def _sampled(self, what: str, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
+        """One row of each bin, the middle one: exact for these rows."""
+        starts = torch.arange(rows.start, rows.stop, size)
+        chosen = starts + torch.clamp(rows.stop - starts, max=size) // 2
+        return MapTile(_values(self._pooled(what, chosen, keys, (1, size)), pool), 1)
+
+    def _pyramid(self, what: str) -> _Pyramid:
+        if what == "weights":
+            self.numbers()  # the lse, with all else that one walk gives
+        with self._lock:
+            if what not in self._pyramids:
+                whole = self._pooled(what, range(self.length_q), range(self.length_k), (1 << _BASE, 1 << _BASE))
+                self._pyramids[what] = _levels(whole)
+            return self._pyramids[what]
+
+    def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
+        """The bias where the mask shows the pair; of coarse tiles one row of each bin."""
+        call = self.call.call
+        if call.bias is None:
+            raise ValueError("what: this call has no bias")
+        problem, _, _, parameter = head_problem(call, self.item, self.head)
+        every = size <= 4
+        starts = torch.arange(rows.start, rows.stop, 1 if every else size)
+        chosen = starts if every else starts + torch.clamp(rows.stop - starts, max=size) // 2
+        lines = []
+        for at in range(0, len(chosen), 64 * size if every else 64):
+            of_rows = Span(0, 0, chosen[at : at + (64 * size if every else 64)])
+            of_rows = Span(0, len(of_rows.index), of_rows.index, unbroken=False)
+            of_keys = Span(0, len(keys), torch.arange(keys.start, keys.stop))
+            part = call.bias.part(parameter, of_rows.index, of_keys.index, None) if parameter is not None else None
+            scores = problem.bias_tile(part, of_rows, of_keys)
+            assert scores is not None
+            seen = problem.visible(of_rows, of_keys, "partial")
+            shape = (len(of_rows), len(keys))
+            values = scores[0, 0].float().expand(shape)
+            visible = values != float("-inf")
+            visible = visible if seen is None else visible & seen[0, 0].expand(shape)
+            lines.append(_values(binned(values, visible, (size if every else 1, size)), pool))
+        return MapTile(np.concatenate(lines), 0 if every else 1)
+
+    # --- rows ---
+
+    def numbers(self) -> dict[str, np.ndarray]:
+        """The statistics of every row, (Lq,) float32 by name: `ROW_NUMBERS`, and "received" (Lk,) of shorter maps."""
+        with self._lock:
+            if self._numbers is None:
+                found, head = self._statistics()
+                self._lse = found.lse[0 if found.shape[0] == 1 else self.item, head].float()
+                self._numbers = _row_numbers(found, 0 if found.shape[0] == 1 else self.item, head)
+            return self._numbers
+
+    def _statistics(self) -> tuple[Statistics, int]:
+        received = max(self.length_q, self.length_k) <= _RECEIVED
+        alone = self.call.alone(self.item, self.head)
+        call, head = (self.call.call, self.head) if alone is None else (alone, 0)
+        return statistics(call.query, call.key, **call.scoring(), received=received), head
+
+    def weights(self, rows: Tensor) -> np.ndarray:
+        """(r, Lk) weights of these rows, 0 where hidden."""
+        return self.weights_and_visible(rows)[0]
+
+    def weights_and_visible(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """(r, Lk) weights of these rows, 0 where hidden, and which keys they see."""
+        found = self._pooled("weights", rows, range(self.length_k), (1, 1))
+        return found.sums.float().cpu().numpy(), (found.counts > 0).cpu().numpy()
+
+    def logit(self, row: int, key: int) -> float | None:
+        """s_ij, None where the key is hidden."""
+        start = key - key % 16
+        stop = min(start + 16, self.length_k)
+        found = self._pooled("logits", torch.tensor([row]), range(start, stop), (1, 1))
+        return float(found.largest[0, key - start]) if found.counts[0, key - start] else None
+
+    def bias(self, row: int, key: int) -> float | None:
+        """The bias of a pair, None without one."""
+        call = self.call.call
+        if call.bias is None:
+            return None
+        problem, _, _, parameter = head_problem(call, self.item, self.head)
+        at_row, at_key = torch.tensor([row]), torch.tensor([key])
+        part = call.bias.part(parameter, at_row, at_key, None) if parameter is not None else None
+        scores = problem.bias_tile(part, Span(0, 1, at_row, unbroken=False), Span(0, 1, at_key, unbroken=False))
+        return None if scores is None else float(scores.reshape(-1)[0])
+
+    def product(self, row: int, key: int) -> float:
+        """q_i . k_j, without the scale."""
+        call = self.call.call
+        query = call.query[self.item, self.head, row].double()
+        return float(query @ call.key[self.item, self.head // (call.heads // call.kv_heads), key].double())
+
+    def looked_at_by(self, keys: list[int]) -> np.ndarray:
+        """(Lq,): what each row gives to these keys together."""
+        total = np.zeros(self.length_q, np.float32)
+        for key in keys:
+            start = key - key % 16
+            stop = min(start + 16, self.length_k)
+            found = self._pooled("weights", range(self.length_q), range(start, stop), (1, 1))
+            total += found.sums[:, key - start].float().numpy()
+        return total
+
+
+def _values(found: Pooled, pool: Pool) -> np.ndarray:
+    return np.asarray((found.top if pool == "max" else found.mean).float().cpu().numpy())
+
+
+def _levels(base: Pooled) -> _Pyramid:
+    """The base and every coarser level, down to one tile."""
+    levels: dict[str, list[np.ndarray]] = {"max": [], "mean": []}
+    now = base
+    while True:
+        levels["max"].append(_values(now, "max"))
+        levels["mean"].append(_values(now, "mean"))
+        if max(now.sums.shape) <= SIDE:
+            return _Pyramid(levels)
+        now = _halved(now)
+
+
+def _halved(found: Pooled) -> Pooled:
+    down, right = found.sums.shape[0] % 2, found.sums.shape[1] % 2
+    shape = (found.sums.shape[0] + down) // 2, 2, (found.sums.shape[1] + right) // 2, 2
+    sums, counts = (
+        torch.nn.functional.pad(part, (0, right, 0, down)).view(shape).sum((1, 3))
+        for part in (found.sums, found.counts)
+    )
+    largest = torch.nn.functional.pad(found.largest, (0, right, 0, down), value=float("-inf")).view(shape).amax((1, 3))
+    return Pooled(sums, largest, counts)
+
+
+def _row_numbers(found: Statistics, item: int, head: int) -> dict[str, np.ndarray]:
+    names = {"self": "mass.self", "previous": "mass.previous", "first": "mass.first", "sink": "mass.sink"}
+    out = {}
+    for name in ROW_NUMBERS:
+        rows = found.largest_at if name == "largest_at" else found.of(names.get(name, name))
+        values = rows[item, head].float().numpy()
+        out[name] = np.where(found.counted.expand(found.lse.shape)[item, head].numpy(), values, np.nan).astype(
+            np.float32
+        )
+    if found.received is not None:
+        out["received"] = found.received[item, head].float().numpy()
+    return out

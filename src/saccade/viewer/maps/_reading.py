@@ -1,0 +1,132 @@
+"""Reading a text, or a source and a target, through a model, and keeping what makes its maps.
+
+Shape legend: B items, Hq / Hkv query and key-value heads, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..._call import ObservedCall
+from ...inspection import Look, TextModel, as_text_model, look
+from ...inspection._collect import read
+from ...models import Model
+from ...monitoring._alarms import Alarms
+from ...monitoring._observe import ObservationRequest, observed
+from ...monitoring._record import CallRecord
+from ..._masks import Mask
+from ._budget import KeptTensors
+from ._call import MapCall, checked
+from ._run import Run
+from ._side import Side
+
+Progress = Callable[[int, int], None]
+_LOOKED_AT = 400  # words up to which the findings of a look are told beside the maps
+_JUDGED = 4096  # tokens up to which alarms are looked for
+
+
+def read_text(
+    text: str,
+    model: TextModel | Model,
+    *,
+    name: str | None = None,
+    prompt: int | None = None,
+    budget: int | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """The attention of ``model`` on ``text``, kept.
+
+    Args:
+        model: one that reads text; of an encoder-decoder its encoder reads.
+        name: how the model is called.
+        prompt: characters of the text that were given; what follows was generated.
+        budget: bytes of queries and keys that may stay in memory; None: no limit. folder: keeps the rest in files.
+        progress: told (done, total) after each layer.
+
+    Raises:
+        ValueError: a text without a word or longer than the model's context; numbers that the budget does not hold;
+            weights that are not finite.
+    """
+    reader = as_text_model(model)
+    tokens, words = read(reader, text)
+    ids = [*reader.before, *tokens.ids, *reader.after]
+    kept = KeptTensors(budget, folder)
+    calls: list[MapCall] = []
+    alarms: dict[tuple[str, int], list[str]] = {}
+
+    def keep(layer: int, call: ObservedCall) -> None:
+        made = kept_call(kept, str(layer), f"layer {layer}", layer, call, ("text", "text"))
+        calls.append(made)
+        alarms.update(judged(made, call))
+        if progress is not None:
+            progress(layer + 1, reader.layers)
+
+    reader.run(reader.whole(tokens.ids), keep)
+    pieces = [reader.written(token) for token in reader.before]
+    pieces += [text[start:stop] for start, stop in tokens.spans]
+    pieces += [reader.written(token) for token in reader.after]
+    generated = None
+    if prompt is not None:
+        inside = sum(start < prompt for start, _ in tokens.spans)
+        generated = len(reader.before) + inside
+    side = Side("text", "text", len(ids), words, text, pieces, generated)
+    run = Run(name or reader.name, text, {"text": side}, calls, reader.roles, alarms, kept=kept, source=reader)
+    if len(words) <= _LOOKED_AT:
+        _tell(run, look(reader, text))
+    return run
+
+
+def kept_call(
+    kept: KeptTensors, id: str, name: str, layer: int, call: ObservedCall, sides: tuple[str, str], kind: str = "self"
+) -> MapCall:
+    """A call whose queries and keys are copied: a cache is overwritten, and a model's memory is used again."""
+    scoring = call.scoring()
+    scoring["bias"] = _copied(scoring["bias"])
+    if scoring["sink"] is not None:
+        scoring["sink"] = scoring["sink"].detach().cpu()
+    if isinstance(scoring["mask"], (Mask, torch.Tensor)):
+        scoring["mask"] = scoring["mask"].to("cpu")
+    query, key = kept.take(call.query), kept.take(call.key)
+    return MapCall(id, name, layer, kind, *sides, checked(query, key, **scoring))
+
+
+def _copied(bias: Any) -> Any:
+    from ...monitoring._kept_calls import bias_to, own_bias
+    from ..._biases import as_bias
+
+    return bias_to(own_bias(as_bias(bias)), "cpu")
+
+
+def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]]:
+    """What is wrong with a call's heads, in sentences; nothing is looked for in a long text."""
+    if max(made.shape[2:]) > _JUDGED:
+        return {}
+    judge = Alarms(None)
+    seen, norms = observed(call, ObservationRequest())
+    judge.observe(CallRecord(made.name, made.name, made.layer, 1, 0, seen, norms))
+    out: dict[tuple[str, int], list[str]] = {}
+    for alarm in judge.fired:
+        for head in range(made.shape[1]) if alarm.head is None else [alarm.head]:
+            out.setdefault((made.id, head), []).append(f"{alarm.kind}: {alarm.message}")
+    return out
+
+
+def _tell(run: Run, seen: Look) -> None:
+    """The findings of a look, at their tokens, and the head that it shows."""
+    words = seen.seen.words
+    run.shown = (str(seen.layer), seen.head)
+    run.findings = [
+        (
+            finding.sentence,
+            None if finding.layer is None else str(finding.layer),
+            finding.head,
+            None if finding.query is None else words[finding.query].last - 1,
+            None if finding.key is None else words[finding.key].first,
+        )
+        for finding in seen.findings
+    ]

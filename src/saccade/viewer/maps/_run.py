@@ -1,0 +1,205 @@
+"""One text, or one source and target, through one model: its sides, its calls, and every number that is asked for.
+
+Shape legend: Lq / Lk lengths of a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ._budget import KeptTensors
+from ._call import MapCall
+from ._head import HeadMap, MapTile, Pool, What
+from ._overview import HeadSummary, summary
+from ._side import Match, Side, SideWord
+
+MOST_HELD = 256 * 2**20  # bytes of pyramids and row numbers of all heads together
+
+
+class Links(NamedTuple):
+    """What a row looks at, or what looks at a key.
+
+    ``top``: (token, weight), falling. ``weights``: of the tokens of a stretch. ``total``: over all tokens. ``entropy``
+    in nats, of a row.
+    """
+
+    top: list[tuple[int, float]]
+    weights: np.ndarray
+    total: float
+    entropy: float | None
+
+
+class Cell(NamedTuple):
+    """One pair. ``rank``: 1 for the row's largest weight, 0 where hidden; ``seen``: how many keys the row sees."""
+
+    weight: float
+    rank: int
+    seen: int
+    logit: float | None
+    product: float
+    bias: float | None
+    visible: bool
+
+
+@dataclass(eq=False)
+class Run:
+    """The sides and the calls of one reading. ``roles`` is what `measure_roles` returned, None where unmeasured.
+
+    ``alarms``: sentences by (call id, head). ``findings``: (sentence, call id, head, row token, key token), of which
+    places may be None. Everything may be called from several threads.
+    """
+
+    model: str
+    text: str
+    sides: dict[str, Side]
+    calls: list[MapCall]
+    roles: dict[str, Any] | None = None
+    alarms: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    findings: Sequence[tuple[str, str | None, int | None, int | None, int | None]] = ()
+    shown: tuple[str, int] | None = None  # the call and head that say most
+    kept: KeptTensors | None = None
+    source: Any = None  # the opened model, for what must be read again (step by step)
+
+    def __post_init__(self) -> None:
+        self._by_id = {call.id: call for call in self.calls}
+        self._heads: OrderedDict[tuple[str, int, int], HeadMap] = OrderedDict()
+        self._summaries: dict[tuple[str, int, int], HeadSummary] = {}
+        self._lock = threading.Lock()
+
+    def call(self, id: str) -> MapCall:
+        """Raises KeyError for a call that there is not."""
+        if id not in self._by_id:
+            raise KeyError(f"call: there is no {id!r}; this run has {', '.join(self._by_id)}")
+        return self._by_id[id]
+
+    def head(self, call: str, item: int, head: int) -> HeadMap:
+        """Raises KeyError or IndexError for what there is not."""
+        found = self.call(call)
+        batch, heads = found.shape[:2]
+        if not 0 <= item < batch:
+            raise IndexError(f"item: expected 0 to {batch - 1}, got {item}")
+        if not 0 <= head < heads:
+            raise IndexError(f"head: expected 0 to {heads - 1}, got {head}")
+        with self._lock:
+            place = (call, item, head)
+            one = self._heads.setdefault(place, HeadMap(found, item, head))
+            self._heads.move_to_end(place)
+            self._forget(place)
+        return one
+
+    def _forget(self, kept: tuple[str, int, int]) -> None:
+        """Drop what was not used for longest until the rest fits."""
+        held = sum(head.bytes for head in self._heads.values())
+        for place in list(self._heads):
+            if held <= MOST_HELD:
+                return
+            if place != kept:
+                held -= self._heads.pop(place).bytes
+
+    # --- what is asked for ---
+
+    def tile(
+        self,
+        call: str,
+        head: int,
+        item: int,
+        what: What,
+        pool: Pool,
+        level: int,
+        row: int,
+        key: int,
+        exact: bool = True,
+    ) -> MapTile:
+        """See `HeadMap.tile`."""
+        return self.head(call, item, head).tile(what, pool, level, row, key, exact=exact)
+
+    def row(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
+        """What these query tokens look at, averaged over them; ``weights`` of the keys [start, stop)."""
+        one = self.head(call, item, head)
+        _within(tokens, one.length_q, "tokens")
+        found = one.weights(torch.tensor(list(tokens))).astype(np.float64)
+        entropy = float(np.mean(-np.where(found > 0, found * np.log(np.where(found > 0, found, 1)), 0).sum(1)))
+        return _links(found.mean(0), start, stop, top, entropy)
+
+    def column(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
+        """What looks at these key tokens, summed over them; ``weights`` of the rows [start, stop)."""
+        one = self.head(call, item, head)
+        _within(tokens, one.length_k, "tokens")
+        return _links(one.looked_at_by(list(tokens)).astype(np.float64), start, stop, top, None)
+
+    def cell(self, call: str, head: int, item: int, row: int, key: int) -> Cell:
+        """One pair and its place among the pairs of its row."""
+        one = self.head(call, item, head)
+        _within([row], one.length_q, "row")
+        _within([key], one.length_k, "key")
+        weights, visible = one.weights_and_visible(torch.tensor([row]))
+        weight, seen = float(weights[0, key]), bool(visible[0, key])
+        rank = 1 + int((weights[0] > weight).sum()) if seen else 0
+        logit = one.logit(row, key)
+        return Cell(weight, rank, int(visible.sum()), logit, one.product(row, key), one.bias(row, key), seen)
+
+    def rows(self, call: str, head: int, item: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Statistics of the rows [start, stop) by name, NaN for rows that see nothing; "received" of those keys."""
+        numbers = self.head(call, item, head).numbers()
+        return {name: values[start:stop] for name, values in numbers.items()}
+
+    def overview(self, item: int) -> list[HeadSummary]:
+        """Every head of every call, in order."""
+        out = []
+        for call in self.calls:
+            if item >= call.shape[0]:
+                continue
+            for head in range(call.shape[1]):
+                place = (call.id, item, head)
+                if place not in self._summaries:
+                    alarms = self.alarms.get((call.id, head), [])
+                    self._summaries[place] = summary(self.head(call.id, item, head), self.role(call, head), alarms)
+                out.append(self._summaries[place])
+        return out
+
+    def role(self, call: MapCall, head: int) -> dict[str, Any] | None:
+        """What `measure_roles` found of this head."""
+        heads = (self.roles or {}).get("heads", ())
+        return next((h for h in heads if (h["layer"], h["head"]) == (call.layer, head)), None)
+
+    def words(self, side: str, start: int, stop: int) -> list[SideWord]:
+        """The words that overlap the tokens [start, stop)."""
+        return self.side(side).span(start, stop)
+
+    def search(self, side: str, query: str, limit: int) -> tuple[int, list[Match]]:
+        """How often the text has ``query``, and the first ``limit`` places."""
+        return self.side(side).search(query, limit)
+
+    def side(self, id: str) -> Side:
+        """Raises KeyError for a side that there is not."""
+        if id not in self.sides:
+            raise KeyError(f"side: there is no {id!r}; this run has {', '.join(self.sides)}")
+        return self.sides[id]
+
+    def close(self) -> None:
+        """Delete what is kept in files."""
+        if self.kept is not None:
+            self.kept.close()
+
+
+def _within(tokens: Sequence[int], length: int, name: str) -> None:
+    for token in tokens:
+        if not 0 <= token < length:
+            raise IndexError(f"{name}: expected 0 to {length - 1}, got {token}")
+    if not tokens:
+        raise ValueError(f"{name}: expected at least one")
+
+
+def _links(weights: np.ndarray, start: int, stop: int, top: int, entropy: float | None) -> Links:
+    count = min(top, len(weights))
+    largest = np.argpartition(-weights, count - 1)[:count] if count else np.empty(0, int)
+    order = largest[np.lexsort((largest, -weights[largest]))]
+    best = [(int(at), float(weights[at])) for at in order if weights[at] > 0]
+    return Links(best, weights[start:stop].astype(np.float32), float(weights.sum()), entropy)
