@@ -10,13 +10,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
 from ... import __version__
 from ..._plain_values import plain_values
-from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, Run, Side
+from ..maps import SIDE, HeadSummary, MapCall, Run, Side
+from ..maps._overview import THUMBNAIL
 from ._params import MOST_TOKENS, Params, RequestError
 
 VERSION = 1  # of the protocol
@@ -24,6 +26,8 @@ MOST_TOP = 1000
 MOST_FOUND = 1000
 LONGEST_QUERY = 1000  # characters
 FIRST_CHARACTERS = 200  # of a text, in the list of runs
+LONGEST_MASK = 200  # characters of a mask as it is written
+MOST_PAIRS = 2**24  # weights that one request of rows or columns may take: 167 words of a text of 100,000 tokens
 
 Answer = tuple[dict[str, Any], list[np.ndarray]]
 
@@ -156,7 +160,7 @@ def _described_call(call: MapCall) -> dict[str, Any]:
         "rows": {"side": call.rows, "length": rows, "placed": call.placed},
         "keys": {"side": call.keys, "length": keys},
         "causal": call.causal,
-        "mask": None if given.mask is None else repr(given.mask),
+        "mask": None if given.mask is None else shorten(repr(given.mask), LONGEST_MASK),
         "bias": None if given.bias is None else type(given.bias).__name__,
         "scale": given.scale,
         "softcap": given.softcap,
@@ -209,7 +213,7 @@ def _tile(session: Session, params: Params) -> Answer:
 def _row(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
-    tokens, (start, stop) = params.integers("tokens", rows), params.span(keys)
+    tokens, (start, stop) = _chosen(params, rows, keys), params.span(keys)
     found = run.row(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
     return {"top": found.top, "entropy": found.entropy, "sum": found.total}, [found.weights]
 
@@ -217,9 +221,16 @@ def _row(session: Session, params: Params) -> Answer:
 def _column(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
-    tokens, (start, stop) = params.integers("tokens", keys), params.span(rows)
+    tokens, (start, stop) = _chosen(params, keys, rows), params.span(rows)
     found = run.column(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
     return {"top": found.top, "received": found.total}, [found.weights]
+
+
+def _chosen(params: Params, chosen: int, others: int) -> list[int]:
+    tokens = params.integers("tokens", chosen)
+    if len(tokens) * others > MOST_PAIRS:
+        raise RequestError(f"tokens: {len(tokens):,} are too many at once; this map allows {MOST_PAIRS // others:,}")
+    return tokens
 
 
 def _cell(session: Session, params: Params) -> Answer:
@@ -233,7 +244,10 @@ def _rows(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     start, stop = params.span(call.shape[2])
     found = run.rows(call.id, head, item, start, stop)
-    return {"names": list(found), "received": "received" in found}, [np.stack(list(found.values()))]
+    out = np.full((len(found), stop - start), np.nan, np.float32)
+    for line, values in zip(out, found.values(), strict=True):
+        line[: len(values)] = values  # what keys receive is shorter where there are fewer keys than rows
+    return {"names": list(found), "received": "received" in found}, [out]
 
 
 def _search(session: Session, params: Params) -> Answer:

@@ -109,14 +109,13 @@ def view(
 def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int] | None = None, **how: Any) -> Session:
     """What `view` shows: everything is read now. ``how``: the fields of `Reading`."""
     from ._session import Session
-    from ._steps import steps_of
     from ._subjects import Reading, runs_of
 
     reading = Reading(**how)
     _check(reading)
     models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
     runs = runs_of(subject, models, reading)
-    return Session(runs, _title(runs), _shown(runs, head), steps_of(runs))
+    return Session(runs, _title(runs), _shown(runs, head))
 
 
 def announce(viewer: Viewer, *, browser: bool) -> None:
