@@ -1,6 +1,7 @@
 // The viewer in a browser: `mountPage` for `saccade view`, the default export for notebooks, `mountRecorded` for saved pages.
 import { makeContext } from "./context";
 import { h } from "./dom";
+import { startHeartbeat } from "./heartbeat";
 import { makeFrame } from "./layout";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
@@ -40,8 +41,9 @@ export async function mount(element: HTMLElement, transport: Transport, options:
 
 /** Shows the viewer in the page of `saccade view`: the token is `?token=` of its URL, the state its hash. */
 export function mountPage(): Promise<() => void> {
-  const token = new URLSearchParams(location.search).get("token") ?? "";
-  return mount(document.getElementById("saccade") ?? document.body, httpTransport(token), { hash: true });
+  const transport = httpTransport(new URLSearchParams(location.search).get("token") ?? "");
+  startHeartbeat(transport);
+  return mount(document.getElementById("saccade") ?? document.body, transport, { hash: true });
 }
 
 /** Shows a saved page: `table` maps requests (see `recordedKey`) to framed replies in base64. */

@@ -1,7 +1,7 @@
 """The viewer: what a page or a notebook asks for, answered from kept queries and keys.
 
-Begin with `_view.py`, then `_session.py` (the operations). Imports `maps`; starlette, uvicorn and anywidget are imported
-when a viewer opens.
+Begin with `_view.py`, then `_session.py` (the operations). Imports `maps`; starlette, uvicorn and anywidget only when a
+viewer opens.
 """
 
 from __future__ import annotations

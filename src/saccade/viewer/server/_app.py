@@ -38,9 +38,9 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-# The client makes its styles and, to save a picture, images of its own; nothing comes from anywhere else.
+# The client's styles are constructed by its script, and images are what it makes to save a picture.
 POLICY = (
-    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE = """<!doctype html>
@@ -51,13 +51,16 @@ PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <link rel="icon" href="data:,">
+<style nonce="{nonce}">
+html, body, #saccade {{ height: 100%; margin: 0; }}
+</style>
 </head>
 <body>
 <div id="saccade"></div>
-<noscript>The viewer needs JavaScript. It is one script, which comes from this computer.</noscript>
+<noscript>The viewer needs JavaScript: one script, which comes from where Saccade runs.</noscript>
 <script type="module" nonce="{nonce}">
 import {{ mountPage }} from "/client.js";
-mountPage(document.getElementById("saccade"), {token});
+mountPage();
 </script>
 </body>
 </html>
@@ -165,9 +168,7 @@ def _routes(session: Session, token: str, activity: Activity, pool: ThreadPoolEx
     async def page(request: Request) -> Response:
         if not allowed(request.query_params.get("token")):
             return _plain("The token is missing or wrong. Open the whole address that the terminal shows.", 403)
-        shown = json.dumps(token).replace("<", "\\u003c")
-        content = PAGE.format(title=escape(session.title), nonce=request.scope["nonce"], token=shown)
-        return HTMLResponse(content)
+        return HTMLResponse(PAGE.format(title=escape(f"{session.title} · Saccade"), nonce=request.scope["nonce"]))
 
     async def script(request: Request) -> Response:
         return Response(client_script(), media_type="text/javascript; charset=utf-8")

@@ -113,7 +113,9 @@ def require_uvicorn() -> Any:
         import starlette  # noqa: F401, the application is made of it
         import uvicorn
     except ImportError as error:
-        raise ImportError(f'view: this needs {error.name}, which is not installed: pip install "saccade[view]"') from None
+        raise ImportError(
+            f'view: this needs {error.name}, which is not installed: pip install "saccade[view]"'
+        ) from None
     return uvicorn
 
 

@@ -188,7 +188,14 @@ def _overview(session: Session, params: Params) -> Answer:
 def _summarised(head: HeadSummary) -> dict[str, Any]:
     role = head.role or {}
     told = {"role": role.get("role"), "decided_by": role.get("decided_by"), "score": role.get("score")}
-    return {"call": head.call, "head": head.head, "sampled": head.sampled, "alarms": head.alarms, **told, **head.numbers}
+    return {
+        "call": head.call,
+        "head": head.head,
+        "sampled": head.sampled,
+        "alarms": head.alarms,
+        **told,
+        **head.numbers,
+    }
 
 
 def _enlarged(thumbnail: np.ndarray) -> np.ndarray:

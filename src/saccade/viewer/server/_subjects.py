@@ -17,6 +17,7 @@ from ..maps import Run, from_watch, read_text
 
 EMBEDDED = "embedded model"
 WATCH_ENDINGS = (".watch", ".safetensors")
+LONGEST_PATH = 4096
 FORMS = "a text, several texts, a look, or what watch kept (or the file that it was saved to)"
 
 
@@ -57,8 +58,10 @@ def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"subject: expected {FORMS}, got {type(text).__name__}")
-    models = models or [_model_of(subjects)]
-    readers = [(_reader(model), EMBEDDED if model is None else None) for model in models]
+    if not models:
+        _check_looks(subjects)
+        models = [None]
+    readers = [(reader_of(model), EMBEDDED if model is None else None) for model in models]
     runs: list[Run] = []
     try:
         for text in texts:
@@ -72,19 +75,21 @@ def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
 
 
 def is_watch_file(subject: Any) -> bool:
-    """Whether this is the path of a file like those that a watch is saved to; a text that names none is a text."""
-    if not isinstance(subject, str | Path) or len(str(subject)) > 4096:
+    """Whether this names a file as a watch is saved to, by its ending or by what it holds; any other text is a text."""
+    if isinstance(subject, Path):
+        return True
+    if not isinstance(subject, str) or not subject or len(subject) > LONGEST_PATH:
         return False
     path = Path(subject).expanduser()
     try:
         if not path.is_file():
-            return isinstance(subject, Path)
+            return path.suffix.lower() in WATCH_ENDINGS and not any(map(str.isspace, subject))
         with path.open("rb") as file:
             beginning = file.read(9)
-            size = path.stat().st_size
-    except (OSError, ValueError):
+        size = path.stat().st_size
+    except (OSError, ValueError):  # impossible as a name
         return False
-    header = int.from_bytes(beginning[:8], "little")
+    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: how long its JSON is
     return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)
 
 
@@ -101,14 +106,15 @@ def _check_watched(all_of_them: bool, models: Sequence[Any], reading: Reading) -
             raise ValueError(f"{name}: it reads a text; what watch kept was read already")
 
 
-def _model_of(subjects: Sequence[Any]) -> None:
+def _check_looks(subjects: Sequence[Any]) -> None:
     """The embedded model, unless a look went through another one, which it does not hold."""
     for look in subjects:
         if isinstance(look, Look) and look.model != EMBEDDED:
             raise ValueError(f"model: the look is of {look.model}, which it does not hold; give view(look, model=...)")
 
 
-def _reader(model: Any) -> TextModel:
+def reader_of(model: Any) -> TextModel:
+    """The model as what reads a text; for errors see `saccade.view`."""
     if model is None or isinstance(model, str | Path):
         return open_model(model)
     if not isinstance(model, TextModel | Model):

@@ -140,7 +140,7 @@ def _check(reading: Reading) -> None:
 def _title(runs: Sequence[Run]) -> str:
     first = " ".join(runs[0].text[: 4 * SHORT].split())
     what = f"{first[:SHORT].rstrip()}..." if len(first) > SHORT else first
-    return f"{what or runs[0].model} · Saccade"
+    return what or runs[0].model
 
 
 def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
