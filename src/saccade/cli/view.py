@@ -92,15 +92,13 @@ def view(
     from ..viewer.server._serve import MOST_IDLE, Viewer, open_browser
 
     session = _session(subject, shown, head, budget, server.folder)
-    try:
-        viewer = Viewer(session, host=server.host, port=server.port, most_idle=None if server.keep else MOST_IDLE)
+    viewer = Viewer(session, host=server.host, port=server.port, most_idle=None if server.keep else MOST_IDLE)
+    with viewer:
         _print_address(viewer.url)
         if not server.no_browser and not open_browser(viewer.url):
             typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
         if viewer.wait():
             typer.echo("saccade: no page is open any more, so the viewer has ended (--keep lets it go on)", err=True)
-    finally:
-        session.close()
 
 
 def _print_address(url: str) -> None:

@@ -87,15 +87,15 @@ class Viewer:
         try:
             while self._thread.is_alive():
                 self._thread.join(0.5)  # where a join without end is not interrupted, as on Windows, this one is
-        except KeyboardInterrupt:
+        finally:
             self.close()
-            raise
         return self._ended_idle
 
     def close(self) -> None:
-        """End the viewer. Pages that are open stay as they are, and say that nobody answers."""
+        """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
         self._server.should_exit = True
         self._thread.join(GRACE)
+        self.session.close()
 
     def __enter__(self) -> Viewer:
         return self

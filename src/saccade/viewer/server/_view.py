@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._session import Session
     from ._subjects import Reading
 
-SHORT = 48  # characters of a text in a title
+SHORT = 60  # characters of a text in a title
 
 
 def view(

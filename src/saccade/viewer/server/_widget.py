@@ -63,7 +63,9 @@ def _widget_class() -> type:
             self.send(message, buffers=list(reply.buffers))
 
         def close(self) -> None:
+            """Remove the widget, and delete what it keeps in files."""
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self.session.close()
             super().close()
 
     return ViewerWidget
