@@ -257,6 +257,34 @@ void statistics(nb::tuple shared, nb::handle query, nb::handle key, int64_t plac
     kernels().statistics(call);
 }
 
+// asked: item, head, row_start, row_count, key_start, key_stop, row_bin, key_bin, logits. rows, lse: addresses, or 0. out: (3, n, m).
+void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked, Pointer rows, Pointer lse, Pointer out) {
+    const Shared given(shared);
+    Pooled call;
+    call.problem = given.problem;
+    const Problem& p = call.problem;
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    const Whole<9> a(asked, "asked");
+    call.item = a.at[0], call.head = a.at[1], call.row_start = a.at[2], call.row_count = a.at[3];
+    call.key_start = a.at[4], call.key_stop = a.at[5], call.row_bin = a.at[6], call.key_bin = a.at[7], call.logits = a.at[8] != 0;
+    call.rows = reinterpret_cast<const int64_t*>(rows), call.lse = reinterpret_cast<const float*>(lse);
+    call.out = reinterpret_cast<float*>(out);
+    if (call.item < 0 || call.item >= p.batch || call.head < 0 || call.head >= p.heads) refuse("no such item or head");
+    const int64_t last = rows ? 0 : call.row_start + call.row_count;
+    if (call.row_start < 0 || call.row_count < 0 || last > p.length_q) refuse("rows outside of the call");
+    for (int64_t n = 0; rows && n < call.row_count; ++n)
+        if (call.rows[n] < 0 || call.rows[n] >= p.length_q) refuse("rows outside of the call");
+    if (call.key_start < 0 || call.key_start > call.key_stop || call.key_stop > p.length_k) refuse("keys outside of the call");
+    const bool fits = call.row_bin >= 1 && call.key_bin >= 1 && !(call.key_bin & (call.key_bin - 1)) && call.key_start % 16 == 0 &&
+                      call.key_start % call.key_bin == 0 && (call.key_stop % 16 == 0 || call.key_stop == p.length_k);
+    if (!fits) refuse("bins that do not fit the range of keys");
+    if (call.row_count && call.key_start < call.key_stop && !out) refuse("out has no memory");
+    if (!kernels().pooled) refuse("this build has no pooling");
+    nb::gil_scoped_release released;
+    kernels().pooled(call);
+}
+
 // Queries, keys and values of one length, their memory, and what forward and backward of causal linear attention share.
 // problem: shapes of query, key and value, type, map, normalise, threads, least. kept: address and batch stride of rows and of
 // keys. units: addresses of log_scale and running. Addresses may be 0 where there is nothing.
@@ -363,6 +391,7 @@ NB_MODULE(_native, module) {
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
     module.def("backward", &backward, "Its gradients.");
     module.def("statistics", &statistics, "Statistics of its weights.");
+    module.def("pooled", &pooled, "Weights of one head, pooled over bins of rows and keys.");
     module.def("linear", &saccade::linear, "Causal linear attention; see native/call.h.");
     module.def("linear_backward", &linear_backward, "Its gradients.");
     module.attr("linear_span") = kLinearSpan;

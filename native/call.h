@@ -135,6 +135,19 @@ struct Statistics {
     int64_t placed(int64_t b) const { return placements ? placements[b] : placement; }
 };
 
+// Weights (or logits) of one head, without dropout, pooled over bins of rows and keys. Rows are row_start + n, or listed.
+struct Pooled {
+    Problem problem;  // value_width and dropout mean nothing here
+    Input query, key;
+    int64_t item = 0, head = 0;
+    int64_t row_start = 0, row_count = 0, key_start = 0, key_stop = 0;  // key_start: a multiple of 16 and of key_bin
+    int64_t row_bin = 1, key_bin = 1;  // key_bin: a power of two
+    bool logits = false;
+    const int64_t* rows = nullptr;  // (row_count,), or null
+    const float* lse = nullptr;     // (Lq,) of that head, the sink counted; null: computed over all keys
+    float* out = nullptr;           // (3, bins of rows, bins of keys): sums, largest (-inf: nothing visible), visible pairs
+};
+
 constexpr int64_t kLinearSpan = 2048;  // tokens of a span of causal linear attention, which runs beside the others
 
 // Causal linear attention, queries and keys of one length. Shapes: M features, Dv value width; n = b * kv_heads + head.
@@ -182,6 +195,7 @@ struct Kernels {
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
     void (*backward)(const Backward&);
     void (*statistics)(const Statistics&);
+    void (*pooled)(const Pooled&);
     void (*linear)(const Linear&);
     void (*few_rows)(const FewRows&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests

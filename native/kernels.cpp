@@ -9,6 +9,7 @@
 #include "forward.h"
 #include "linear.h"
 #include "peak.h"
+#include "pooled.h"
 #include "statistics.h"
 
 namespace saccade {
@@ -26,6 +27,7 @@ constexpr Kernels table(const char* name) {
     kernels.decode = decode;
     kernels.backward = backward;
     kernels.statistics = statistics;
+    kernels.pooled = pooled;
     kernels.linear = linear;
     kernels.few_rows = few_rows;
     kernels.exp2 = exp2_all;

@@ -26,7 +26,8 @@ template <class Math, class T> class Scores {
 
     // `grain_of` are the grains of the chunk, `partial` which of them have mask bits.
     struct Block {
-        int64_t b, h, first, count;  // rows first ... first + count - 1
+        int64_t b, h, first, count;       // rows first ... first + count - 1
+        const int64_t* listed = nullptr;  // or these rows, one by one
         unit* query;
         float* scores;
         int64_t grain_of[chunk];
@@ -35,6 +36,8 @@ template <class Math, class T> class Scores {
         int64_t width;               // scores in a row of the chunk
         uint64_t bits[rows][chunk];  // one word for each grain
         Span seen[rows / team];      // columns of the chunk that a team of rows sees something in
+
+        int64_t row(int64_t i) const { return listed ? listed[i] : first + i; }
     };
 
     const Problem& p;
@@ -84,6 +87,12 @@ template <class Math, class T> class Scores {
 
     // Rows at the ends that see nothing (padding) are not read; zeros stand for them.
     void take_query(Block& block) const {
+        if (block.listed) {
+            for (int64_t i = 0; i < block.count; i++)
+                pack_query<Math, T>(at<T>(query, block.b, block.h, block.row(i)), query.row, 1, p.width, scale.power,
+                                    block.query + i * units, units);
+            return;
+        }
         Span seeing{block.first, block.first + block.count};
         if (p.mask) {
             const Span all = p.mask->rows_of(block.b, block.h, {0, p.length_k});
@@ -117,7 +126,7 @@ template <class Math, class T> class Scores {
     // The products of row i become logits over `logits.natural()`; -inf where it does not see.
     SACCADE_INLINE void form(Block& block, int64_t i) const {
         float* s = block.scores + i * wide;
-        const int64_t row = block.first + i;
+        const int64_t row = block.row(i);
         if (!logits.plain())
             for (int n = 0; n < block.filled; n++)
                 logits.turn(s + n * grain, width_of(block.grain_of[n]), block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
@@ -140,8 +149,11 @@ template <class Math, class T> class Scores {
         for (int n = 0; n < block.filled; n++) {
             if (!block.partial[n]) continue;
             const int64_t start = block.grain_of[n] * grain;
-            p.mask->block_bits(block.b, block.h, {block.first, block.first + block.count}, start,
-                               (int)std::min<int64_t>(grain, p.length_k - start), &block.bits[0][n], chunk);
+            const int width = (int)std::min<int64_t>(grain, p.length_k - start);
+            if (block.listed)
+                for (int64_t i = 0; i < block.count; i++) p.mask->row_bits(block.b, block.h, block.row(i), start, width, &block.bits[i][n]);
+            else
+                p.mask->block_bits(block.b, block.h, {block.first, block.first + block.count}, start, width, &block.bits[0][n], chunk);
             any = true;
         }
         if (!any) return;

@@ -1,6 +1,6 @@
 """Attention weights of one head pooled over bins of rows and keys: sums, largest, and how many pairs are visible.
 
-    p_ij = exp(s_ij - lse_i)      sums[n, m] = sum of p_ij over bin (n, m)      largest[n, m] = max of p_ij over its visible pairs
+    p_ij = exp(s_ij - lse_i)      sums[n, m] = sum, largest[n, m] = max of p_ij over the visible pairs of bin (n, m)
 
 Nothing of Lq x Lk is stored. The native kernels compute it where they take the call, tiles of plain PyTorch elsewhere.
 
@@ -84,7 +84,9 @@ def _in_tiles(
     query = query[:, :, at_rows]
     if lse is None:
         chosen = replace(problem, rows=tuple(at_rows.tolist()))
-        part = parameter if call.bias is None else call.bias.part(parameter, at_rows, None, None)
+        part = None
+        if call.bias is not None and parameter is not None:
+            part = call.bias.part(parameter, at_rows, None, None)
         _, found = attend(chosen, query, key, key[..., :1], part)
         lse = sink_lse(found, None if call.sink is None else call.sink[head : head + 1])[0, 0]
     else:

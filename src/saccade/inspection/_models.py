@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .._call import ObservedCall
 from .._weights import attention_weights
 from ..models import LanguageModel
+from ..models.decoding.generating import GeneratingModel
 from ..models.tokenizers.own import START
 
 LayerObserver = Callable[[int, ObservedCall], None]
@@ -61,6 +62,11 @@ class TextModel(ABC):
     @abstractmethod
     def module(self) -> nn.Module:
         """The model itself."""
+
+    @property
+    def generator(self) -> GeneratingModel | None:
+        """What continues a text by this model; None where nothing here does."""
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> Tokens:
@@ -120,6 +126,10 @@ class SaccadeModel(TextModel):
     @property
     def module(self) -> nn.Module:
         return self.lm.model
+
+    @property
+    def generator(self) -> GeneratingModel:
+        return self.lm
 
     def encode(self, text: str) -> Tokens:
         encoding = self.lm.tokenizer.encode(text)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import LanguageModel, Model, load
+from ..models.decoding.generating import GeneratingModel
 from ..models.text.decoder import TextDecoder
 from ..models.text.encoder import TextEncoder
 from ..models.text.encoder_decoder import EncoderDecoder
@@ -40,6 +41,10 @@ class PublishedModel(TextModel):
     @property
     def module(self) -> nn.Module:
         return self._model
+
+    @property
+    def generator(self) -> GeneratingModel | None:
+        return self._model if isinstance(self._model, GeneratingModel) else None
 
     def encode(self, text: str) -> Tokens:
         found = self.tokenizer.encode(text)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from ._budget import KeptTensors
 from ._call import MapCall
 from ._head import SIDE, HeadMap, MapTile
-from ._reading import read_text
-from ._run import Cell, HeadSummary, Links, Run
+from ._overview import HeadSummary
+from ._pair import read_pair
+from ._reading import read_continued, read_text
+from ._run import Cell, Links, Run
 from ._side import Side, SideWord
 from ._watched import from_watch
 
@@ -27,5 +29,7 @@ __all__ = [
     "Side",
     "SideWord",
     "from_watch",
+    "read_continued",
+    "read_pair",
     "read_text",
 ]

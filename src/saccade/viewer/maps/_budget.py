@@ -35,7 +35,7 @@ class KeptTensors:
         if self._files is None:
             raise ValueError(
                 f"budget: {self.used + size:,} bytes are needed for queries and keys so far, and the budget is "
-                f"{self.budget:,}; a larger one, fewer layers or a shorter text fits, and with a folder they are kept in files"
+                f"{self.budget:,}; a larger one or a shorter text fits, and with a folder they are kept in files"
             )
         return self._mapped(tensor, size)
 

@@ -1,8 +1,8 @@
 """The map of one head of one item at any resolution, and the numbers of its rows.
 
-A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Tiles below `_BASE` are computed when they are asked
-for: at most 8,192 x 8,192 pairs. Those from there on come from a pyramid that is computed once, by one walk over all
-pairs; until somebody waits for it, one row of each bin stands for all of them.
+A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Fine tiles are computed when they are asked for, at
+most 8,192 x 8,192 pairs. Coarser ones come from a pyramid that is computed once, by one walk over all pairs; until
+somebody waits for it, one row of each bin stands for all of them.
 
 Shape legend: Lq / Lk lengths.
 """
@@ -25,21 +25,24 @@ SIDE = 256  # bins of a tile, on each side
 What = Literal["weights", "logits", "bias"]
 Pool = Literal["max", "mean"]
 
-_BASE = 6  # the first level of the pyramid
+_BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
 _RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
 _WITHOUT_LSE = 2**26  # pairs that are walked once more rather than those of the whole head
 ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
 
 
 class MapTile(NamedTuple):
-    """(rows, keys) float32, NaN where no pair of a bin is visible; ``sampled`` rows stand for those of a bin, 0: all."""
+    """(rows, keys) float32, NaN where no pair of a bin is visible.
+
+    ``sampled``: so many rows stand for all rows of a bin; 0: every row counts.
+    """
 
     values: np.ndarray
     sampled: int
 
 
 class _Pyramid(NamedTuple):
-    """By level from `_BASE` on, (rows, keys) float32 of each pool."""
+    """By level from the base on, (rows, keys) float32 of each pool."""
 
     levels: dict[str, list[np.ndarray]]
 
@@ -54,6 +57,7 @@ class HeadMap:
     def __init__(self, call: MapCall, item: int, head: int) -> None:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
+        self.base = _BASE - (call.call.query.shape[3] > _NARROW)
         self._lock = threading.Lock()
         self._numbers: dict[str, np.ndarray] | None = None
         self._lse = None if call.lse is None else call.lse[item, head]
@@ -82,14 +86,14 @@ class HeadMap:
             )
         if what == "bias":
             return self._bias_tile(pool, rows, keys, 1 << level)
-        if level >= _BASE and max(self.length_q, self.length_k) > SIDE << (_BASE - 1):
+        if level >= self.base and max(self.length_q, self.length_k) > SIDE << (self.base - 1):
             pyramid = self._pyramids.get(what)
             if pyramid is None and not exact:
                 return self._sampled(what, pool, rows, keys, 1 << level)
             found = self._pyramid(what).levels[pool]
-            if level - _BASE < len(found):
-                at = SIDE * row, SIDE * key
-                return MapTile(found[level - _BASE][at[0] : at[0] + SIDE, at[1] : at[1] + SIDE], 0)
+            if level - self.base < len(found):
+                top, left = SIDE * row, SIDE * key
+                return MapTile(found[level - self.base][top : top + SIDE, left : left + SIDE], 0)
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
 
     def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
@@ -114,7 +118,7 @@ class HeadMap:
             self.numbers()  # the lse, with all else that one walk gives
         with self._lock:
             if what not in self._pyramids:
-                whole = self._pooled(what, range(self.length_q), range(self.length_k), (1 << _BASE, 1 << _BASE))
+                whole = self._pooled(what, range(self.length_q), range(self.length_k), (1 << self.base, 1 << self.base))
                 self._pyramids[what] = _levels(whole)
             return self._pyramids[what]
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
+from ..._biases import as_bias
 from ..._call import ObservedCall
+from ..._masks import Mask
 from ...inspection import Look, TextModel, as_text_model, look
 from ...inspection._collect import read
-from ...models import Model
+from ...models import Model, Sampling, generate
 from ...monitoring._alarms import Alarms
+from ...monitoring._kept_calls import bias_to, own_bias
 from ...monitoring._observe import ObservationRequest, observed
 from ...monitoring._record import CallRecord
-from ..._masks import Mask
 from ._budget import KeptTensors
 from ._call import MapCall, checked
 from ._run import Run
@@ -81,25 +83,31 @@ def read_text(
     return run
 
 
+def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:
+    """``text`` and the likeliest ``tokens`` tokens that the model continues it with, as `read_text` reads it.
+
+    Raises:
+        ValueError: as `read_text`; a model that continues no text; a text that leaves no room in the context.
+    """
+    reader = as_text_model(model)
+    if reader.generator is None:
+        raise ValueError(f"generate: {reader.name} continues no text here; a decoder of Saccade's families does")
+    pieces = generate(reader.generator, text, tokens, Sampling(temperature=0.0))
+    return read_text(text + "".join(pieces), reader, prompt=len(text), **more)
+
+
 def kept_call(
     kept: KeptTensors, id: str, name: str, layer: int, call: ObservedCall, sides: tuple[str, str], kind: str = "self"
 ) -> MapCall:
     """A call whose queries and keys are copied: a cache is overwritten, and a model's memory is used again."""
     scoring = call.scoring()
-    scoring["bias"] = _copied(scoring["bias"])
+    scoring["bias"] = bias_to(own_bias(as_bias(scoring["bias"])), "cpu")
     if scoring["sink"] is not None:
         scoring["sink"] = scoring["sink"].detach().cpu()
     if isinstance(scoring["mask"], (Mask, torch.Tensor)):
         scoring["mask"] = scoring["mask"].to("cpu")
     query, key = kept.take(call.query), kept.take(call.key)
     return MapCall(id, name, layer, kind, *sides, checked(query, key, **scoring))
-
-
-def _copied(bias: Any) -> Any:
-    from ...monitoring._kept_calls import bias_to, own_bias
-    from ..._biases import as_bias
-
-    return bias_to(own_bias(as_bias(bias)), "cpu")
 
 
 def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]]:

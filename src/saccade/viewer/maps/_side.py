@@ -87,7 +87,8 @@ class Side:
         if not query or not self.words:
             return 0, []
         text, query = self._folded, query.lower()
-        total, found, at = 0, [], text.find(query)
+        found: list[Match] = []
+        total, at = 0, text.find(query)
         while at >= 0:
             total += 1
             if len(found) < limit:

@@ -1,0 +1,113 @@
+"""Pooled weights of one head: the kernels and the tiles of plain PyTorch against a dense map that is pooled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import saccade
+from saccade import _pooled
+from saccade._backends.native import _pooled as native
+from saccade._checks import make_call
+
+B, HQ, HKV, D = 2, 6, 3, 19
+
+
+def problem(name: str, rows: int, keys: int, dtype=torch.float32):
+    torch.manual_seed(0)
+    query, key = torch.randn(B, HQ, rows, D, dtype=dtype) * 2, torch.randn(B, HKV, keys, D, dtype=dtype)
+    lengths = torch.tensor([keys - 5, keys // 2])
+    given = {
+        "none": {},
+        "causal": {"mask": saccade.Causal()},
+        "padded window": {"mask": saccade.Causal() & saccade.Window(29, 0) & saccade.Padding(lengths)},
+        "some heads": {"mask": saccade.PerHead([saccade.Causal(), saccade.Window(7, 7)] * 3)},
+        "predicate": {"mask": saccade.Predicate(lambda b, h, q, k: (q * 7 + k) % 3 > 0)},
+        "bias": {"bias": torch.randn(B, HQ, rows, keys).masked_fill(torch.rand(rows, keys) < 0.2, -torch.inf)},
+        "alibi": {"bias": saccade.ALiBi(torch.rand(HQ)), "mask": saccade.Causal()},
+        "sink and softcap": {"sink": torch.randn(HQ), "softcap": 3.0, "mask": saccade.Causal(), "scale": 0.7},
+        "empty rows": {"mask": saccade.Padding(torch.tensor([0, keys]))},
+    }[name]
+    return query, key, given
+
+
+NAMES = ["none", "causal", "padded window", "some heads", "predicate", "bias", "alibi", "sink and softcap", "empty rows"]
+
+
+def dense(query, key, given, place):
+    """Weights in float64, logits and what is visible, of one head, by the definition."""
+    item, head = place
+    given = {name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for name, x in given.items()}
+    mask, bias = given.get("mask"), given.get("bias")
+    rows, keys = query.shape[2], key.shape[2]
+    weights = saccade.attention_weights(query.double(), key.double(), **given)[item, head]
+    visible = torch.ones(rows, keys, dtype=torch.bool)
+    if mask is not None:
+        visible = mask.dense(rows, keys).expand(B, HQ, rows, keys)[item, head]
+    if isinstance(bias, torch.Tensor):
+        visible = visible & (bias[item, head] != -torch.inf)
+    return weights, visible
+
+
+def pool(weights, visible, rows, bins):
+    """(sums, largest, counts), bin by bin."""
+    found = []
+    for i in range(0, len(rows), bins[0]):
+        line = []
+        for j in range(0, weights.shape[1], bins[1]):
+            of = visible[i : i + bins[0], j : j + bins[1]]
+            part = weights[i : i + bins[0], j : j + bins[1]][of]
+            line.append([part.sum(), part.max() if len(part) else torch.tensor(-torch.inf).double(), of.sum()])
+        found.append([torch.stack([x.double() for x in cell]) for cell in line])
+    return torch.stack([torch.stack(line) for line in found]).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("way", ["native", "tiles"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bins", [(1, 1), (3, 4), (32, 16), (64, 64)])
+def test_pools_what_the_dense_map_has(name, bins, way, monkeypatch):
+    if way == "tiles":
+        monkeypatch.setattr(_pooled.native, "refuses", lambda *given: "tiles are wanted")
+    query, key, given = problem(name, 211, 223)
+    call = make_call(query, key, key, **{"mask": None, "dropout": 0.0, "needs_lse": True, "bias": None, "scale": None,
+                                         "softcap": None, "sink": None, **given})
+    assert (native.refuses(call, range(64, 223), bins) is None) == (way == "native")
+    place, rows, keys = (1, 4), range(64, 211), range(64, 223)
+    weights, visible = dense(query, key, given, place)
+    lse = saccade.statistics(query, key, **given, received=False).lse[place]
+    want = pool(weights[64:, 64:], visible[64:, 64:], rows, bins)
+    some = torch.tensor([1, 63, 64, 65, 199, 210, 0, 100])
+    listed = pool(weights[some][:, 64:], visible[some][:, 64:], some, (2, bins[1]))
+    for known in (lse, None):
+        for found, wanted in ((_pooled.pooled(call, place, rows, keys, bins, known), want),
+                              (_pooled.pooled(call, place, some, keys, (2, bins[1]), known), listed)):
+            assert torch.equal(found.counts.double(), wanted[2])
+            # A weight is exp of a difference of logits up to 32: some 2 ** -19 of itself; a bin sums those of its pairs.
+            tolerance = 2.0**-18 * wanted[0].clamp(min=1e-6) + 1e-9
+            assert ((found.sums.double() - wanted[0]).abs() <= tolerance).all()
+            assert torch.equal(found.largest == -torch.inf, wanted[2] == 0)
+            seen = wanted[2] > 0
+            assert ((found.largest.double() - wanted[1])[seen].abs() <= 2.0**-18 * wanted[1][seen] + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", ["causal", "alibi", "sink and softcap"])
+def test_pools_logits(name):
+    query, key, given = problem(name, 101, 103)
+    call = make_call(query, key, key, **{"mask": None, "dropout": 0.0, "needs_lse": True, "bias": None, "scale": None,
+                                         "softcap": None, "sink": None, **given})
+    weights, visible = dense(query, key, given, (0, 5))
+    found = _pooled.pooled(call, (0, 5), range(0, 101), range(0, 103), (1, 1), logits=True)
+    lse = saccade.statistics(query.double(), key.double(), received=False, **given).lse[0, 5][:, None]
+    logits = weights.log() + lse
+    seen = visible & (weights > 0)
+    torch.testing.assert_close(found.largest[seen].double(), logits[seen], atol=2e-5, rtol=2e-5)
+    assert torch.equal(found.counts > 0, visible)
+
+
+def test_halves_are_pooled_in_single_precision():
+    query, key, given = problem("causal", 97, 97, torch.bfloat16)
+    call = make_call(query, key, key, saccade.Causal(), bias=None, scale=None, softcap=None, sink=None, dropout=0.0, needs_lse=True)
+    weights, visible = dense(query, key, given, (1, 3))
+    found = _pooled.pooled(call, (1, 3), range(0, 97), range(0, 97), (1, 1))
+    assert found.sums.dtype == torch.float32
+    torch.testing.assert_close(found.sums.double(), weights, atol=1e-5, rtol=1e-4)
