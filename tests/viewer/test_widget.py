@@ -80,7 +80,9 @@ def test_the_kernel_goes_on_while_an_answer_is_computed(session, sent, monkeypat
     widget = _widget.make_widget(session)
     place = {"run": "0", "call": "0", "head": 0, "item": 0}
     receive(widget, {"kind": "request", "id": "slow", "op": "cell", "params": {**place, "row": 1, "key": 0}})
-    receive(widget, {"kind": "request", "id": "quick", "op": "alive", "params": {}})  # the kernel is free to hand it over
+    receive(
+        widget, {"kind": "request", "id": "quick", "op": "alive", "params": {}}
+    )  # the kernel is free to hand it over
     assert sent.get(timeout=20)[0]["id"] == "quick"
     go_on.set()
     message, _ = sent.get(timeout=20)
@@ -103,7 +105,9 @@ def test_without_anywidget_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.setattr(_view, "_in_notebook", lambda: True)
     monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
-    with pytest.raises(ImportError, match='this needs anywidget, which is not installed: pip install "saccade\\[view\\]"'):
+    with pytest.raises(
+        ImportError, match='this needs anywidget, which is not installed: pip install "saccade\\[view\\]"'
+    ):
         saccade.view(TEXT)
 
 

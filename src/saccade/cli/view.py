@@ -33,7 +33,12 @@ class ShownOptions:
     )
     against: str | None = option(None, "What to compare with: another text, or another watch.", metavar="TEXT_OR_FILE")
     target: str | None = option(None, "What an encoder-decoder writes to the text.", metavar="TEXT_OR_FILE")
-    generate: int = option(0, "Continue the text by N tokens first, the likeliest one each time.", metavar="N", min=0)
+    generate: int = option(
+        0,
+        "Continue the text by N tokens first, the likeliest each time; an encoder-decoder writes its target.",
+        metavar="N",
+        min=0,
+    )
     head: str | None = option(
         None, "The head to show first, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
     )
@@ -160,7 +165,7 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
         return list(shown.model or [])
     from ..viewer.server._subjects import reader_of
 
-    models = [reader_of(model) for model in shown.model or [None]]
+    models = [reader_of(model) for model in shown.model or (None,)]
     for model in models:
         for text in subjects:
             check_length(model, text, shown.first or 1)

@@ -10,14 +10,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from ... import __version__
 from ..._plain_values import plain_values
 from ..maps import SIDE, HeadSummary, MapCall, Run, Side
+from ..maps._head import Pool, What
 from ..maps._overview import THUMBNAIL
 from ._params import MOST_TOKENS, Params, RequestError
 
@@ -88,7 +89,7 @@ class Session:
         return {
             "version": VERSION,
             "title": self.title,
-            "saccade": __version__,
+            "saccade": import_module("saccade").__version__,  # by name: the package stands on its parts
             "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
             "shown": vars(self.shown),
             "findings": _findings(self.runs[int(self.shown.run)]),
@@ -173,8 +174,7 @@ def _words(session: Session, params: Params) -> Answer:
     start, stop = params.span(side.tokens)
     if stop - start > MOST_TOKENS:
         raise RequestError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
-    words = [[*word._replace(special=int(word.special))] for word in side.span(start, stop)]
-    return {"words": words}, []
+    return {"words": [[*word[:4], int(word.special), *word[5:]] for word in side.span(start, stop)]}, []
 
 
 def _overview(session: Session, params: Params) -> Answer:
@@ -207,7 +207,7 @@ def _enlarged(thumbnail: np.ndarray) -> np.ndarray:
 def _tile(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     among = ("weights", "logits") if call.call.bias is None else ("weights", "logits", "bias")
-    what, pool = params.choice("what", among), params.choice("pool", ("max", "mean"))
+    what, pool = cast(What, params.choice("what", among)), cast(Pool, params.choice("pool", ("max", "mean")))
     _, _, rows, keys = call.shape
     level = params.integer("level", 0, max(rows, keys).bit_length())
     last_row, last_key = ((length - 1) // (SIDE << level) for length in (rows, keys))

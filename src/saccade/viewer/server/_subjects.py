@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...inspection import Look, TextModel, as_text_model, open_model
-from ...inspection._models import SaccadeModel
-from ...models import Model, Sampling
-from ...models import generate as continuation
-from ...models.decoding.generating import GeneratingModel
+from ...models import Model
+from ...models.text.encoder_decoder import EncoderDecoder
 from ...monitoring import Observations, load
-from ..maps import Run, from_watch, read_text
+from ..maps import Run, from_watch, read_continued, read_pair, read_text
 
 EMBEDDED = "embedded model"
 WATCH_ENDINGS = (".watch", ".safetensors")
@@ -27,7 +25,8 @@ class Reading:
 
     Attributes:
         target: what an encoder-decoder writes to the text.
-        generate: tokens by which the model continues a text first, the likeliest each time.
+        generate: tokens by which the model continues a text first, the likeliest each time; with any, an
+            encoder-decoder writes the target.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys in memory, of all texts together; None: no limit.
         folder: where those beyond the budget are kept in files.
@@ -126,19 +125,20 @@ def reader_of(model: Any) -> TextModel:
 
 
 def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> Run:
-    prompt = None
+    how: dict[str, Any] = {
+        "name": name,
+        "budget": reading.budget,
+        "folder": reading.folder,
+        "progress": reading.progress,
+    }
+    module = reader.module
+    if isinstance(module, EncoderDecoder) and (reading.target is not None or reading.generate):
+        return read_pair(text, reading.target, module, **{**how, "name": name or reader.name})
+    if reading.target is not None:
+        raise ValueError(f"target: {name or reader.name} is no encoder-decoder of Saccade's families")
     if reading.generate:
-        text, prompt = _continued(text, reader, reading.generate), len(text)
-    more: dict[str, Any] = {} if reading.target is None else {"target": reading.target}
-    kept = {"budget": reading.budget, "folder": reading.folder, "progress": reading.progress}
-    return read_text(text, reader, name=name, prompt=prompt, **kept, **more)
-
-
-def _continued(text: str, reader: TextModel, tokens: int) -> str:
-    model: Any = reader.lm if isinstance(reader, SaccadeModel) else reader.module
-    if not isinstance(model, GeneratingModel):
-        raise ValueError(f"generate: {reader.name} continues no text; expected a decoder")
-    return text + "".join(continuation(model, text, tokens, Sampling(temperature=0)))
+        return read_continued(text, reader, reading.generate, **how)
+    return read_text(text, reader, **how)
 
 
 def _with_what_is_left(reading: Reading, runs: Sequence[Run]) -> Reading:

@@ -58,7 +58,8 @@ def view(
         model: what reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
             model, or a list of these, which are compared.
         target: what an encoder-decoder writes to the text: its cross-attention is shown as well.
-        generate: tokens by which the model continues the text first, the likeliest one each time.
+        generate: tokens by which the model continues the text first, the likeliest one each time; with any, an
+            encoder-decoder writes a target of its own, as long as its files say.
         head: (layer, head), or (name of a call, head), to show first; None: the most telling one.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys that may be held in memory; None: no limit.
@@ -153,8 +154,7 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
 
     run = runs[0]
     if head is None:
-        call, number = run.shown or (run.calls[0].id, 0)
-        return Place("0", call, number)
+        return Place("0", *(run.shown or (run.calls[0].id, 0)))
     if not isinstance(head, tuple | list) or len(head) != 2:
         raise ValueError(f"head: expected (layer, head) or (name of a call, head), got {head!r}")
     where, number = head

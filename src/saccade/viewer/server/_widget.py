@@ -40,7 +40,7 @@ def _widget_class() -> type:
     """Made when it is first asked for: `import saccade` needs no anywidget. One class, as notebooks know it by name."""
     anywidget = require_anywidget()
 
-    class ViewerWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    class ViewerWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
         """A viewer in a notebook; made by `saccade.view`."""
 
         _esm = client_script()
