@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import checkpoints
 import numpy as np
 import pytest
 import torch
@@ -331,3 +332,45 @@ def test_what_a_watch_kept(tmp_path):
         layer(torch.randn(1, 3, 12))
     with pytest.raises(ValueError, match="keep=True"):
         maps.from_watch(watched)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    checkpoints.t5(folder)
+    return load(folder, head="conditional-generation")
+
+
+def test_a_source_and_its_target_are_read_as_three_kinds_of_maps(translator):
+    run = maps.read_pair("The cat sat on the mat.", "The dog sat.", translator)
+    source, target = run.sides["source"], run.sides["target"]
+    assert [call.id for call in run.calls] == [
+        f"{kind}.{n}" for kind in ("encoder", "decoder", "cross") for n in (0, 1)
+    ]
+    assert [(call.rows, call.keys, call.kind) for call in run.calls[1::2]] == [
+        ("source", "source", "self"),
+        ("target", "target", "self"),
+        ("target", "source", "cross"),
+    ]
+    assert "".join(w.gap + w.text for w in run.words("source", 0, source.tokens) if not w.special) == source.text
+    assert source.pieces[-1] == "</s>" and target.pieces[0] == "<pad>"
+    calls = []
+    translator.eval()
+    encode = translator.tokenizer.encode
+    ids = torch.tensor([[*encode(source.text).ids, *translator.tokenizer.after]])
+    start = torch.tensor([[translator.start, *encode(target.text).ids, *translator.tokenizer.after]])
+    with torch.no_grad():
+        translator(ids, None, start, observe=lambda layer, call: calls.append(call))
+    (cross,) = (call for call in calls[-2:] if call.cross)
+    want = saccade.attention_weights(cross.query, cross.key, **cross.scoring())[0, 1].numpy()
+    np.testing.assert_allclose(run.tile("cross.1", 1, 0, "weights", "max", 0, 0, 0).values, want, atol=1e-6)
+    assert run.call("decoder.0").causal and not run.call("encoder.0").causal and not run.call("cross.0").causal
+    assert "RelativeBias" in repr(run.call("encoder.1").call.bias)
+
+
+def test_a_target_that_the_model_writes_is_marked_as_written(translator):
+    run = maps.read_pair("The cat sat on the mat.", None, translator)
+    target = run.sides["target"]
+    assert target.prompt == 1 and target.tokens == run.call("cross.0").shape[2] > 1
+    words = run.words("target", 0, target.tokens)
+    assert words[0].first == 0 and words[-1].end == target.tokens
