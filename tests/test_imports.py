@@ -41,6 +41,7 @@ LAYERS = [
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 COMPUTING = {
     "accelerate",
+    "anywidget",
     "conllu",
     "jinja2",
     "lightning",
@@ -50,10 +51,12 @@ COMPUTING = {
     "rich",
     "safetensors",
     "sklearn",
+    "starlette",
     "tensorboard",
     "tokenizers",
     "torch",
     "transformers",
+    "uvicorn",
 }
 HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
 PARTS = [
@@ -301,6 +304,7 @@ print(status, *sorted({{name.partition(".")[0] for name in sys.modules}}), file=
         (["train", "lm", "--help"], 0),
         (["verify", "--help"], 0),
         (["compare", "--help"], 0),
+        (["view", "--help"], 0),
         (["bench", "--help"], 0),
         (["generate"], 2),  # a usage error
         (["look", "no-such-file.txt"], 2),

@@ -38,6 +38,7 @@ __all__ = [
     "merge",
     "statistics",
     "verify",
+    "view",
     "watch",
 ]
 
@@ -74,6 +75,7 @@ _HOMES = {  # of all names but the masks
     "merge": "_attention",
     "statistics": "_statistics",
     "verify": "verification",
+    "view": "viewer",
     "watch": "monitoring",
 }
 
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from .acceleration import Acceleration, accelerate
     from .monitoring import watch
     from .verification import verify
+    from .viewer import view
 else:
 
     def __getattr__(name: str) -> object:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -18,22 +15,13 @@ from ._errors import UserError, require
 from ._look_corpus import CorpusOptions, study
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
+from ._texts import InputText, again_arguments, check_length, command_line, given_text, parse_head, word_range
 
 if TYPE_CHECKING:
-    from ..inspection import Look, TextModel
+    from ..inspection import Look
 
 REPORT = Path("saccade-report.html")
-LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
 REPORTS, FIGURES = (".html", ".htm"), (".png", ".svg")  # what --out writes, by the ending of its name
-TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
-
-
-class InputText(NamedTuple):
-    """The text, how a command names it again, and where it came from ("" for the command line)."""
-
-    text: str
-    again: list[str]
-    source: str
 
 
 class MapOptions(NamedTuple):
@@ -107,8 +95,8 @@ def look(
             raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
-    given = _word_range(_given(text), chosen.first, chosen.last)
-    wanted = MapOptions(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
+    given = word_range(given_text(text, "look"), chosen.first, chosen.last)
+    wanted = MapOptions(parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in FIGURES
     if out is not None and out.suffix.lower() not in REPORTS + FIGURES and not out.is_dir():
         raise UserError(
@@ -128,111 +116,7 @@ def look(
         _print(seen, given, model, report, figure)
 
 
-# The text
-
-
-def _given(arguments: list[str] | None) -> InputText:
-    if arguments and len(arguments) > 1:
-        if "-" in arguments:
-            raise UserError("both a text and - for standard input came; give one of them")
-        raise UserError(
-            f"{len(arguments)} arguments came; put the text in quotes: saccade look {_quoted(' '.join(arguments))}"
-        )
-    if not arguments or arguments == ["-"]:
-        return _from_standard_input(asked=bool(arguments))
-    argument = arguments[0]
-    path = _as_file(argument)
-    if path is None:
-        return InputText(_clean(argument, "the text"), _again(argument), "")
-    return InputText(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
-
-
-def _from_standard_input(*, asked: bool) -> InputText:
-    if sys.stdin is None or (sys.stdin.isatty() and not asked):
-        raise UserError('no text came: saccade look "The cat sat on the mat."')
-    text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
-    return InputText(text, _again(" ".join(text.split()[:12])), "from standard input")
-
-
-def _as_file(argument: str) -> Path | None:
-    """The file that ``argument`` names; None where it is a text. What can only be a missing file is an error."""
-    path = Path(argument)
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):  # too long or impossible as a name: a text
-        return None
-    if path.is_dir() and argument.strip(". "):
-        raise UserError(f"{argument}: is a folder; give a text file")
-    if exists and not path.is_dir():
-        return path
-    looks_like_one = path.suffix.lower() in TEXT_FILES or argument.startswith(("/", "./", "../", "~/"))
-    if looks_like_one and not re.search(r"\s", argument):
-        raise UserError(f"{argument}: no such file")
-    return None
-
-
-def _read(path: Path) -> bytes:
-    if not (path.is_file() or path.is_fifo()):
-        raise UserError(f"{path}: not an ordinary file")
-    with path.open("rb") as file:
-        return file.read(LARGEST_FILE + 1)
-
-
-def _decoded(content: bytes, name: str) -> str:
-    if len(content) > LARGEST_FILE:
-        raise UserError(f"{name}: larger than {LARGEST_FILE >> 20} MiB; give a part of it")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name}: not a text in UTF-8 (byte {content[error.start]:#04x} at position {error.start:,})"
-        ) from None
-    if "\0" in text:
-        raise UserError(f"{name}: a binary file, not a text")
-    return text
-
-
-def _clean(text: str, name: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
-    if not text:
-        raise UserError(f"{name} is empty; one word at least is needed")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{name} is not valid UTF-8") from None
-    return text
-
-
-def _word_range(given: InputText, first: int | None, last: int | None) -> InputText:
-    """The words ``first`` to ``last``, both included and counted from 1."""
-    if first is None and last is None:
-        return given
-    from ..inspection import split_words
-
-    spans = split_words(given.text)
-    for name, number in (("--from", first), ("--to", last)):
-        if number is not None and number < 1:
-            raise UserError(f"{name} {number}: words are counted from 1")
-    start, stop = first or 1, min(last if last is not None else len(spans), len(spans))
-    if start > stop:
-        raise UserError(
-            f"--from {start} --to {stop if last is None else last}: no such words; the text has 1 to {len(spans):,}"
-        )
-    again = [*given.again, "--from", str(start), "--to", str(stop)]
-    words = f"words {start:,} to {stop:,} of {len(spans):,}"
-    return InputText(given.text[spans[start - 1][0] : spans[stop - 1][1]], again, f"{words} {given.source}".strip())
-
-
 # The look
-
-
-def _parse_head(head: str | None) -> tuple[int, int] | None:
-    if head is None:
-        return None
-    match = re.fullmatch(r"(\d{1,6})[.:](\d{1,6})", head.strip())
-    if not match:
-        raise UserError(f"--head {head}: expected layer.head, such as 2.5")
-    return int(match[1]), int(match[2])
 
 
 def _parse_rows(rows: str | None) -> tuple[int, int] | None:
@@ -255,28 +139,12 @@ def _look(
     for target in targets:
         check_target(target, force=force)
     opened = open_model(model)
-    _check_length(opened, given.text, wanted.first)
+    check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
     with shown_progress("layers", quiet=quiet) as told:
         return look_through(
             opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source, progress=told
         )
-
-
-def _check_length(model: TextModel, text: str, first: int) -> None:
-    from ..inspection import split_words, words_that_fit
-
-    spans = split_words(text)
-    fit = words_that_fit(model, text, spans)
-    if fit >= len(spans):
-        return
-    room = f"this model reads {model.room:,} tokens at once"
-    if not fit:
-        raise UserError(f"the text is too long: {room}, and its first word alone has more")
-    part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
-    raise UserError(
-        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; add {part}"
-    )
 
 
 def _write(seen: Look, report: Path, figure: Path | None) -> None:
@@ -316,11 +184,11 @@ def _suggested_commands(seen: Look, given: InputText, model: str | None, figure:
     layer, head = others[0] if others else below if below in seen.seen.places() else (seen.layer, seen.head)
     beginning = " ".join(given.text.split()[:5]).rstrip(".,;:!?")
     drawing = "map.png" if figure and figure.suffix.lower() == ".svg" else "map.svg"
-    writes = _command("generate", *options, *_again(beginning))
+    writes = command_line("generate", *options, *again_arguments(beginning))
     return [
-        _command("look", *options, "--head", f"{layer}.{head}", *given.again),
-        _command("look", *options, "--out", drawing, *given.again),
-        writes if seen.generates else _command("look", *options, *_elsewhere(seen), *given.again),
+        command_line("look", *options, "--head", f"{layer}.{head}", *given.again),
+        command_line("look", *options, "--out", drawing, *given.again),
+        writes if seen.generates else command_line("look", *options, *_elsewhere(seen), *given.again),
     ]
 
 
@@ -331,26 +199,3 @@ def _elsewhere(seen: Look) -> list[str]:
     first, last = seen.runs(range(len(seen.seen.words)))[-1]
     start = last + 1 if last < seen.words else 1
     return ["--rows", f"{start}-{min(start + last - first, seen.words)}"]
-
-
-def _again(text: str) -> list[str]:
-    """The text as an argument; what begins with a dash must not be taken for an option."""
-    return ["--", text] if text.startswith("-") else [text]
-
-
-def _command(*parts: str) -> str:
-    if "--" in parts and "--from" in parts:  # options come before the double dash
-        at, cut = parts.index("--"), parts.index("--from")
-        parts = (*parts[:at], *parts[cut:], *parts[at:cut])
-    return " ".join(["saccade", *(_quoted(part) for part in parts)])
-
-
-def _quoted(argument: str) -> str:
-    """As a shell takes it back: bare, in double quotes where nothing in it is special there, else as shlex does."""
-    if os.name == "nt":
-        import subprocess
-
-        return subprocess.list2cmdline([argument])
-    if shlex.quote(argument) == argument:
-        return argument
-    return f'"{argument}"' if not re.search(r'["$`\\!\n]', argument) else shlex.quote(argument)

@@ -1,15 +1,55 @@
-"""Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers.
+"""Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers, in a viewer.
 
-Begin with `_report.py`. Imports `inspection`.
+Begin with `_report.py`; `maps` and `server` are the viewer's. Imports `inspection` and `monitoring`. Names are imported
+when they are first used, as those of `saccade` are.
 """
 
 from __future__ import annotations
 
-from ._figure import draw_figure
-from ._files import check_target, write_whole
-from ._json import as_json
-from ._notebook import framed
-from ._report import render_report
-from ._terminal import print_look
+__all__ = [
+    "Viewer",
+    "as_json",
+    "check_target",
+    "draw_figure",
+    "framed",
+    "print_look",
+    "render_report",
+    "view",
+    "write_whole",
+]
 
-__all__ = ["as_json", "check_target", "draw_figure", "framed", "print_look", "render_report", "write_whole"]
+_HOMES = {
+    "Viewer": "server",
+    "as_json": "_json",
+    "check_target": "_files",
+    "draw_figure": "_figure",
+    "framed": "_notebook",
+    "print_look": "_terminal",
+    "render_report": "_report",
+    "view": "server",
+    "write_whole": "_files",
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._figure import draw_figure
+    from ._files import check_target, write_whole
+    from ._json import as_json
+    from ._notebook import framed
+    from ._report import render_report
+    from ._terminal import print_look
+    from .server import Viewer, view
+else:
+
+    def __getattr__(name: str) -> object:
+        """A public name, imported now and kept."""
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,177 @@
+"""A text as commands take it: in quotes, from a file, from standard input, or a part of one of these."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._errors import UserError
+
+if TYPE_CHECKING:
+    from ..inspection import TextModel
+
+LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
+TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
+SAVED_FILES = {".watch", ".safetensors"}
+
+
+class InputText(NamedTuple):
+    """The text, how a command names it again, and where it came from ("" for the command line)."""
+
+    text: str
+    again: list[str]
+    source: str
+
+
+def given_text(arguments: list[str] | None, command: str) -> InputText:
+    """The text that came to ``command``: one in quotes, a file's, or standard input's.
+
+    Raises UserError where it is none, empty, not UTF-8 or more than one.
+    """
+    if arguments and len(arguments) > 1:
+        if "-" in arguments:
+            raise UserError("both a text and - for standard input came; give one of them")
+        raise UserError(
+            f"{len(arguments)} arguments came; put the text in quotes: saccade {command} {quoted(' '.join(arguments))}"
+        )
+    if not arguments or arguments == ["-"]:
+        return _from_standard_input(command, asked=bool(arguments))
+    return text_or_file(arguments[0])
+
+
+def text_or_file(argument: str) -> InputText:
+    """A text, or that of the file which ``argument`` names."""
+    path = as_file(argument)
+    if path is None:
+        return InputText(_clean(argument, "the text"), again_arguments(argument), "")
+    return InputText(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
+
+
+def _from_standard_input(command: str, *, asked: bool) -> InputText:
+    if sys.stdin is None or (sys.stdin.isatty() and not asked):
+        raise UserError(f'no text came: saccade {command} "The cat sat on the mat."')
+    text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
+    return InputText(text, again_arguments(" ".join(text.split()[:12])), "from standard input")
+
+
+def as_file(argument: str) -> Path | None:
+    """The file that ``argument`` names; None where it is a text. What can only be a missing file is an error."""
+    path = Path(argument)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # too long or impossible as a name: a text
+        return None
+    if path.is_dir() and argument.strip(". "):
+        raise UserError(f"{argument}: is a folder; give a text file")
+    if exists and not path.is_dir():
+        return path
+    looks_like_one = path.suffix.lower() in TEXT_FILES | SAVED_FILES or argument.startswith(("/", "./", "../", "~/"))
+    if looks_like_one and not re.search(r"\s", argument):
+        raise UserError(f"{argument}: no such file")
+    return None
+
+
+def _read(path: Path) -> bytes:
+    if not (path.is_file() or path.is_fifo()):
+        raise UserError(f"{path}: not an ordinary file")
+    with path.open("rb") as file:
+        return file.read(LARGEST_FILE + 1)
+
+
+def _decoded(content: bytes, name: str) -> str:
+    if len(content) > LARGEST_FILE:
+        raise UserError(f"{name}: larger than {LARGEST_FILE >> 20} MiB; give a part of it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}: not a text in UTF-8 (byte {content[error.start]:#04x} at position {error.start:,})"
+        ) from None
+    if "\0" in text:
+        raise UserError(f"{name}: a binary file, not a text")
+    return text
+
+
+def _clean(text: str, name: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    if not text:
+        raise UserError(f"{name} is empty; one word at least is needed")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{name} is not valid UTF-8") from None
+    return text
+
+
+def word_range(given: InputText, first: int | None, last: int | None) -> InputText:
+    """The words ``first`` to ``last``, both included and counted from 1."""
+    if first is None and last is None:
+        return given
+    from ..inspection import split_words
+
+    spans = split_words(given.text)
+    for name, number in (("--from", first), ("--to", last)):
+        if number is not None and number < 1:
+            raise UserError(f"{name} {number}: words are counted from 1")
+    start, stop = first or 1, min(last if last is not None else len(spans), len(spans))
+    if start > stop:
+        raise UserError(
+            f"--from {start} --to {stop if last is None else last}: no such words; the text has 1 to {len(spans):,}"
+        )
+    again = [*given.again, "--from", str(start), "--to", str(stop)]
+    words = f"words {start:,} to {stop:,} of {len(spans):,}"
+    return InputText(given.text[spans[start - 1][0] : spans[stop - 1][1]], again, f"{words} {given.source}".strip())
+
+
+def parse_head(head: str | None) -> tuple[int, int] | None:
+    """Layer and head of ``2.5``."""
+    if head is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})[.:](\d{1,6})", head.strip())
+    if not match:
+        raise UserError(f"--head {head}: expected layer.head, such as 2.5")
+    return int(match[1]), int(match[2])
+
+
+def check_length(model: TextModel, text: str, first: int) -> None:
+    """Raise UserError, which says what fits, for a text longer than the context; ``first``: the word it begins with."""
+    from ..inspection import split_words, words_that_fit
+
+    spans = split_words(text)
+    fit = words_that_fit(model, text, spans)
+    if fit >= len(spans):
+        return
+    room = f"this model reads {model.room:,} tokens at once"
+    if not fit:
+        raise UserError(f"the text is too long: {room}, and its first word alone has more")
+    part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
+    raise UserError(
+        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; add {part}"
+    )
+
+
+def again_arguments(text: str) -> list[str]:
+    """The text as an argument; what begins with a dash must not be taken for an option."""
+    return ["--", text] if text.startswith("-") else [text]
+
+
+def command_line(*parts: str) -> str:
+    if "--" in parts and "--from" in parts:  # options come before the double dash
+        at, cut = parts.index("--"), parts.index("--from")
+        parts = (*parts[:at], *parts[cut:], *parts[at:cut])
+    return " ".join(["saccade", *(quoted(part) for part in parts)])
+
+
+def quoted(argument: str) -> str:
+    """As a shell takes it back: bare, in double quotes where nothing in it is special there, else as shlex does."""
+    if os.name == "nt":
+        import subprocess
+
+        return subprocess.list2cmdline([argument])
+    if shlex.quote(argument) == argument:
+        return argument
+    return f'"{argument}"' if not re.search(r'["$`\\!\n]', argument) else shlex.quote(argument)

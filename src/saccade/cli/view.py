@@ -1,0 +1,167 @@
+"""`saccade view`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._errors import UserError, require
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
+from ._texts import check_length, given_text, parse_head, text_or_file, word_range
+
+if TYPE_CHECKING:
+    from ..viewer.server._session import Session
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownOptions:
+    """What is shown"""
+
+    model: list[str] | None = option(
+        None,
+        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name); given twice, "
+        "both are compared.  [default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    against: str | None = option(None, "What to compare with: another text, or another watch.", metavar="TEXT_OR_FILE")
+    target: str | None = option(None, "What an encoder-decoder writes to the text.", metavar="TEXT_OR_FILE")
+    generate: int = option(0, "Continue the text by N tokens first, the likeliest one each time.", metavar="N", min=0)
+    head: str | None = option(
+        None, "The head to show first, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
+    )
+    first: int | None = option(None, "The first word to read, counted from 1.", "--from", metavar="N")
+    last: int | None = option(None, "The last word to read.", "--to", metavar="N")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """Options"""
+
+    budget: str | None = option(
+        None, "Queries and keys to hold in memory at most, as 4GiB.  [default: no limit]", metavar="SIZE"
+    )
+    folder: Path | None = option(
+        None, "Where those beyond the budget are kept in files, until the viewer ends.", metavar="DIR"
+    )
+    port: int | None = option(None, "The port to listen on.  [default: a free one]", metavar="N", min=0, max=65535)
+    host: str | None = option(
+        None,
+        "The address to listen on; any but 127.0.0.1 lets other machines in, whoever has the token.  "
+        "[default: 127.0.0.1]",
+        metavar="ADDRESS",
+    )
+    no_browser: bool = option(False, "Print the address, and open no browser.", "--no-browser")
+    keep: bool = option(False, "Go on when no page is open any more.", "--keep")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("view", cls=GroupedCommand, short_help="See any head of a text of any length, in the browser.")(
+        flattened(view)
+    )
+
+
+def view(
+    *,
+    subject: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT_OR_FILE",
+            help="A text in quotes, a text file, what watch saved, or - for standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    shown: ShownOptions,
+    server: ServerOptions,
+) -> None:
+    """Show every head's attention in the browser, at any zoom: of a text as a model reads it, or of what watch kept.
+
+    The viewer answers this computer alone, whoever has the address with its token. It ends at Ctrl-C, and ten minutes
+    after its page was closed.
+    """
+    require("starlette", "view")
+    require("uvicorn", "view")
+    head, budget = parse_head(shown.head), _bytes(server.budget)
+    from ..viewer.server._serve import MOST_IDLE, Viewer, open_browser
+
+    session = _session(subject, shown, head, budget, server.folder)
+    viewer = Viewer(session, host=server.host, port=server.port, most_idle=None if server.keep else MOST_IDLE)
+    with viewer:
+        _print_address(viewer.url)
+        if not server.no_browser and not open_browser(viewer.url):
+            typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
+        if viewer.wait():
+            typer.echo("saccade: no page is open any more, so the viewer has ended (--keep lets it go on)", err=True)
+
+
+def _print_address(url: str) -> None:
+    from rich.text import Text
+
+    console = result_console()
+    link = f"bold link {url}" if console.is_terminal else "bold"
+    console.print(Text.assemble(("Viewer  ", "dim"), (url, link)), soft_wrap=True)
+    console.print(Text("        Ctrl-C ends it", "dim"))
+    console.file.flush()
+
+
+def _bytes(size: str | None) -> int | None:
+    """The bytes of a size such as 4GiB."""
+    if size is None:
+        return None
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMG]?I?B|)", size.strip(), re.IGNORECASE)
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
+        raise UserError(f"--budget {size}: expected a size such as 500MiB or 4GiB")
+    return int(float(match[1]) * unit)
+
+
+def _session(
+    arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None, budget: int | None, folder: Any
+) -> Session:
+    """Everything read; a bar shows the layers that are done."""
+    from ..analysis.tables import shown_progress
+    from ..viewer.server._view import open_session
+
+    subjects = _subjects(arguments, shown)
+    target = None if shown.target is None else text_or_file(shown.target).text
+    models = _models(subjects, shown)
+    how = {"target": target, "generate": shown.generate, "budget": budget, "folder": folder}
+    with shown_progress("layers") as told:
+        return open_session(subjects, model=models, head=head, progress=told, **how)
+
+
+def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
+    """The text or the watch file, and what it is compared with."""
+    from ..viewer.server._subjects import is_watch_file
+
+    more = [] if shown.against is None else [shown.against]
+    first = arguments[0] if arguments and len(arguments) == 1 else ""
+    if not is_watch_file(first):
+        texts = [given_text(arguments, "view"), *map(text_or_file, more)]
+        return [word_range(text, shown.first, shown.last).text for text in texts]
+    if (shown.first, shown.last) != (None, None):
+        raise UserError("--from and --to are for a text; what watch kept is shown as it is")
+    for other in more:
+        if not is_watch_file(other):
+            raise UserError(f"--against {shorten(other, 60)}: a watch is compared with another watch")
+    return [Path(one) for one in (first, *more)]
+
+
+def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
+    """The models, opened, with room for the texts; none for what watch kept."""
+    if isinstance(subjects[0], Path):
+        return list(shown.model or [])
+    from ..viewer.server._subjects import reader_of
+
+    models = [reader_of(model) for model in shown.model or [None]]
+    for model in models:
+        for text in subjects:
+            check_length(model, text, shown.first or 1)
+    return models if shown.model else []

@@ -1,0 +1,255 @@
+"""The viewer over HTTP: a page, its script, and the operations of a session. Nothing else is answered, no file is read.
+
+Who may ask is decided before anything is read of a request: the name and port that it came to, the page that it came
+from, and the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import secrets
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ._session import Reply, Session
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LARGEST_BODY = 2**18  # bytes; 20,000 tokens in a list take 140,000
+WORKERS = 4  # requests computed at once: a tile need not wait for an overview
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+# The client's styles are constructed by its script, and images are what it makes to save a picture.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style nonce="{nonce}">
+html, body, #saccade {{ height: 100%; margin: 0; }}
+</style>
+</head>
+<body>
+<div id="saccade"></div>
+<noscript>The viewer needs JavaScript: one script, which comes from where Saccade runs.</noscript>
+<script type="module" nonce="{nonce}">
+import {{ mountPage }} from "/client.js";
+mountPage();
+</script>
+</body>
+</html>
+"""
+
+
+class Activity:
+    """When a page last asked for something."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+        self.running = 0
+
+    @property
+    def idle(self) -> float:
+        """Seconds without a request; 0 while one is being answered."""
+        return 0.0 if self.running else time.monotonic() - self.last
+
+
+class Addresses:
+    """The names under which a server may be asked.
+
+    A page of a stranger can give its own name the address of this machine (DNS rebinding). Its requests then carry that
+    name, so names are compared; an address cannot be given away, so where a server listens on all of them any will do.
+    """
+
+    def __init__(self, host: str, port: int):
+        self.port = port
+        self._names = {"127.0.0.1", "localhost", "::1", host.lower()}
+        self._any_address = host in ("0.0.0.0", "::", "")
+
+    def knows(self, host: str) -> bool:
+        """Whether a ``Host`` header names this server."""
+        try:
+            parts = urlsplit(f"//{host}")
+            name, port = (parts.hostname or "").lower(), parts.port or 80
+        except ValueError:
+            return False
+        if port != self.port or parts.netloc != host or "@" in host:
+            return False
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def make_app(session: Session, *, token: str, addresses: Addresses, activity: Activity) -> ASGIApp:
+    """The application. Without a page's requests `activity` grows idle."""
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
+    return _Guard(_routes(session, token, activity, pool), addresses)
+
+
+class _Guard:
+    """Lets through what came to this server's own name and from its own page; every answer gets the strict headers."""
+
+    def __init__(self, app: Starlette, addresses: Addresses):
+        self._app, self._addresses = app, addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        from starlette.datastructures import Headers, MutableHeaders
+
+        nonce = secrets.token_urlsafe(16)
+        scope["nonce"] = nonce
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update({**HEADERS, "Content-Security-Policy": POLICY.format(nonce=nonce)})
+            await send(message)
+
+        refused = self._refusal(Headers(scope=scope))
+        app: ASGIApp = self._app if refused is None else _plain(refused, 403)
+        await app(scope, receive, send_guarded)
+
+    def _refusal(self, headers: Any) -> str | None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._addresses.knows(hosts[0]):
+            return f"This viewer is asked as 127.0.0.1:{self._addresses.port} or localhost:{self._addresses.port} only."
+        if any(origin != f"http://{hosts[0]}" for origin in headers.getlist("origin")):
+            return "This viewer answers its own page only."
+        return None
+
+
+def _plain(text: str, status: int) -> Response:
+    from starlette.responses import PlainTextResponse
+
+    return PlainTextResponse(text + "\n", status)
+
+
+def _routes(session: Session, token: str, activity: Activity, pool: ThreadPoolExecutor) -> Starlette:
+    from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse, Response
+    from starlette.routing import Route
+
+    def allowed(given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), token.encode())
+
+    async def page(request: Request) -> Response:
+        if not allowed(request.query_params.get("token")):
+            return _plain("The token is missing or wrong. Open the whole address that the terminal shows.", 403)
+        return HTMLResponse(PAGE.format(title=escape(f"{session.title} · Saccade"), nonce=request.scope["nonce"]))
+
+    async def script(request: Request) -> Response:
+        return Response(client_script(), media_type="text/javascript; charset=utf-8")
+
+    async def operation(request: Request) -> Response:
+        if not allowed(request.headers.get("x-saccade-token")):
+            return _plain("The token is missing or wrong.", 403)
+        body = await _body(request)
+        if body is None:
+            return _framed(Reply({"error": f"the request is larger than {LARGEST_BODY:,} bytes"}, status=413))
+        activity.running += 1
+        try:
+            work = pool.submit(_answer, session, request.path_params["op"], body)
+            return _framed(await _unless_left(work, request))
+        finally:
+            activity.running -= 1
+            activity.last = time.monotonic()
+
+    async def lost(request: Request, error: Exception) -> Response:
+        return _plain("There is nothing here.", 404)
+
+    routes = [
+        Route("/", page, methods=["GET"]),
+        Route("/client.js", script, methods=["GET"]),
+        Route("/api/{op}", operation, methods=["POST"]),
+    ]
+    handlers: dict[Any, Callable[..., Any]] = {404: lost, 405: lost}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+@cache
+def client_script() -> str:
+    """The client, one ES module.
+
+    Raises:
+        FileNotFoundError: it was not built: sources of a checkout, `npm run build` in client/.
+    """
+    return resources.files("saccade.viewer").joinpath("client.js").read_text(encoding="utf-8")
+
+
+async def _body(request: Request) -> bytes | None:
+    """The whole body; None where it is too large."""
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > LARGEST_BODY:
+            return None
+    return bytes(found)
+
+
+def _answer(session: Session, op: str, body: bytes) -> Reply:
+    try:
+        params = json.loads(body)
+    except (ValueError, RecursionError):
+        return Reply({"error": "the request is not JSON"}, status=400)
+    return session.reply(op, params)
+
+
+async def _unless_left(work: Future[Reply], request: Request) -> Reply:
+    """What `work` gives. Where the page no longer waits, as after quick panning, work that has not begun is dropped."""
+    done = asyncio.ensure_future(asyncio.wrap_future(work))
+    left = asyncio.ensure_future(request.receive())  # after the body there comes one message: that the asker has gone
+    await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
+    if not done.done():
+        work.cancel()
+        await asyncio.wait({done})
+    left.cancel()
+    return Reply({"error": "nobody waits for this any more"}, status=400) if done.cancelled() else done.result()
+
+
+def framed(reply: Reply) -> bytes:
+    """uint32 length of the header, the header, zeros up to a multiple of 8, then each buffer with zeros likewise."""
+    header = {**reply.header, "buffers": [len(buffer) for buffer in reply.buffers]}
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    start = struct.pack("<I", len(text)) + text
+    return b"".join(part + bytes(-len(part) % 8) for part in (start, *reply.buffers))
+
+
+def _framed(reply: Reply) -> Response:
+    from starlette.responses import Response
+
+    return Response(framed(reply), reply.status, media_type="application/octet-stream")

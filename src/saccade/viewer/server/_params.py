@@ -1,0 +1,78 @@
+"""The parameters of a request, read one by one; what is wrong with one is a sentence that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MOST_TOKENS = 20_000  # in one list of a request
+LONGEST = 200  # characters of a value that a message shows
+
+
+class RequestError(ValueError):
+    """What is wrong with a request, as one sentence for whoever sent it."""
+
+
+class Params:
+    """The parameters of one request as they came from outside."""
+
+    def __init__(self, given: object):
+        if not isinstance(given, dict):
+            raise RequestError(f"params: expected an object, got {_shown(given)}")
+        self._given: dict[Any, Any] = given
+
+    def _value(self, name: str) -> Any:
+        if name not in self._given:
+            raise RequestError(f"{name}: is missing")
+        return self._given[name]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included."""
+        return _integer(name, self._value(name), low, high)
+
+    def integers(self, name: str, below: int) -> list[int]:
+        """Whole numbers from 0, at least one and at most 20,000, sorted and each once."""
+        given = self._value(name)
+        if not isinstance(given, list) or not 1 <= len(given) <= MOST_TOKENS:
+            raise RequestError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
+        return sorted({_integer(name, one, 0, below - 1) for one in given})
+
+    def span(self, most: int) -> tuple[int, int]:
+        """``start`` and ``stop`` of a range within `most` places."""
+        start = self.integer("start", 0, most)
+        return start, self.integer("stop", start, most)
+
+    def choice(self, name: str, among: Sequence[str]) -> str:
+        given = self._value(name)
+        if not isinstance(given, str) or given not in among:
+            wanted = ", ".join(among[:12]) + (", ..." if len(among) > 12 else "")
+            raise RequestError(f"{name}: expected one of {wanted}, got {_shown(given)}")
+        return given
+
+    def text(self, name: str, most: int) -> str:
+        """A text of at most so many characters."""
+        given = self._value(name)
+        if not isinstance(given, str) or len(given) > most:
+            raise RequestError(f"{name}: expected a text of at most {most:,} characters, got {_shown(given)}")
+        return given
+
+    def flag(self, name: str) -> bool:
+        given = self._value(name)
+        if not isinstance(given, bool):
+            raise RequestError(f"{name}: expected true or false, got {_shown(given)}")
+        return given
+
+
+def _integer(name: str, given: object, low: int, high: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
+        raise RequestError(f"{name}: expected a whole number from {low:,} to {high:,}, got {_shown(given)}")
+    return given
+
+
+def _shown(given: object) -> str:
+    if isinstance(given, list | dict):
+        return f"{'a list' if isinstance(given, list) else 'an object'} of {len(given):,}"
+    if isinstance(given, int) and not isinstance(given, bool) and abs(given) >= 10**18:
+        return "a number of more than 18 digits"  # Python writes no number of over 4,300 digits
+    shown = repr(given)
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."

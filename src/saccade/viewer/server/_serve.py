@@ -1,0 +1,168 @@
+"""A viewer that runs: its port, its thread, the browser, and its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from typing import TYPE_CHECKING, Any
+
+from ._app import Activity, Addresses, client_script, make_app
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+LOOPBACK = "127.0.0.1"
+MOST_IDLE = 600.0  # seconds without a page; pages tell every half minute that they are open
+GRACE = 5.0  # seconds that the end waits for what is being answered
+
+
+class Viewer:
+    """A running viewer: a server on a thread of its own, until `close`, or until no page is open any more.
+
+    A context manager, which closes it. Made by `saccade.view`.
+
+    Attributes:
+        url: what a browser opens, the token included: whoever has it sees everything that the viewer shows.
+    """
+
+    def __init__(
+        self, session: Session, *, host: str | None = None, port: int | None = None, most_idle: float | None = None
+    ):
+        """Begin to answer. ``most_idle``: seconds without an open page after which the viewer ends; None: never.
+
+        Raises:
+            ImportError: starlette or uvicorn is not installed.
+            ValueError: the port is taken or not allowed, or the host is no address of this machine.
+        """
+        uvicorn = require_uvicorn()
+        client_script()  # a client that is missing is told now
+        host = host or LOOPBACK
+        listener = _listener(host, port or 0)
+        self.session, self._most_idle = session, most_idle
+        self._activity = Activity()
+        self._ended_idle = False
+        number, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+        self.url = f"http://{_shown_host(host)}:{number}/?token={token}"
+        app = make_app(session, token=token, addresses=Addresses(host, number), activity=self._activity)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+                callback_notify=self._look_at_activity,
+                timeout_notify=0,
+            )
+        )
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="saccade-viewer", daemon=True)
+        self._thread.start()
+
+    async def _look_at_activity(self) -> None:
+        """Asked by the server each second."""
+        if self._most_idle is not None and self._activity.idle > self._most_idle:
+            self._ended_idle = True
+            self._server.should_exit = True
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self) -> bool:
+        """Wait until the viewer ends; Ctrl-C closes it and raises KeyboardInterrupt.
+
+        Returns:
+            Whether it ended because no page was open any more.
+        """
+        try:
+            while self._thread.is_alive():
+                self._thread.join(0.5)  # where a join without end is not interrupted, as on Windows, this one is
+        finally:
+            self.close()
+        return self._ended_idle
+
+    def close(self) -> None:
+        """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
+        self._server.should_exit = True
+        self._thread.join(GRACE)
+        self.session.close()
+
+    def __enter__(self) -> Viewer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Viewer of {self.session.title!r} at {self.url}>" if self.running else "<Viewer, closed>"
+
+
+def require_uvicorn() -> Any:
+    """The server. ImportError where it, or what the application is made of, is not installed."""
+    try:
+        import starlette  # noqa: F401, the application is made of it
+        import uvicorn
+    except ImportError as error:
+        raise ImportError(
+            f'view: this needs {error.name}, which is not installed: pip install "saccade[view]"'
+        ) from None
+    return uvicorn
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ValueError(f"host: {host} is no address of this machine ({error.strerror})") from None
+    if os.name == "posix":  # elsewhere this lets two servers share a port
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ValueError(_why_not(error, host, port)) from None
+    return listener
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port: {port} is taken by another program; without a port a free one is found"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"port: {port} may not be used by this account; those from 1024 on may"
+    return f"host: {host} is no address of this machine ({error.strerror})"
+
+
+def _shown_host(host: str) -> str:
+    """The host as a browser on this machine asks for it."""
+    if host in ("0.0.0.0", "::"):
+        return LOOPBACK if host == "0.0.0.0" else "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def open_browser(url: str) -> bool:
+    """Open the page; whether there is a browser to open it.
+
+    Browsers of the terminal are left alone: they would take the terminal and cannot show the page.
+    """
+    graphical = sys.platform in ("darwin", "win32", "cygwin") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if not graphical:
+        return False
+    try:
+        return webbrowser.open(url)
+    except webbrowser.Error:
+        return False

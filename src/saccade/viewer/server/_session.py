@@ -1,0 +1,290 @@
+"""What is shown, and every operation that a page or a notebook may ask for.
+
+An operation takes parameters, which come from outside and are read one by one, and gives a header (JSON) and buffers
+(float32, little endian). Both transports, `_app.py` and `_widget.py`, only carry them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from ... import __version__
+from ..._plain_values import plain_values
+from ..maps import SIDE, HeadSummary, MapCall, Run, Side
+from ..maps._overview import THUMBNAIL
+from ._params import MOST_TOKENS, Params, RequestError
+
+VERSION = 1  # of the protocol
+MOST_TOP = 1000
+MOST_FOUND = 1000
+LONGEST_QUERY = 1000  # characters
+FIRST_CHARACTERS = 200  # of a text, in the list of runs
+LONGEST_MASK = 200  # characters of a mask as it is written
+MOST_PAIRS = 2**24  # weights that one request of rows or columns may take: 167 words of a text of 100,000 tokens
+
+Answer = tuple[dict[str, Any], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What goes back: a header, and buffers of float32. ``status`` is for HTTP."""
+
+    header: dict[str, Any]
+    buffers: Sequence[bytes] = ()
+    status: int = 200
+
+
+@dataclass(frozen=True)
+class Place:
+    """One head of one item of a call."""
+
+    run: str
+    call: str
+    head: int
+    item: int = 0
+
+
+@dataclass(eq=False)
+class Session:
+    """Runs that are shown together, and the place to show first. Several threads may ask at once.
+
+    ``steps``: what computes the steps of one row (run, call, head, item, row); None where no model is behind the maps.
+    """
+
+    runs: Sequence[Run]
+    title: str
+    shown: Place
+    steps: Callable[[Run, MapCall, int, int, int], dict[str, Any]] | None = None
+
+    def reply(self, op: object, params: object) -> Reply:
+        """The answer to a request, or one sentence that says what is wrong with it. Never raises."""
+        operation = _OPERATIONS.get(op) if isinstance(op, str) else None
+        if operation is None:
+            return Reply({"error": "op: there is no such operation"}, status=404)
+        try:
+            header, buffers = operation(self, Params(params))
+            return Reply(plain_values(header), [_buffer(values) for values in buffers])
+        except RequestError as error:
+            return Reply({"error": str(error)}, status=400)
+        except Exception:
+            logging.getLogger(__name__).exception("the viewer could not answer %r", op)
+            return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)
+
+    def close(self) -> None:
+        """Delete what the runs keep in files."""
+        for run in self.runs:
+            run.close()
+
+    @cached_property
+    def opened(self) -> dict[str, Any]:
+        """What a client is told first: everything there is to ask for."""
+        return {
+            "version": VERSION,
+            "title": self.title,
+            "saccade": __version__,
+            "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
+            "shown": vars(self.shown),
+            "findings": _findings(self.runs[int(self.shown.run)]),
+            "step": self.steps is not None,
+        }
+
+    # --- what a request names ---
+
+    def _run(self, params: Params) -> Run:
+        return self.runs[int(params.choice("run", [str(number) for number in range(len(self.runs))]))]
+
+    def _side(self, params: Params) -> Side:
+        sides = self._run(params).sides
+        return sides[params.choice("side", list(sides))]
+
+    def _map(self, params: Params) -> tuple[Run, MapCall, int, int]:
+        """The run, the call, the head and the item."""
+        run = self._run(params)
+        calls = {call.id: call for call in run.calls}
+        call = calls[params.choice("call", list(calls))]
+        items, heads, _, _ = call.shape
+        return run, call, params.integer("head", 0, heads - 1), params.integer("item", 0, items - 1)
+
+
+def _buffer(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values, "<f4").tobytes()
+
+
+# --- the operations --------------------------------------------------------------------------------------------------
+
+
+def _open(session: Session, params: Params) -> Answer:
+    return session.opened, []
+
+
+def _findings(run: Run) -> list[dict[str, Any]]:
+    """The sentences about a place, which a viewer can go to."""
+    names = ("sentence", "call", "head", "row", "key")
+    return [dict(zip(names, finding, strict=True)) for finding in run.findings if None not in finding]
+
+
+def _described_run(id: str, run: Run) -> dict[str, Any]:
+    return {
+        "id": id,
+        "model": run.model,
+        "text": run.text[:FIRST_CHARACTERS],
+        "sides": [_described_side(side) for side in run.sides.values()],
+        "calls": [_described_call(call) for call in run.calls],
+    }
+
+
+def _described_side(side: Side) -> dict[str, Any]:
+    known = {name: getattr(side, name) for name in ("id", "name", "tokens", "named", "prompt")}
+    return {**known, "words": len(side.words)}
+
+
+def _described_call(call: MapCall) -> dict[str, Any]:
+    items, heads, rows, keys = call.shape
+    given = call.call
+    return {
+        "id": call.id,
+        "name": call.name,
+        "layer": call.layer,
+        "kind": call.kind,
+        "heads": heads,
+        "kv_heads": given.kv_heads,
+        "width": given.query.shape[-1],
+        "items": items,
+        "rows": {"side": call.rows, "length": rows, "placed": call.placed},
+        "keys": {"side": call.keys, "length": keys},
+        "causal": call.causal,
+        "mask": None if given.mask is None else shorten(repr(given.mask), LONGEST_MASK),
+        "bias": None if given.bias is None else type(given.bias).__name__,
+        "scale": given.scale,
+        "softcap": given.softcap,
+        "sink": given.sink is not None,
+    }
+
+
+def _words(session: Session, params: Params) -> Answer:
+    side = session._side(params)
+    start, stop = params.span(side.tokens)
+    if stop - start > MOST_TOKENS:
+        raise RequestError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
+    words = [[*word._replace(special=int(word.special))] for word in side.span(start, stop)]
+    return {"words": words}, []
+
+
+def _overview(session: Session, params: Params) -> Answer:
+    run = session._run(params)
+    item = params.integer("item", 0, max(call.shape[0] for call in run.calls) - 1)
+    heads = run.overview(item)
+    pictures = [_enlarged(head.thumbnail) for head in heads]
+    return {"side": THUMBNAIL, "heads": [_summarised(head) for head in heads]}, [np.stack(pictures)]
+
+
+def _summarised(head: HeadSummary) -> dict[str, Any]:
+    role = head.role or {}
+    told = {"role": role.get("role"), "decided_by": role.get("decided_by"), "score": role.get("score")}
+    return {
+        "call": head.call,
+        "head": head.head,
+        "sampled": head.sampled,
+        "alarms": head.alarms,
+        **told,
+        **head.numbers,
+    }
+
+
+def _enlarged(thumbnail: np.ndarray) -> np.ndarray:
+    """The small map of a short text with each of its bins over several of the 48 x 48."""
+    rows, keys = (np.arange(THUMBNAIL) * size // THUMBNAIL for size in thumbnail.shape)
+    return thumbnail[rows[:, None], keys]
+
+
+def _tile(session: Session, params: Params) -> Answer:
+    run, call, head, item = session._map(params)
+    among = ("weights", "logits") if call.call.bias is None else ("weights", "logits", "bias")
+    what, pool = params.choice("what", among), params.choice("pool", ("max", "mean"))
+    _, _, rows, keys = call.shape
+    level = params.integer("level", 0, max(rows, keys).bit_length())
+    last_row, last_key = ((length - 1) // (SIDE << level) for length in (rows, keys))
+    row, key = params.integer("row", 0, last_row), params.integer("key", 0, last_key)
+    found = run.tile(call.id, head, item, what, pool, level, row, key, exact=params.flag("exact"))
+    n, m = found.values.shape
+    return {"rows": n, "keys": m, "sampled": found.sampled}, [found.values]
+
+
+def _row(session: Session, params: Params) -> Answer:
+    run, call, head, item = session._map(params)
+    _, _, rows, keys = call.shape
+    tokens, (start, stop) = _chosen(params, rows, keys), params.span(keys)
+    found = run.row(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": found.top, "entropy": found.entropy, "sum": found.total}, [found.weights]
+
+
+def _column(session: Session, params: Params) -> Answer:
+    run, call, head, item = session._map(params)
+    _, _, rows, keys = call.shape
+    tokens, (start, stop) = _chosen(params, keys, rows), params.span(rows)
+    found = run.column(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": found.top, "received": found.total}, [found.weights]
+
+
+def _chosen(params: Params, chosen: int, others: int) -> list[int]:
+    tokens = params.integers("tokens", chosen)
+    if len(tokens) * others > MOST_PAIRS:
+        raise RequestError(f"tokens: {len(tokens):,} are too many at once; this map allows {MOST_PAIRS // others:,}")
+    return tokens
+
+
+def _cell(session: Session, params: Params) -> Answer:
+    run, call, head, item = session._map(params)
+    _, _, rows, keys = call.shape
+    found = run.cell(call.id, head, item, params.integer("row", 0, rows - 1), params.integer("key", 0, keys - 1))
+    return found._asdict(), []
+
+
+def _rows(session: Session, params: Params) -> Answer:
+    run, call, head, item = session._map(params)
+    start, stop = params.span(call.shape[2])
+    found = run.rows(call.id, head, item, start, stop)
+    out = np.full((len(found), stop - start), np.nan, np.float32)
+    for line, values in zip(out, found.values(), strict=True):
+        line[: len(values)] = values  # what keys receive is shorter where there are fewer keys than rows
+    return {"names": list(found), "received": "received" in found}, [out]
+
+
+def _search(session: Session, params: Params) -> Answer:
+    side = session._side(params)
+    total, found = side.search(params.text("query", LONGEST_QUERY), params.integer("limit", 0, MOST_FOUND))
+    return {"total": total, "found": [[*match] for match in found]}, []
+
+
+def _step(session: Session, params: Params) -> Answer:
+    if session.steps is None:
+        raise RequestError("step: there is no model behind this map, so its steps are not known")
+    run, call, head, item = session._map(params)
+    return session.steps(run, call, head, item, params.integer("row", 0, call.shape[2] - 1)), []
+
+
+def _alive(session: Session, params: Params) -> Answer:
+    """A page is open."""
+    return {}, []
+
+
+_OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
+    "alive": _alive,
+    "cell": _cell,
+    "column": _column,
+    "open": _open,
+    "overview": _overview,
+    "row": _row,
+    "rows": _rows,
+    "search": _search,
+    "step": _step,
+    "tile": _tile,
+    "words": _words,
+}

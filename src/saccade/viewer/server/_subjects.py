@@ -1,0 +1,149 @@
+"""What a user wants to see, as runs: texts through models, and what `watch` kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...inspection import Look, TextModel, as_text_model, open_model
+from ...inspection._models import SaccadeModel
+from ...models import Model, Sampling
+from ...models import generate as continuation
+from ...models.decoding.generating import GeneratingModel
+from ...monitoring import Observations, load
+from ..maps import Run, from_watch, read_text
+
+EMBEDDED = "embedded model"
+WATCH_ENDINGS = (".watch", ".safetensors")
+LONGEST_PATH = 4096
+FORMS = "a text, several texts, a look, or what watch kept (or the file that it was saved to)"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are read.
+
+    Attributes:
+        target: what an encoder-decoder writes to the text.
+        generate: tokens by which the model continues a text first, the likeliest each time.
+        words: labels of the tokens of what `watch` kept.
+        budget: bytes of queries and keys in memory, of all texts together; None: no limit.
+        folder: where those beyond the budget are kept in files.
+        progress: told (done, total) layers of each text.
+    """
+
+    target: str | None = None
+    generate: int = 0
+    words: Sequence[str] | None = None
+    budget: int | None = None
+    folder: str | Path | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
+    """A run for each text and model, or for what was watched; for errors see `saccade.view`."""
+    subjects = list(subject) if isinstance(subject, list | tuple) else [subject]
+    if not subjects:
+        raise ValueError(f"subject: expected {FORMS}, got none")
+    subjects = [_watched_at(one) if is_watch_file(one) else one for one in subjects]
+    watched = [isinstance(one, Observations) for one in subjects]
+    if any(watched):
+        _check_watched(all(watched), models, reading)
+        return [from_watch(one, reading.words) for one in subjects]
+    if reading.words is not None:
+        raise ValueError("words: they name the tokens of what watch kept; a text has words of its own")
+    texts = [one.seen.text if isinstance(one, Look) else one for one in subjects]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"subject: expected {FORMS}, got {type(text).__name__}")
+    if not models:
+        _check_looks(subjects)
+        models = [None]
+    readers = [(reader_of(model), EMBEDDED if model is None else None) for model in models]
+    runs: list[Run] = []
+    try:
+        for text in texts:
+            for reader, name in readers:
+                runs.append(_read(text, reader, name, _with_what_is_left(reading, runs)))
+    except BaseException:
+        for run in runs:
+            run.close()
+        raise
+    return runs
+
+
+def is_watch_file(subject: Any) -> bool:
+    """Whether this names a file as a watch is saved to, by its ending or by what it holds; any other text is a text."""
+    if isinstance(subject, Path):
+        return True
+    if not isinstance(subject, str) or not subject or len(subject) > LONGEST_PATH:
+        return False
+    path = Path(subject).expanduser()
+    try:
+        if not path.is_file():
+            return path.suffix.lower() in WATCH_ENDINGS and not any(map(str.isspace, subject))
+        with path.open("rb") as file:
+            beginning = file.read(9)
+        size = path.stat().st_size
+    except (OSError, ValueError):  # impossible as a name
+        return False
+    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: how long its JSON is
+    return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)
+
+
+def _watched_at(path: str | Path) -> Observations:
+    return load(Path(path).expanduser())
+
+
+def _check_watched(all_of_them: bool, models: Sequence[Any], reading: Reading) -> None:
+    if not all_of_them:
+        raise ValueError("subject: what watch kept and texts are not shown together")
+    given = {"model": bool(models), "target": reading.target is not None, "generate": bool(reading.generate)}
+    for name, present in given.items():
+        if present:
+            raise ValueError(f"{name}: it reads a text; what watch kept was read already")
+
+
+def _check_looks(subjects: Sequence[Any]) -> None:
+    """The embedded model, unless a look went through another one, which it does not hold."""
+    for look in subjects:
+        if isinstance(look, Look) and look.model != EMBEDDED:
+            raise ValueError(f"model: the look is of {look.model}, which it does not hold; give view(look, model=...)")
+
+
+def reader_of(model: Any) -> TextModel:
+    """The model as what reads a text; for errors see `saccade.view`."""
+    if model is None or isinstance(model, str | Path):
+        return open_model(model)
+    if not isinstance(model, TextModel | Model):
+        raise TypeError(
+            "model: expected a folder, a name on the hub, or a model that saccade.models.load or open_model opened, "
+            f"got {type(model).__name__}; watch(model, keep=True) shows any other"
+        )
+    return as_text_model(model)
+
+
+def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> Run:
+    prompt = None
+    if reading.generate:
+        text, prompt = _continued(text, reader, reading.generate), len(text)
+    more: dict[str, Any] = {} if reading.target is None else {"target": reading.target}
+    kept = {"budget": reading.budget, "folder": reading.folder, "progress": reading.progress}
+    return read_text(text, reader, name=name, prompt=prompt, **kept, **more)
+
+
+def _continued(text: str, reader: TextModel, tokens: int) -> str:
+    model: Any = reader.lm if isinstance(reader, SaccadeModel) else reader.module
+    if not isinstance(model, GeneratingModel):
+        raise ValueError(f"generate: {reader.name} continues no text; expected a decoder")
+    return text + "".join(continuation(model, text, tokens, Sampling(temperature=0)))
+
+
+def _with_what_is_left(reading: Reading, runs: Sequence[Run]) -> Reading:
+    """The budget without what earlier runs keep in memory."""
+    if reading.budget is None:
+        return reading
+    used = sum(run.kept.used for run in runs if run.kept is not None)
+    return replace(reading, budget=reading.budget - used)

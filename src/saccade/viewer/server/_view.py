@@ -1,0 +1,194 @@
+"""`saccade.view`: from a subject to a viewer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._serve import MOST_IDLE, Viewer, open_browser
+
+if TYPE_CHECKING:
+    from ..maps import Run
+    from ._session import Session
+    from ._subjects import Reading
+
+SHORT = 60  # characters of a text in a title
+
+
+def view(
+    subject: Any,
+    *,
+    model: Any = None,
+    target: str | None = None,
+    generate: int = 0,
+    head: tuple[int | str, int] | None = None,
+    words: Sequence[str] | None = None,
+    budget: int | None = None,
+    folder: str | Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    browser: bool = True,
+    block: bool | None = None,
+    keep: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Show attention in an interactive viewer: every head at any zoom, of a text of any length.
+
+    ::
+
+        saccade.view("The cat sat on the mat because it was soft")
+        saccade.view(text, model=["checkpoint-1000", "checkpoint-9000"])
+
+        with saccade.watch(model, keep=True) as watched:
+            model(ids)
+        saccade.view(watched, words=tokens)
+
+    In a notebook it is a widget, which needs no open port. Elsewhere a server on this machine answers one page, which
+    the browser opens; its address holds a random token, without which nothing is answered. From a prompt `view` returns
+    at once and the viewer goes on until it is closed; in a script it returns when the page was closed or at Ctrl-C, as
+    `matplotlib.pyplot.show` does.
+
+    Queries and keys of every layer are kept, 2 * Lq * D numbers for each head; weights are computed where one looks.
+
+    Args:
+        subject: a text; a list of texts, which are compared; a `Look`, whose text is read again; what `saccade.watch`
+            kept, or the path of a file that `Observations.save` wrote.
+        model: what reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
+            model, or a list of these, which are compared.
+        target: what an encoder-decoder writes to the text: its cross-attention is shown as well.
+        generate: tokens by which the model continues the text first, the likeliest one each time.
+        head: (layer, head), or (name of a call, head), to show first; None: the most telling one.
+        words: labels of the tokens of what `watch` kept.
+        budget: bytes of queries and keys that may be held in memory; None: no limit.
+        folder: where queries and keys beyond the budget are kept in files, which go when the viewer is closed.
+        host: the address to listen on instead of 127.0.0.1. Any other lets other machines in, whoever has the token;
+            with "0.0.0.0" every address of this machine.
+        port: the port to listen on; None: a free one. With `host` or `port` a notebook gets a server, too.
+        browser: open it; otherwise the address is only printed.
+        block: wait until the viewer ends; None: in a script.
+        keep: a viewer that is waited for goes on when no page is open any more; else it ends ten minutes later.
+        progress: told (done, total) after each layer that was read.
+
+    Returns:
+        The widget in a notebook. Elsewhere a `Viewer`: its `url`, `close()` and `wait()`; a context manager.
+
+    Raises:
+        ValueError: a text without a word, or longer than the model's context; a watch that kept no call; a budget that
+            does not suffice; a head that there is not; a port that is taken; a damaged file.
+        TypeError: a subject or a model of another kind.
+        FileNotFoundError: no such file or model folder.
+        ImportError: the extra "view" is not installed.
+    """
+    in_notebook = host is None and port is None and _in_notebook()
+    _check_installed(in_notebook)
+    session = open_session(
+        subject,
+        model=model,
+        head=head,
+        target=target,
+        generate=generate,
+        words=words,
+        budget=budget,
+        folder=folder,
+        progress=progress,
+    )
+    if in_notebook:
+        from ._widget import make_widget
+
+        return make_widget(session)
+    waits = not _interactive() if block is None else block
+    viewer = Viewer(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
+    announce(viewer, browser=browser)
+    if waits:
+        viewer.wait()
+    return viewer
+
+
+def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int] | None = None, **how: Any) -> Session:
+    """What `view` shows: everything is read now. ``how``: the fields of `Reading`."""
+    from ._session import Session
+    from ._subjects import Reading, runs_of
+
+    reading = Reading(**how)
+    _check(reading)
+    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
+    runs = runs_of(subject, models, reading)
+    return Session(runs, _title(runs), _shown(runs, head))
+
+
+def announce(viewer: Viewer, *, browser: bool) -> None:
+    """Print the address, and open it."""
+    print(f"Viewer  {viewer.url}", flush=True)
+    if browser and not open_browser(viewer.url):
+        print("No browser could be opened here; open this address in one.", file=sys.stderr, flush=True)
+
+
+def _check(reading: Reading) -> None:
+    if not isinstance(reading.generate, int) or isinstance(reading.generate, bool) or reading.generate < 0:
+        raise ValueError(f"generate: expected a number of tokens, at least 0, got {reading.generate!r}")
+    if reading.generate and reading.target is not None:
+        raise ValueError("generate and target: an encoder-decoder's target is given or written, not both")
+    budget = reading.budget
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
+        raise ValueError(f"budget: expected bytes, at least 1, got {budget!r}")
+    if reading.folder is not None and not Path(reading.folder).expanduser().is_dir():
+        raise ValueError(f"folder: {reading.folder} is no folder")
+
+
+def _title(runs: Sequence[Run]) -> str:
+    first = " ".join(runs[0].text[: 4 * SHORT].split())
+    what = f"{first[:SHORT].rstrip()}..." if len(first) > SHORT else first
+    return what or runs[0].model
+
+
+def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
+    """The place to show first.
+
+    Raises:
+        ValueError: there is no such head; the message names those that there are.
+    """
+    from ._session import Place
+
+    run = runs[0]
+    if head is None:
+        call, number = run.shown or (run.calls[0].id, 0)
+        return Place("0", call, number)
+    if not isinstance(head, tuple | list) or len(head) != 2:
+        raise ValueError(f"head: expected (layer, head) or (name of a call, head), got {head!r}")
+    where, number = head
+    for call in run.calls:
+        if where in (call.layer, call.name) and not isinstance(where, bool) and number in range(call.shape[1]):
+            return Place("0", call.id, int(number))
+    there = "; ".join(f"{call.layer} ({call.name}) has 0 to {call.shape[1] - 1}" for call in run.calls[:6])
+    more = ", ..." if len(run.calls) > 6 else ""
+    raise ValueError(f"head: {where}.{number} does not exist; of the layers {there}{more}")
+
+
+def _check_installed(in_notebook: bool) -> None:
+    """Before minutes of reading."""
+    if in_notebook:
+        from ._widget import require_anywidget
+
+        require_anywidget()
+    else:
+        from ._serve import require_uvicorn
+
+        require_uvicorn()
+
+
+def _in_notebook() -> bool:
+    """Whether this is a kernel with a front end that shows widgets: Jupyter, VS Code, Colab."""
+    shell = _ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def _interactive() -> bool:
+    """Whether somebody types commands: at Python's prompt or IPython's."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or _ipython() is not None
+
+
+def _ipython() -> Any:
+    running = sys.modules.get("IPython")
+    return None if running is None else running.get_ipython()

@@ -1,0 +1,71 @@
+"""The viewer in a notebook: a widget whose messages are the requests. No port is opened."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ._app import client_script
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+WORKERS = 2  # requests computed at once, beside the cells of the notebook
+
+
+def make_widget(session: Session) -> Any:
+    """An anywidget that shows `session`.
+
+    Raises:
+        ImportError: anywidget is not installed.
+    """
+    return _widget_class()(session)
+
+
+def require_anywidget() -> Any:
+    """ImportError where it is not installed."""
+    try:
+        import anywidget
+    except ImportError:
+        raise ImportError(
+            'view: in a notebook this needs anywidget, which is not installed: pip install "saccade[view]"'
+        ) from None
+    return anywidget
+
+
+@cache
+def _widget_class() -> type:
+    """Made when it is first asked for: `import saccade` needs no anywidget. One class, as notebooks know it by name."""
+    anywidget = require_anywidget()
+
+    class ViewerWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+        """A viewer in a notebook; made by `saccade.view`."""
+
+        _esm = client_script()
+
+        def __init__(self, session: Session) -> None:
+            super().__init__()
+            self.session = session
+            self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
+            self.on_msg(self._receive)
+
+        def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
+            """A request: it is answered from a thread, so the kernel goes on with its cells meanwhile."""
+            if isinstance(content, dict) and content.get("kind") == "request":
+                # The kernel knows by the context which request of the notebook an answer belongs to.
+                self._pool.submit(copy_context().run, self._answer, content)
+
+        def _answer(self, content: dict[str, Any]) -> None:
+            reply = self.session.reply(content.get("op"), content.get("params"))
+            message = {"kind": "reply", "id": content.get("id"), "header": reply.header}
+            self.send(message, buffers=list(reply.buffers))
+
+        def close(self) -> None:
+            """Remove the widget, and delete what it keeps in files."""
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.session.close()
+            super().close()
+
+    return ViewerWidget

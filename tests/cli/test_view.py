@@ -1,0 +1,251 @@
+"""`saccade view`, from the command line to a running viewer, and everything that a user may do wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import struct
+import sys
+import urllib.request
+
+import pytest
+import torch
+
+import saccade
+from saccade import cli
+from saccade.models import DecoderLM, LanguageModel, ModelConfig, save
+from saccade.models.tokenizers.own import train_bpe
+from saccade.viewer.server import _serve
+
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+TEXT = "Once the hen met the fox, and the fox met the owl."
+STORY = " ".join(["Once the hen met the fox, and the fox met the owl, who sat on a bee."] * 9)
+
+
+def make_model(folder, seed):
+    torch.manual_seed(seed)
+    tokenizer = train_bpe([STORY], 300)
+    config = ModelConfig(vocabulary=tokenizer.vocabulary, width=24, layers=2, heads=3, kv_heads=1, context=61)
+    save(LanguageModel(DecoderLM(config), tokenizer), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "one", 5)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("models") / "other", 6)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with torch.no_grad(), saccade.watch(layer, keep=True) as seen:
+        layer(torch.randn(2, 7, 8))
+    path = tmp_path_factory.mktemp("watched") / "run.watch"
+    seen.save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SACCADE_TRACEBACK", raising=False)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command; where it waits for the page, ask the server what it shows, and close the page."""
+    shown = []
+
+    def ask(viewer):
+        base, _, token = viewer.url.partition("/?token=")
+        headers = {"X-Saccade-Token": token}
+        with urllib.request.urlopen(urllib.request.Request(f"{base}/api/open", b"{}", headers), timeout=20) as response:
+            content = response.read()
+        [size] = struct.unpack_from("<I", content)
+        shown.append((viewer, json.loads(content[4 : 4 + size])))
+        viewer.close()
+        return viewer._most_idle is not None
+
+    monkeypatch.setattr(_serve.Viewer, "wait", ask)
+
+    def command(*arguments):
+        shown.clear()
+        status = cli.main(["view", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return status, out, err, shown[0] if shown else None
+
+    return command
+
+
+def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch):
+    opened = []
+    monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
+    status, out, err, (viewer, seen) = run(TEXT, "--model", folder, "--head", "1.2")
+    assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n" and opened == [viewer.url]
+    assert err == "saccade: no page is open any more, so the viewer has ended (--keep lets it go on)\n"
+    assert seen["title"] == TEXT and [each["text"] for each in seen["runs"]] == [TEXT]
+    assert (seen["shown"]["call"], seen["shown"]["head"]) == ("1", 2)
+    assert seen["runs"][0]["model"] == str(folder)
+
+
+def test_without_a_browser_that_is_said(run, folder, monkeypatch):
+    monkeypatch.setattr(_serve, "open_browser", lambda url: False)
+    status, out, err, (viewer, _) = run(TEXT, "--model", folder, "--keep")
+    assert (status, err) == (0, "saccade: no browser could be opened here; open this address in one\n")
+    assert viewer.url in out and viewer._most_idle is None
+    monkeypatch.setattr(_serve, "open_browser", lambda url: pytest.fail("opened"))
+    assert run(TEXT, "--model", folder, "--no-browser", "--keep")[2] == ""
+
+
+def test_a_file_standard_input_and_a_part_of_a_text(run, folder, tmp_path, monkeypatch):
+    (tmp_path / "story.txt").write_text(STORY)
+    _, _, _, (_, seen) = run("story.txt", "--from", 3, "--to", 5, "--model", folder, "--no-browser")
+    assert seen["runs"][0]["text"] == "hen met the"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert run("--model", folder, "--no-browser")[3][1]["runs"][0]["text"] == TEXT
+
+
+def test_two_texts_and_two_models_are_runs_side_by_side(run, folder, other):
+    arguments = ["--model", folder, "--model", other, "--against", "The owl sat on a bee.", "--no-browser"]
+    _, _, _, (_, seen) = run(TEXT, *arguments)
+    found = [(each["text"], each["model"]) for each in seen["runs"]]
+    assert found == [(t, str(m)) for t in (TEXT, "The owl sat on a bee.") for m in (folder, other)]
+    assert [each["id"] for each in seen["runs"]] == ["0", "1", "2", "3"]
+
+
+def test_generated_text_is_told_from_the_prompt(run, folder):
+    _, _, _, (_, seen) = run("Once the hen", "--generate", 9, "--model", folder, "--no-browser")
+    [side] = seen["runs"][0]["sides"]
+    prompt = seen["runs"][0]["text"].removeprefix("Once the hen")
+    assert 0 < side["prompt"] < side["tokens"] and prompt
+    again = run("Once the hen", "--generate", 9, "--model", folder, "--no-browser")[3][1]
+    assert again["runs"] == seen["runs"]  # the likeliest tokens are always the same
+
+
+@pytest.mark.parametrize("name", ["run.watch", "run", "run.bin"])
+def test_what_watch_kept_is_known_by_its_content(run, watched, tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(watched.read_bytes())
+    status, _, err, (_, seen) = run(path, "--no-browser", "--keep")
+    assert (status, err) == (0, "")
+    [call] = seen["runs"][0]["calls"]
+    assert (call["heads"], call["items"], call["rows"]["length"]) == (2, 2, 7)
+    assert not seen["runs"][0]["sides"][0]["named"]
+
+
+def test_two_watches_are_compared(run, watched):
+    assert len(run(watched, "--against", watched, "--no-browser")[3][1]["runs"]) == 2
+
+
+def damaged(watched, path):
+    path.write_bytes(watched.read_bytes()[:200])
+    return path
+
+
+def of_another_version(watched, path):
+    path.write_bytes(watched.read_bytes().replace(b'\\"version\\": 1', b'\\"version\\": 7', 1))
+    assert path.read_bytes() != watched.read_bytes()
+    return path
+
+
+def without_kept_calls(watched, path):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with torch.no_grad(), saccade.watch(layer) as seen:
+        layer(torch.randn(2, 7, 8))
+    seen.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (damaged, r"x\.watch: damaged, or no safetensors file"),
+        (of_another_version, r"x\.watch: written in version 7 of the format, this Saccade reads 1"),
+        (without_kept_calls, r"no call was kept.*saccade\.watch\(model, keep=True\)"),
+        (lambda _, path: path, r"x\.watch: no such file"),
+    ],
+)
+def test_a_watch_file_that_cannot_be_shown(run, watched, tmp_path, spoil, told):
+    refused(run, spoil(watched, tmp_path / "x.watch"), told=told)
+
+
+def refused(run, *arguments, told):
+    status, out, err, shown = run(*arguments, "--no-browser")
+    assert (status, out, shown) == (2, "", None)
+    assert err.startswith("saccade: error: ") and err.count("\n") == 1
+    assert re.search(told, err), err
+
+
+def test_what_does_not_fit_what_watch_kept(run, watched):
+    for option, told in {
+        ("--model", "x"): "model: it reads a text",
+        ("--generate", "3"): "generate: it reads a text",
+        ("--target", "x"): "target: it reads a text",
+        ("--to", "3"): "--from and --to are for a text",
+        ("--against", "The owl."): "--against The owl.: a watch is compared with another watch",
+        ("--head", "0.9"): r"head: 0\.9 does not exist; of the layers 0 \(.*\) has 0 to 1",
+    }.items():
+        refused(run, watched, *option, told=told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([STORY], r"too long: it has 180 words, and this model reads 60 tokens at once, .*; add --to \d+$"),
+        ([STORY, "--from", 5], r"add --from 5 --to \d+$"),
+        ([TEXT, "--against", STORY], r"too long.*add --to"),
+        ([TEXT, "--head", "2.0"], r"head: 2\.0 does not exist; of the layers 0 \(.*\) has 0 to 2; 1 "),
+        ([TEXT, "--head", "1.3"], r"head: 1\.3 does not exist"),
+        ([TEXT, "--head", "last"], "--head last: expected layer.head"),
+        ([TEXT, "--budget", "much"], "--budget much: expected a size such as 500MiB"),
+        ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
+        ([TEXT, "--budget", "2KiB"], r"budget: [\d,]+ bytes are needed.* the budget is 2,048"),
+        ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
+        ([TEXT, "--generate", "-1"], "--generate"),
+        ([TEXT, "--port", "70000"], "--port"),
+        ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),
+        (["The", "hen"], 'put the text in quotes: saccade view "The hen"'),
+        (["no-such.txt"], "no-such.txt: no such file"),
+        ([""], "the text is empty"),
+        ([], "no text came|standard input is empty"),
+        (["..."], None),  # a text of three words
+    ],
+)
+def test_whatever_is_wrong_is_one_line(run, folder, arguments, told):
+    if told is None:
+        assert run(*arguments, "--model", folder, "--no-browser")[0] == 0
+    else:
+        refused(run, *arguments, "--model", folder, told=told)
+
+
+def test_a_port_that_is_taken(run, folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused(run, TEXT, "--model", folder, "--port", port, told=f"port: {port} is taken by another program")
+
+
+def test_a_model_without_tokens_and_one_that_is_not_there(run, tmp_path):
+    config = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit", "image_size": 8, "patch_size": 4, **config}))
+    refused(run, TEXT, "--model", folder, told=".")
+    refused(run, TEXT, "--model", "nowhere", told="nowhere: no such model folder")
+
+
+@pytest.mark.parametrize("module", ["starlette", "uvicorn"])
+def test_a_missing_extra_is_one_line(run, module, monkeypatch):
+    find = cli._app.view.require.__globals__["importlib"].util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == module else find(name))
+    refused(run, TEXT, told=f'this needs {module}, which is not installed: pip install "saccade\\[view\\]"')

@@ -1,0 +1,193 @@
+"""A viewer on a real port: its address, the browser, and every way in which it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+
+import pytest
+
+import saccade
+from saccade.viewer.server import _serve, _view
+from saccade.viewer.server._serve import Viewer, open_browser
+from saccade.viewer.server._view import open_session
+
+TEXT = "The hen met the fox."
+# Starlette and uvicorn are imported here for the first time, whatever they warn of in their own code.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def session():
+    return open_session(TEXT)
+
+
+def call(viewer, op, params=None, *, token=None):
+    """The header of a reply, over HTTP."""
+    base, _, given = viewer.url.partition("/?token=")
+    request = urllib.request.Request(f"{base}/api/{op}", json.dumps(params or {}).encode(), method="POST")
+    request.add_header("X-Saccade-Token", given if token is None else token)
+    with urllib.request.urlopen(request, timeout=20) as response:
+        content = response.read()
+    [size] = struct.unpack_from("<I", content)
+    return json.loads(content[4 : 4 + size])
+
+
+def test_it_answers_until_it_is_closed(session):
+    with Viewer(session) as viewer:
+        with urllib.request.urlopen(viewer.url, timeout=20) as page:
+            assert b"<title>The hen met the fox." in page.read()
+        assert call(viewer, "open")["runs"][0]["text"] == TEXT
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            call(viewer, "open", token="guessed")
+        assert viewer.running and repr(viewer) == f"<Viewer of {TEXT!r} at {viewer.url}>"
+    assert not viewer.running and repr(viewer) == "<Viewer, closed>"
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        call(viewer, "open")
+    viewer.close()  # once more does no harm
+
+
+def test_it_listens_on_the_loopback_alone_and_every_token_is_another(session):
+    with Viewer(session) as one, Viewer(session) as other:
+        assert one.url.startswith("http://127.0.0.1:")
+        assert one.url.partition("token=")[2] != other.url.partition("token=")[2] != ""
+        assert len(one.url.partition("token=")[2]) >= 32
+        port = int(one.url.split(":")[2].partition("/")[0])
+        elsewhere = {address[4][0] for address in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+        for address in elsewhere - {"127.0.0.1", "127.0.1.1"}:
+            with pytest.raises(OSError):
+                socket.create_connection((address, port), timeout=2).close()
+
+
+def test_a_port_that_is_taken_is_told_and_a_free_one_is_used(session):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"^port: {port} is taken by another program; without a port a free one"):
+            Viewer(session, port=port)
+    with Viewer(session, port=port) as viewer:
+        assert f":{port}/" in viewer.url and call(viewer, "alive") == {"buffers": []}
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
+def test_a_host_that_is_not_here_is_told(session, host):
+    with pytest.raises(ValueError, match=f"^host: {host} is no address of this machine"):
+        Viewer(session, host=host)
+
+
+def test_two_pages_at_once(session):
+    place = {"run": "0", "call": "0", "head": 0, "item": 0}
+    with Viewer(session) as viewer:
+        replies = []
+
+        def ask():
+            replies.append([call(viewer, "cell", {**place, "row": 3, "key": key}) for key in range(4)])
+
+        pages = [threading.Thread(target=ask) for _ in range(2)]
+        for page in pages:
+            page.start()
+        for page in pages:
+            page.join()
+    assert replies[0] == replies[1] and sum(reply["weight"] for reply in replies[0]) == pytest.approx(1, abs=1e-6)
+
+
+def test_without_a_page_it_ends_and_says_so_and_a_heartbeat_keeps_it(session):
+    viewer = Viewer(session, most_idle=1.2)
+    beating = time.monotonic() + 2.5
+    while time.monotonic() < beating:
+        call(viewer, "alive")
+        time.sleep(0.2)
+    assert viewer.running
+    assert viewer.wait() and not viewer.running
+
+
+def test_with_keep_it_does_not_end(session):
+    with Viewer(session, most_idle=None) as viewer:
+        viewer._activity.last = time.monotonic() - 1e6
+        time.sleep(1.5)  # it looks once a second
+        assert call(viewer, "alive") == {"buffers": []}
+    assert not viewer.wait()  # closed, not left alone
+
+
+def test_a_client_that_is_missing_is_told_at_the_start(session, monkeypatch):
+    def missing():
+        raise FileNotFoundError("client.js")
+
+    monkeypatch.setattr(_serve, "client_script", missing)
+    with pytest.raises(FileNotFoundError, match="client.js"):
+        Viewer(session)
+
+
+@pytest.mark.parametrize("module", ["starlette", "uvicorn"])
+def test_a_missing_extra_is_named_before_anything_is_read(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
+    with pytest.raises(ImportError, match=f'this needs {module}, which is not installed: pip install "saccade\\[view\\]"'):
+        saccade.view(TEXT, block=False)
+
+
+def test_the_browser_is_opened_where_there_is_one(monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    assert not open_browser("http://127.0.0.1:1/")  # a text browser would take the terminal
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert open_browser("http://127.0.0.1:2/") and opened == ["http://127.0.0.1:2/"]
+
+    def none(url):
+        raise webbrowser.Error("no browser")
+
+    monkeypatch.setattr(webbrowser, "open", none)
+    assert not open_browser("http://127.0.0.1:3/")
+
+
+def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(_view, "open_browser", lambda url: False)
+    with saccade.view(TEXT, block=False) as viewer:
+        out, err = capsys.readouterr()
+        assert out == f"Viewer  {viewer.url}\n" and "No browser" in err
+        assert call(viewer, "open")["title"] == TEXT
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with saccade.view(TEXT, browser=False) as viewer:  # a prompt is not held up
+        assert viewer.running and viewer._most_idle is None
+    assert "No browser" not in capsys.readouterr().err
+
+
+def test_a_script_waits_for_the_page(monkeypatch):
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    monkeypatch.setattr(_view, "_ipython", lambda: None)
+    monkeypatch.setattr(_view, "MOST_IDLE", 0.1)
+    assert not saccade.view(TEXT, browser=False).running
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process is a signal")
+@pytest.mark.parametrize("arguments", [[], ["--keep"]])
+def test_ctrl_c_ends_the_command(arguments, tmp_path):
+    command = [sys.executable, "-m", "saccade", "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stderr is not None
+            url = child.stdout.readline().split()[1]
+            with urllib.request.urlopen(url, timeout=20) as page:
+                assert page.status == 200
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 130
+            assert child.stderr.read() == ""
+            assert list(tmp_path.iterdir()) == []  # what was kept in files is gone
+        finally:
+            child.kill()

@@ -1,0 +1,251 @@
+"""Every operation of the viewer against dense weights, and whatever may be wrong with a request as one sentence."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import saccade
+from saccade.inspection import weights_of
+from saccade.inspection._models import SaccadeModel
+from saccade.models import DecoderLM, LanguageModel, ModelConfig
+from saccade.models.tokenizers.own import train_bpe
+from saccade.viewer.server._params import Params, RequestError
+from saccade.viewer.server._session import _OPERATIONS
+from saccade.viewer.server._view import open_session
+
+TEXT = "The <b>hen</b> met the fox, and the fox met the owl; the owl sat on the hen."
+LAYERS, HEADS, WIDTH = 3, 5, 40
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(7)
+    tokenizer = train_bpe([TEXT] * 3, 290)
+    config = ModelConfig(
+        vocabulary=tokenizer.vocabulary, width=WIDTH, layers=LAYERS, heads=HEADS, kv_heads=1, context=211
+    )
+    lm = DecoderLM(config)
+    for parameter in lm.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # peaked rows: a swapped axis cannot pass
+    return SaccadeModel(LanguageModel(lm, tokenizer))
+
+
+@pytest.fixture(scope="module")
+def session(model):
+    return open_session(TEXT, model=model, head=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def dense(model):
+    """(layer, head, row, key) in float64."""
+    out = {}
+    tokens = model.whole(model.encode(TEXT).ids)
+    model.run(tokens, lambda layer, call: out.__setitem__(layer, weights_of(call)[0].double().numpy()))
+    return np.stack([out[layer] for layer in sorted(out)])
+
+
+def answer(session, op, **params):
+    """Header and float32 numbers, by way of JSON."""
+    reply = session.reply(op, json.loads(json.dumps(params)))
+    assert reply.status == 200, reply.header
+    header = json.loads(json.dumps(reply.header, allow_nan=False))
+    return header, [np.frombuffer(buffer, "<f4") for buffer in reply.buffers]
+
+
+PLACE = {"run": "0", "call": "1", "head": 2, "item": 0}
+
+
+def test_what_there_is_to_see(session, dense):
+    header, buffers = answer(session, "open")
+    [run] = header["runs"]
+    [side] = run["sides"]
+    assert (header["version"], header["saccade"], buffers) == (1, saccade.__version__, [])
+    assert header["shown"] == PLACE and not header["step"]
+    assert run["text"] == TEXT and side["tokens"] == dense.shape[-1] and side["named"]
+    assert [(c["layer"], c["heads"], c["kv_heads"], c["width"], c["causal"]) for c in run["calls"]] == [
+        (layer, HEADS, 1, WIDTH // HEADS, True) for layer in range(LAYERS)
+    ]
+
+
+def test_words_cover_the_tokens_and_join_to_the_text(session):
+    side = answer(session, "open")[0]["runs"][0]["sides"][0]
+    words = answer(session, "words", run="0", side="text", start=0, stop=side["tokens"])[0]["words"]
+    assert [first for _, _, first, *_ in words[1:]] == [end for _, _, _, end, *_ in words[:-1]]
+    assert words[0][4] == 1 and words[-1][3] == side["tokens"] and len(words) == side["words"]
+    assert "".join(gap + text for text, _, _, _, special, gap, _ in words if not special) == TEXT
+    middle = answer(session, "words", run="0", side="text", start=words[3][2], stop=words[3][2] + 1)[0]["words"]
+    assert middle == [words[3]]
+
+
+def test_a_tile_is_the_weights_and_a_coarser_one_their_pool(session, dense):
+    exact = dense[1, 2]
+    size = len(exact)
+    header, [values] = answer(session, "tile", **PLACE, what="weights", pool="max", level=0, row=0, key=0, exact=True)
+    hidden = np.triu(np.ones((size, size), bool), 1)
+    assert (header["rows"], header["keys"], header["sampled"]) == (size, size, 0)
+    np.testing.assert_array_equal(np.isnan(values.reshape(size, size)), hidden)
+    np.testing.assert_allclose(values.reshape(size, size)[~hidden], exact[~hidden], atol=1e-6)
+    header, [values] = answer(session, "tile", **PLACE, what="weights", pool="mean", level=2, row=0, key=0, exact=True)
+    for n, line in enumerate(values.reshape(header["rows"], header["keys"])):
+        for m, value in enumerate(line):
+            part = exact[4 * n : 4 * n + 4, 4 * m : 4 * m + 4][~hidden[4 * n : 4 * n + 4, 4 * m : 4 * m + 4]]
+            assert (np.isnan(value) and not part.size) or abs(value - part.mean()) < 1e-6
+
+
+def test_rows_and_columns_of_several_words(session, dense):
+    exact = dense[1, 2]
+    header, [values] = answer(session, "row", **PLACE, tokens=[9, 4, 9], start=2, stop=7, top=3)
+    mean = exact[[4, 9]].mean(0)
+    np.testing.assert_allclose(values, mean[2:7], atol=1e-6)
+    assert [key for key, _ in header["top"]] == list(np.argsort(-mean, kind="stable")[:3])
+    header, [values] = answer(session, "column", **PLACE, tokens=[1, 4], start=0, stop=len(exact), top=2)
+    np.testing.assert_allclose(values, exact[:, [1, 4]].sum(1), atol=1e-6)
+    assert header["received"] == pytest.approx(exact[:, [1, 4]].sum(), abs=1e-5)
+
+
+def test_one_pair(session, dense):
+    row = dense[1, 2, 8]
+    header, _ = answer(session, "cell", **PLACE, row=8, key=3)
+    assert header["weight"] == pytest.approx(row[3], abs=1e-6)
+    assert (header["seen"], header["visible"], header["bias"]) == (9, True, None)
+    assert header["rank"] == 1 + (row > row[3]).sum()
+    assert header["logit"] == pytest.approx(header["product"] / (WIDTH // HEADS) ** 0.5, rel=1e-5)
+    hidden, _ = answer(session, "cell", **PLACE, row=3, key=8)
+    assert (hidden["visible"], hidden["weight"], hidden["logit"]) == (False, 0, None)
+
+
+def test_statistics_of_rows_and_heads(session, dense):
+    exact = dense[1, 2]
+    header, [values] = answer(session, "rows", **PLACE, start=3, stop=11)
+    found = dict(zip(header["names"], values.reshape(len(header["names"]), 8), strict=True))
+    entropy = -np.where(exact > 0, exact * np.log(np.where(exact > 0, exact, 1)), 0).sum(1)
+    np.testing.assert_allclose(found["entropy"], entropy[3:11], atol=1e-5)
+    np.testing.assert_allclose(found["received"], exact.sum(0)[3:11], atol=1e-5)
+    header, [values] = answer(session, "overview", run="0", item=0)
+    maps = values.reshape(LAYERS * HEADS, 48, 48)
+    head = header["heads"][HEADS + 2]
+    assert (head["call"], head["head"], header["side"]) == ("1", 2, 48)
+    assert head["entropy"] == pytest.approx(entropy.mean(), abs=1e-5)
+    assert np.nanmax(maps[HEADS + 2]) == pytest.approx(exact.max(), abs=1e-6)
+    assert np.isnan(maps[:, 0, -1]).all() and not np.isnan(maps[:, -1, 0]).any()
+
+
+def test_a_search_shows_the_text_around(session):
+    header, _ = answer(session, "search", run="0", side="text", query="THE FOX", limit=1)
+    [[_, first, end, before, text, after]] = header["found"]
+    assert header["total"] == 2 and text == "the fox" and end > first
+    assert (before + text + after) in TEXT
+
+
+GOOD = {
+    "open": {},
+    "alive": {},
+    "words": {"run": "0", "side": "text", "start": 0, "stop": 5},
+    "overview": {"run": "0", "item": 0},
+    "tile": {**PLACE, "what": "weights", "pool": "max", "level": 0, "row": 0, "key": 0, "exact": True},
+    "row": {**PLACE, "tokens": [3], "start": 0, "stop": 5, "top": 3},
+    "column": {**PLACE, "tokens": [3], "start": 0, "stop": 5, "top": 3},
+    "cell": {**PLACE, "row": 3, "key": 1},
+    "rows": {**PLACE, "start": 0, "stop": 4},
+    "search": {"run": "0", "side": "text", "query": "hen", "limit": 5},
+}
+WRONG = {
+    "run": ["1", 0, None, "../0"],
+    "side": ["target", []],
+    "call": ["9", 1],
+    "head": [-1, 5, 1.5, "2", True, 10**5000],
+    "item": [1, -1],
+    "start": [-1, 2**70, "0"],
+    "stop": [10**6, -1],
+    "what": ["scores", "bias", {}],  # these calls have no bias
+    "pool": ["min"],
+    "level": [99, -1],
+    "row": [10**6],
+    "key": [10**6],
+    "exact": [1, "yes"],
+    "tokens": [[], [-1], [10**6], 3, ["3"], [True], list(range(20_001))],
+    "top": [1001, -1],
+    "query": [3, "x" * 1001],
+    "limit": [1001],
+}
+
+
+def test_whatever_is_wrong_is_one_sentence_that_names_the_parameter(session):
+    for op, good in GOOD.items():
+        assert session.reply(op, good).status == 200
+        for name in good:
+            cases = [{**good, name: wrong} for wrong in WRONG[name]]
+            for params in [*cases, {key: value for key, value in good.items() if key != name}]:
+                reply = session.reply(op, params)
+                assert (reply.status, reply.buffers) == (400, ())
+                assert reply.header["error"].startswith(f"{name}: ") and len(reply.header["error"]) < 400
+    assert set(GOOD) | {"step"} == set(_OPERATIONS)
+
+
+def test_a_range_of_too_many_tokens_is_refused():
+    with pytest.raises(RequestError, match="stop: expected a whole number from 7 to 10, got 3"):
+        Params({"start": 7, "stop": 3}).span(10)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+names = sorted({name for params in GOOD.values() for name in params})
+
+
+@settings(max_examples=300, deadline=None)
+@given(op=st.sampled_from([*GOOD, "step"]) | json_values, params=st.dictionaries(st.sampled_from(names), json_values))
+def test_no_request_can_break_it(session, op, params):
+    """Some parameters of each request are right and some are anything."""
+    good = GOOD.get(op, {}) if isinstance(op, str) else {}
+    for given_params in ({**good, **params}, params, list(params)):
+        reply = session.reply(op, given_params)
+        assert reply.status in (200, 400, 404)
+        json.dumps(reply.header, allow_nan=False)
+
+
+def test_an_error_of_ours_stays_where_saccade_runs(session, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise IndexError("/home/someone/secret.py")
+
+    monkeypatch.setattr(session.runs[0], "tile", broken)
+    reply = session.reply("tile", GOOD["tile"])
+    assert reply.status == 500 and "secret" not in reply.header["error"]
+    assert "secret" in caplog.text
+
+
+def test_what_json_has_no_number_for_is_null(session, monkeypatch):
+    cell = session.runs[0].cell("1", 2, 0, 3, 1)
+    monkeypatch.setattr(session.runs[0], "cell", lambda *_: cell._replace(weight=float("nan"), logit=float("-inf")))
+    header, _ = answer(session, "cell", **GOOD["cell"])
+    assert header["weight"] is None and header["logit"] is None and header["seen"] == cell.seen
+
+
+def test_two_viewers_at_once(model, dense):
+    """A session that nobody has asked yet, asked by four threads for the same and for other things."""
+    session = open_session(TEXT, model=model)
+    found, start = [], threading.Barrier(4)
+
+    def ask(order):
+        start.wait()
+        for head in order:
+            place = {"run": "0", "call": "2", "head": head, "item": 0}
+            _, [rows] = answer(session, "rows", **place, start=0, stop=dense.shape[-1])
+            _, [tile] = answer(session, "tile", **{**GOOD["tile"], **place})
+            found.append((head, rows.tobytes(), tile.tobytes()))
+
+    threads = [threading.Thread(target=ask, args=(order,)) for order in ([0, 1, 2], [2, 1, 0], [0, 2, 1], [0, 1, 2])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 12 and len(set(found)) == 3
