@@ -39,11 +39,15 @@ class MapCall:
         call = self.call
         return call.batch, call.heads, call.length_q, call.length_k
 
+    def placed_for(self, item: int) -> int:
+        """Query row 0 of an item stands at this key."""
+        placement = self.call.placement
+        return placement if isinstance(placement, int) else int(placement[item])
+
     @property
     def placed(self) -> int:
-        """Query row 0 stands at this key."""
-        placement = self.call.placement
-        return placement if isinstance(placement, int) else int(placement[0])
+        """Query row 0 of the first item stands at this key."""
+        return self.placed_for(0)
 
     @property
     def causal(self) -> bool:

@@ -39,7 +39,7 @@ def summary(head: HeadMap, role: dict[str, Any] | None, alarms: list[str]) -> He
     rows = _chosen(head.length_q, head.length_k)
     weights, counts = head.weights_and_visible(rows)
     sampled = 0 if len(rows) == head.length_q else len(rows)
-    numbers = _numbers(weights, counts, rows.numpy() + head.call.placed)
+    numbers = _numbers(weights, counts, rows.numpy() + head.call.placed_for(head.item))
     return HeadSummary(head.call.id, head.head, sampled, _thumbnail(head, weights, counts, rows), numbers, role, alarms)
 
 

@@ -1,0 +1,376 @@
+"""Maps of the viewer: tiles, rows, columns and words against dense maps of `attention_weights` in float64."""
+
+from __future__ import annotations
+
+import threading
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+
+import saccade
+from saccade.models import load
+from saccade.viewer import maps
+from saccade.viewer.maps import _head, _overview, _run
+from saccade.viewer.maps._call import MapCall, checked
+
+HQ, HKV, D = 6, 3, 11
+NAMES = ["plain", "causal", "padded", "global window", "by head", "sink, softcap, scale", "bias", "alibi", "cross"]
+
+
+def call_of(name: str) -> MapCall:
+    """Two items of 6 heads over prime lengths."""
+    torch.manual_seed(3)
+    rows, keys = (131, 211) if name == "cross" else (211, 211)
+    query, key = 2 * torch.randn(2, HQ, rows, D), torch.randn(2, HKV, keys, D)
+    more = {
+        "plain": {},
+        "cross": {"mask": saccade.Padding(torch.tensor([200, 97]))},
+        "causal": {"mask": saccade.Causal()},
+        "padded": {"mask": saccade.Causal() & saccade.Padding(torch.tensor([199, 103]))},
+        "global window": {"mask": saccade.Window(17, 17) | saccade.Global([0, 5])},
+        "by head": {"mask": saccade.PerHead([saccade.Causal(), saccade.Window(3, 9)] * 3)},
+        "sink, softcap, scale": {"sink": torch.randn(HQ), "softcap": 5.0, "scale": 0.5, "mask": saccade.Causal()},
+        "bias": {"bias": torch.randn(1, HQ, rows, keys)},
+        "alibi": {"bias": saccade.ALiBi(torch.rand(HQ) / 8), "mask": saccade.Causal()},
+    }[name]
+    kind = "cross" if name == "cross" else "self"
+    given = dict.fromkeys(("mask", "bias", "scale", "softcap", "sink")) | more
+    return MapCall("0", "attention", 0, kind, "rows", "keys", checked(query, key, **given))
+
+
+def dense(call: MapCall, item: int, head: int):
+    """(weights, visible) of one head in float64."""
+    whole = call.call
+    given = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in whole.scoring().items()}
+    bias = whole.bias
+    given["bias"] = bias.parameter.double() if type(bias).__name__ == "TensorBias" else bias
+    weights = saccade.attention_weights(whole.query.double(), whole.key.double(), **given)[item, head]
+    shape = whole.batch, whole.heads, whole.length_q, whole.length_k
+    visible = torch.ones(shape[2:], dtype=torch.bool)
+    if whole.mask is not None:
+        visible = whole.mask.dense(*shape[2:]).expand(shape)[item, head]
+    return weights.numpy(), visible.numpy()
+
+
+def pooled(weights, visible, size, pool):
+    out = np.full((-(-weights.shape[0] // size), -(-weights.shape[1] // size)), np.nan)
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            at = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+            seen = weights[at][visible[at]]
+            if len(seen):
+                out[i, j] = seen.max() if pool == "max" else seen.mean()
+    return out
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 16 x 16 bins and a pyramid from bins of 4 on: a map of 211 has what one of 100,000 has."""
+    monkeypatch.setattr(_head, "SIDE", 16)
+    monkeypatch.setattr(_head, "_BASE", 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tile_is_what_the_dense_map_pools_to(name, small_tiles):
+    call = call_of(name)
+    item, head = 1, 4
+    one = maps.HeadMap(call, item, head)
+    weights, visible = dense(call, item, head)
+    for level in range(5):
+        for pool in ("max", "mean"):
+            want = pooled(weights, visible, 1 << level, pool)
+            lines = []
+            for row in range(-(-want.shape[0] // 16)):
+                line = [one.tile("weights", pool, level, row, key) for key in range(-(-want.shape[1] // 16))]
+                assert not any(tile.sampled for tile in line)
+                lines.append(np.concatenate([tile.values for tile in line], 1))
+            found = np.concatenate(lines, 0)
+            assert np.array_equal(np.isnan(found), np.isnan(want)), (level, pool)
+            np.testing.assert_allclose(found, want, atol=1e-6, rtol=0)
+
+
+def test_a_sampled_tile_is_exact_for_its_rows_and_says_so(small_tiles):
+    call = call_of("padded")
+    weights, visible = dense(call, 0, 1)
+    one = maps.HeadMap(call, 0, 1)
+    tile = one.tile("weights", "max", 3, 1, 0, exact=False)
+    assert tile.sampled == 1
+    rows = [start + min(8, 211 - start) // 2 for start in range(128, 211, 8)]
+    want = np.concatenate([pooled(weights[[r]], visible[[r]], 8, "max")[:, :16] for r in rows])
+    np.testing.assert_allclose(tile.values, want, atol=1e-6, rtol=0)
+    whole = one.tile("weights", "max", 3, 1, 0)
+    assert whole.sampled == 0
+    assert one.tile("weights", "max", 3, 1, 0, exact=False).sampled == 0  # it is there now
+
+
+@pytest.mark.parametrize("name", ["bias", "alibi"])
+def test_tiles_of_bias_and_logits(name, small_tiles):
+    call = call_of(name)
+    one = maps.HeadMap(call, 1, 2)
+    _, visible = dense(call, 1, 2)
+    bias = call.call.bias
+    if name == "bias":
+        scores = bias.parameter[0, 2].numpy()
+    else:
+        scores = -float(bias.parameter[2]) * np.abs(np.arange(211)[:, None] - np.arange(211))
+    products = call.call.query[1, 2].double() @ call.call.key[1, 1].double().mT
+    logits = products.numpy() / D**0.5 + scores
+    for level in (0, 1, 2):
+        for what, want in (("bias", scores), ("logits", logits)):
+            found = one.tile(what, "max", level, 0, 0).values
+            np.testing.assert_allclose(found, pooled(want, visible, 1 << level, "max")[:16, :16], atol=1e-5)
+    with pytest.raises(ValueError, match="no bias"):
+        maps.HeadMap(call_of("plain"), 0, 0).tile("bias", "max", 0, 0, 0)
+
+
+def run_of(name: str) -> maps.Run:
+    call = call_of(name)
+    sides = {id: maps.Side(id, id, length) for id, length in (("rows", call.shape[2]), ("keys", call.shape[3]))}
+    return maps.Run("a model", "", sides, [call])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_columns_and_cells(name):
+    run = run_of(name)
+    item, head = 1, 3
+    weights, visible = dense(run.calls[0], item, head)
+    row = run.row("0", head, item, [101, 7], 5, 50, 4)
+    want = weights[[101, 7]].mean(0)
+    np.testing.assert_allclose(row.weights, want[5:50], atol=1e-6)
+    order = np.argsort(-want, kind="stable")[:4]
+    assert [key for key, _ in row.top] == order.tolist()
+    np.testing.assert_allclose([weight for _, weight in row.top], want[order], atol=1e-6)
+    some = weights[[101, 7]]
+    entropy = -(some * np.log(np.where(some > 0, some, 1))).sum(1).mean()
+    assert row.entropy == pytest.approx(entropy, abs=1e-5)
+    column = run.column("0", head, item, [33, 34], 90, 131, 3)
+    want = weights[:, [33, 34]].sum(1)
+    np.testing.assert_allclose(column.weights, want[90:131], atol=1e-6)
+    assert column.total == pytest.approx(want.sum(), rel=1e-5)
+    for i, j in ((101, 33), (13, 97), (5, 5)):
+        cell = run.cell("0", head, item, i, j)
+        assert cell.visible == visible[i, j]
+        assert cell.weight == pytest.approx(weights[i, j], abs=1e-6)
+        assert cell.seen == visible[i].sum()
+        if cell.visible:
+            assert cell.rank == 1 + (weights[i] > weights[i, j]).sum()
+        else:
+            assert (cell.rank, cell.logit) == (0, None)
+
+
+@pytest.mark.parametrize("name", ["padded", "by head", "alibi"])
+def test_numbers_of_rows_are_those_of_statistics(name):
+    run = run_of(name)
+    call = run.calls[0].call
+    want = saccade.statistics(call.query.double(), call.key.double(), **call.scoring())
+    found = run.rows("0", 5, 1, 0, 211)
+    counted = want.counted.expand(want.lse.shape)[1, 5].numpy()
+    for ours in ("entropy", "largest", "self", "first"):
+        theirs = f"mass.{ours}" if ours in want.mass else ours
+        np.testing.assert_allclose(found[ours][counted], want.of(theirs)[1, 5].numpy()[counted], atol=1e-5)
+        assert np.isnan(found[ours][~counted]).all()
+    np.testing.assert_allclose(found["received"], want.received[1, 5].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", ["all", "some"])
+def test_a_summary_is_what_its_rows_say(rows, monkeypatch):
+    if rows == "some":
+        monkeypatch.setattr(_overview, "_ALL", 100)
+    run = run_of("padded")
+    found = run.overview(1)
+    assert len(found) == HQ and found[4].head == 4
+    weights, visible = dense(run.calls[0], 1, 4)
+    chosen = np.arange(211) if rows == "all" else _overview._chosen(211, 211).numpy()
+    assert found[4].sampled == (0 if rows == "all" else len(chosen)) and len(chosen) >= 96
+    seen = chosen[visible[chosen].any(1)]
+    w = weights[seen]
+    numbers = found[4].numbers
+    assert numbers["entropy"] == pytest.approx(-(w * np.log(np.where(w > 0, w, 1))).sum(1).mean(), abs=1e-5)
+    previous = [w[n, i - 1] if i else 0 for n, i in enumerate(seen)]
+    assert numbers["previous"] == pytest.approx(np.mean(previous), abs=1e-6)
+    distance = (w * np.abs(seen[:, None] - np.arange(211))).sum(1).mean()
+    assert numbers["distance"] == pytest.approx(distance, rel=1e-4)
+    of_row, of_key = (chosen * 48) // 211, (np.arange(211) * 48) // 211
+    want = np.full((48, 48), np.nan)
+    for i in range(48):
+        for j in range(48):
+            part = np.ix_(chosen[of_row == i], np.flatnonzero(of_key == j))
+            if visible[part].any():
+                want[i, j] = weights[part][visible[part]].max()
+    np.testing.assert_allclose(found[4].thumbnail, want, atol=1e-6)
+
+
+def test_what_was_not_used_for_longest_is_forgotten_and_computed_again(small_tiles, monkeypatch):
+    monkeypatch.setattr(_run, "MOST_HELD", 1)
+    run = run_of("causal")
+    first = run.tile("0", 0, 0, "weights", "mean", 3, 0, 0).values
+    one = run.head("0", 0, 0)
+    run.tile("0", 1, 0, "weights", "mean", 3, 0, 0)
+    run.head("0", 0, 2)
+    assert run.head("0", 0, 0) is not one
+    np.testing.assert_array_equal(run.tile("0", 0, 0, "weights", "mean", 3, 0, 0).values, first)
+
+
+def test_two_threads_that_wait_for_a_pyramid_share_it(small_tiles, monkeypatch):
+    walks = []
+    compute = _head._levels
+    monkeypatch.setattr(_head, "_levels", lambda base: walks.append(1) or compute(base))
+    one = maps.HeadMap(call_of("causal"), 0, 0)
+    tiles = [None, None]
+    threads = [
+        threading.Thread(target=lambda n=n: tiles.__setitem__(n, one.tile("weights", "max", 4, 0, 0))) for n in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(walks) == 1
+    np.testing.assert_array_equal(tiles[0].values, tiles[1].values)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda run: run.head("7", 0, 0), KeyError, "call: there is no '7'"),
+        (lambda run: run.head("0", 2, 0), IndexError, "item: expected 0 to 1, got 2"),
+        (lambda run: run.head("0", 0, 6), IndexError, "head: expected 0 to 5, got 6"),
+        (lambda run: run.tile("0", 0, 0, "weights", "max", 0, 1, 0), IndexError, "outside of 211 x 211"),
+        (lambda run: run.row("0", 0, 0, [211], 0, 1, 1), IndexError, "tokens: expected 0 to 210, got 211"),
+        (lambda run: run.row("0", 0, 0, [], 0, 1, 1), ValueError, "tokens: expected at least one"),
+        (lambda run: run.words("target", 0, 1), KeyError, "side: there is no 'target'; this run has rows, keys"),
+    ],
+)
+def test_what_there_is_not_is_named(ask, error, message):
+    with pytest.raises(error, match=message):
+        ask(run_of("plain"))
+
+
+# Texts
+
+
+def test_a_text_is_kept_with_its_words_and_findings():
+    text = "The cat saw a dog.\nThe cat ran, and the dog ran after it."
+    language = load()
+    run = maps.read_text(text, language)
+    ids = torch.tensor([[language.tokenizer.start, *language.tokenizer.encode(text).ids]])
+    calls = []
+    language.model.eval()
+    with torch.no_grad():
+        language.model(ids, observe=lambda layer, call: calls.append(call))
+    for layer, call in enumerate(calls):
+        want = saccade.attention_weights(call.query, call.key, **call.scoring())[0].numpy()
+        for head in (0, 7):
+            found = run.tile(str(layer), head, 0, "weights", "max", 0, 0, 0).values
+            assert np.array_equal(np.isnan(found), np.triu(np.ones_like(found), 1) > 0)
+            np.testing.assert_allclose(np.nan_to_num(found), want[head], atol=1e-6)
+    side = run.sides["text"]
+    assert side.tokens == ids.shape[1] and run.calls[0].causal
+    words = run.words("text", 0, side.tokens)
+    assert "".join(word.gap + word.text for word in words if not word.special) == text
+    assert [word.first for word in words[1:]] == [word.end for word in words[:-1]]
+    assert all("".join(word.tokens).strip() == word.text.strip() for word in words if not word.special)
+    sentences = [finding[0] for finding in run.findings]
+    assert sentences and run.shown is not None
+    assert run.role(run.calls[0], 4)["role"] == "previous"
+
+
+def test_search_finds_words_by_their_characters():
+    language = load()
+    run = maps.read_text("One İstanbul. Two istanbul, (three) one.", language)
+    total, found = run.search("text", "one", 9)
+    assert total == 2 and [match.text for match in found] == ["One", "one"]
+    assert run.search("text", "(three", 9)[1][0].before.endswith("istanbul, ")
+    assert run.search("text", "stanbul", 1)[0] == 2 and len(run.search("text", "stanbul", 1)[1]) == 1
+    first = found[0]
+    assert run.words("text", first.first, first.end)[0].text == "One"
+    assert run.search("text", "", 9) == (0, [])
+
+
+def test_a_continued_text_says_where_it_begins():
+    language = load()
+    prompt = "The little girl went to the"
+    run = maps.read_continued(prompt, language, 5)
+    side = run.sides["text"]
+    assert side.prompt == 1 + len(language.tokenizer.encode(prompt).ids)
+    assert side.tokens == side.prompt + 5 and side.text.startswith(prompt)
+
+
+def test_a_budget_keeps_the_rest_in_files_or_says_what_is_needed(tmp_path):
+    text = "The dog ran to the park. " * 8
+    language = load()
+    whole = maps.read_text(text, language)
+    with pytest.raises(ValueError, match="bytes are needed .* the budget is 150,000"):
+        maps.read_text(text, language, budget=150_000)
+    run = maps.read_text(text, language, budget=150_000, folder=tmp_path)
+    assert run.kept.on_disk > 0 and run.kept.used <= 150_000 and list(tmp_path.rglob("*.bin"))
+    for layer in "03":
+        want = whole.tile(layer, 2, 0, "weights", "mean", 0, 0, 0).values
+        np.testing.assert_array_equal(run.tile(layer, 2, 0, "weights", "mean", 0, 0, 0).values, want)
+    run.close()
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_what_a_watch_kept(tmp_path):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(12, 3, batch_first=True).eval()
+    with torch.no_grad(), saccade.watch(layer, keep=True) as watched:
+        layer(torch.randn(2, 7, 12))
+    watched.save(tmp_path / "run.watch")
+    words = "a b c d e f g".split()
+    for seen in (watched, saccade.monitoring.load(tmp_path / "run.watch")):
+        run = maps.from_watch(seen, words)
+        (call,) = run.calls
+        want = seen.weights(call.name, head=2)[1].numpy()
+        np.testing.assert_allclose(run.tile("0", 2, 1, "weights", "max", 0, 0, 0).values, want, atol=1e-6)
+        assert [word.text for word in run.words(call.rows, 0, 7)] == words
+    assert not maps.from_watch(watched).sides["tokens-7"].named
+    with pytest.raises(ValueError, match="words: 2 came, and the calls have 7 tokens"):
+        maps.from_watch(watched, ["a", "b"])
+    with torch.no_grad(), saccade.watch(layer) as watched:
+        layer(torch.randn(1, 3, 12))
+    with pytest.raises(ValueError, match="keep=True"):
+        maps.from_watch(watched)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    checkpoints.t5(folder)
+    return load(folder, head="conditional-generation")
+
+
+def test_a_source_and_its_target_are_read_as_three_kinds_of_maps(translator):
+    run = maps.read_pair("The cat sat on the mat.", "The dog sat.", translator)
+    source, target = run.sides["source"], run.sides["target"]
+    assert [call.id for call in run.calls] == [
+        f"{kind}.{n}" for kind in ("encoder", "decoder", "cross") for n in (0, 1)
+    ]
+    assert [(call.rows, call.keys, call.kind) for call in run.calls[1::2]] == [
+        ("source", "source", "self"),
+        ("target", "target", "self"),
+        ("target", "source", "cross"),
+    ]
+    assert "".join(w.gap + w.text for w in run.words("source", 0, source.tokens) if not w.special) == source.text
+    assert source.pieces[-1] == "</s>" and target.pieces[0] == "<pad>"
+    calls = []
+    translator.eval()
+    encode = translator.tokenizer.encode
+    ids = torch.tensor([[*encode(source.text).ids, *translator.tokenizer.after]])
+    start = torch.tensor([[translator.start, *encode(target.text).ids, *translator.tokenizer.after]])
+    with torch.no_grad():
+        translator(ids, None, start, observe=lambda layer, call: calls.append(call))
+    (cross,) = (call for call in calls[-2:] if call.cross)
+    want = saccade.attention_weights(cross.query, cross.key, **cross.scoring())[0, 1].numpy()
+    np.testing.assert_allclose(run.tile("cross.1", 1, 0, "weights", "max", 0, 0, 0).values, want, atol=1e-6)
+    assert run.call("decoder.0").causal and not run.call("encoder.0").causal and not run.call("cross.0").causal
+    assert "RelativeBias" in repr(run.call("encoder.1").call.bias)
+
+
+def test_a_target_that_the_model_writes_is_marked_as_written(translator):
+    run = maps.read_pair("The cat sat on the mat.", None, translator)
+    target = run.sides["target"]
+    assert target.prompt == 1 and target.tokens == run.call("cross.0").shape[2] > 1
+    words = run.words("target", 0, target.tokens)
+    assert words[0].first == 0 and words[-1].end == target.tokens
