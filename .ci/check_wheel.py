@@ -1,4 +1,4 @@
-"""Check a built wheel: the embedded model is inside, no test is, it stays small, its tag fits what is compiled.
+"""Check a built wheel: model and client are inside, no test is, it stays small, its tag fits what is compiled.
 
 A wheel with a compiled module must be one that `auditwheel repair` has made: it runs on other Linux machines than this
 one and brings no library of this one along. A wheel for any platform must have no compiled module.
@@ -19,6 +19,7 @@ LEFT_BEHIND = {".pyc", COMPILED}  # among the sources, by Python and by native/b
 def check(path: Path) -> None:
     names = set(zipfile.ZipFile(path).namelist())
     expected = {EMBEDDED + name for name in ("config.json", "model.safetensors", "tokenizer.json", "heads.json")}
+    expected.add("saccade/viewer/client.js")
     files = (path for path in Path("src/saccade").rglob("*") if path.is_file() and path.suffix not in LEFT_BEHIND)
     sources = {file.relative_to("src").as_posix() for file in files}
     missing = sorted((expected | sources) - names)

@@ -241,6 +241,18 @@ def test_a_model_that_reads_no_text_and_one_that_is_not_there(run, tmp_path):
     refused(run, TEXT, "--model", checkpoints.vit(tmp_path / "vit"), told="vit: .*reads no tokens of a text")
 
 
+def test_a_source_and_its_target(run, tmp_path):
+    checkpoints = pytest.importorskip("checkpoints")
+    model = checkpoints.t5(tmp_path / "t5")
+    _, _, _, (_, seen) = run("Once the hen met the fox.", "--target", "the owl", "--model", model, "--no-browser")
+    sides = {side["id"]: side["tokens"] for side in seen["runs"][0]["sides"]}
+    assert sides.keys() == {"source", "target"} and sides["source"] > sides["target"] > 2
+    cross = [call for call in seen["runs"][0]["calls"] if call["kind"] == "cross"]
+    assert cross and all((c["rows"]["side"], c["keys"]["side"]) == ("target", "source") for c in cross)
+    assert all((c["rows"]["length"], c["keys"]["length"]) == (sides["target"], sides["source"]) for c in cross)
+    refused(run, TEXT, "--target", "the owl", told="target: embedded model is no encoder-decoder")
+
+
 @pytest.mark.parametrize("module", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_one_line(run, module, monkeypatch):
     find = cli._app.view.require.__globals__["importlib"].util.find_spec

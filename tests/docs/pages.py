@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import symtable
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,13 @@ _SET = re.compile(r"\((?:avx512_bf16|avx512|avx2|baseline)\)")  # which instruct
 _NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
 # Training takes minutes: the pages' own commands run on a model of a few hundred weights (a later option wins).
 _SMALLER = "--steps 4 --batch 2 --layers 1 --heads 2 --width 16 --context 32 --warmup 1"
+# A viewer goes on until it is ended: it is, once it shows its address.
 _SACCADE = f"""#!/bin/bash
+if [ "$1" = view ]; then
+    "{sys.executable}" -m saccade "$@" --no-browser >.viewed &
+    until grep -qs "Ctrl-C ends it" .viewed; do kill -0 $! || exit 2; sleep 0.1; done
+    kill $!; rm .viewed; exit 0
+fi
 if [ "$1 $2" = "train lm" ]; then set -- "$@" {_SMALLER}; fi
 exec "${{0%/*}}/warm/saccade" "$@"
 """
