@@ -8,7 +8,6 @@ addStyle(css);
 
 type Size = "wide" | "middle" | "narrow";
 const MAP: Omit<Panel, "mount"> = { id: "map", title: "Map", place: "right" };
-let frames = 0;
 
 export const sizeOf = (width: number): Size => (width < 700 ? "narrow" : width < 1100 ? "middle" : "wide");
 
@@ -45,7 +44,6 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   const { store, manifest } = context;
   const panels = all.filter((panel) => panel.wanted?.(manifest) ?? true);
   const ends: (() => void)[] = [];
-  const prefix = `saccade-${frames++}-`;
   const sections = new Map<string, HTMLElement>();
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Panels" });
   const body = h("div", { class: "body" }, tabs);
@@ -54,9 +52,9 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
 
   const tabbed: Omit<Panel, "mount">[] = [MAP, ...panels.filter((p) => p.place !== "bar")];
   for (const { id, title } of tabbed) {
-    const section = h("section", { class: "panel", "data-panel": id, id: prefix + id, "aria-label": title });
+    const section = h("section", { class: "panel", "data-panel": id, id: `panel-${id}`, "aria-label": title });
     const tab = h("button", {
-      type: "button", role: "tab", id: `${prefix}tab-${id}`, "aria-controls": prefix + id, "data-tab": id,
+      type: "button", role: "tab", "aria-controls": `panel-${id}`, "data-tab": id,
       onclick: () => store.set({ panel: id }),
     }, title);
     sections.set(id, section);

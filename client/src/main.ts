@@ -24,7 +24,10 @@ export async function mount(element: HTMLElement, transport: Transport, options:
   try {
     const manifest = await ask(transport, "open", {});
     const given = options.hash ? fromHash(location.hash) : {};
-    const store = makeStore(fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest));
+    const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
+    // Weights of long rows are small: only powers of ten show them.
+    const keys = manifest.runs.find((r) => r.id === state.run)?.calls.find((c) => c.id === state.call)?.keys.length ?? 0;
+    if (!given.tone) store.set({ tone: keys > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);
     const unfill = frame.fill(context, mountMap, panels);
     const unbind = options.hash ? bindHash(store, manifest) : () => undefined;

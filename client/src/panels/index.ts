@@ -1,4 +1,16 @@
 // The panels, in the order of their tabs.
 import type { Panel } from "../context";
+import { addStyle } from "../styles";
+import { compare } from "./compare";
+import { facts } from "./facts";
+import { help } from "./help";
+import { overview } from "./overview";
+import css from "./panels.css";
+import { save } from "./save";
+import { statistics } from "./statistics";
+import { steps } from "./steps";
+import { text } from "./text";
 
-export const panels: readonly Panel[] = [];
+addStyle(css);
+
+export const panels: readonly Panel[] = [overview, text, statistics, facts, compare, steps, save, help];

@@ -1,0 +1,51 @@
+// Sentences about what words look at, the same for eyes and for screen readers.
+import { h } from "../dom";
+
+export interface Share { word: string; weight: number }
+/** Running text, a word of the user's text, or a number. */
+export type Part = string | { word: string } | { number: string };
+
+const LEAST = 0.05;
+
+/** A weight as the report shows it: hundredths without the zero, two digits below .005. */
+export function short(weight: number): string {
+  if (Number.isNaN(weight)) return "–";
+  if (weight === 0) return "0";
+  if (weight >= 0.995) return weight < 1.005 ? "1.00" : weight.toFixed(2);
+  if (weight >= 0.005) return weight.toFixed(2).slice(1);
+  return weight >= 0.0001 ? weight.toFixed(weight >= 0.001 ? 4 : 5).slice(1) : weight.toExponential(0).replace("e-", "e−");
+}
+
+function shares(all: readonly Share[], most: number): Part[] {
+  const told = all.filter((share) => share.weight >= LEAST).slice(0, most);
+  if (!told.length) return [`nothing with ${short(LEAST)} or more`];
+  return told.flatMap((share, at): Part[] => [at ? ", " : "", { word: share.word }, " ", { number: short(share.weight) }]);
+}
+
+function names(words: readonly string[]): Part[] {
+  const told: Part[] = words.slice(0, 3).flatMap((word, at): Part[] => [at ? ", " : "", { word }]);
+  return words.length > 3 ? [...told, ` and ${words.length - 3} more`] : told;
+}
+
+export interface Told { from: readonly Share[]; by: readonly Share[]; directions: readonly ("from" | "by")[] }
+
+/**
+ * "In layer 1 head 3 ‘it’ looks at ‘cat’ .42, ‘mat’ .20; looked at by ‘was’ .31." Several words are averaged over where
+ * they look, and summed where they are looked at.
+ */
+export function sentence(where: string, chosen: readonly string[], told: Told, most = 5): Part[] {
+  const several = chosen.length > 1, from = told.directions.includes("from"), by = told.directions.includes("by");
+  const subject = [`In ${where} `, ...names(chosen), several ? ` (${chosen.length} words)` : ""];
+  const looks = [several ? " look on average at " : " looks at ", ...shares(told.from, most)];
+  const looked = [several ? "looked at, in sum, by " : "looked at by ", ...shares(told.by, most)];
+  if (!by) return [...subject, ...looks, "."];
+  return from ? [...subject, ...looks, "; ", ...looked, "."] : [...subject, several ? " are " : " is ", ...looked, "."];
+}
+
+/** The parts as nodes: words stand isolated, so that a right-to-left word does not turn the sentence around. */
+export const partNodes = (parts: readonly Part[]): (Node | string)[] =>
+  parts.map((part) => (typeof part === "string" ? part
+    : "word" in part ? h("bdi", { class: "said" }, `‘${part.word}’`) : h("span", { class: "number said-number" }, part.number)));
+
+export const plain = (parts: readonly Part[]): string =>
+  parts.map((part) => (typeof part === "string" ? part : "word" in part ? `‘${part.word}’` : part.number)).join("");
