@@ -232,7 +232,8 @@ def _answer(session: Session, op: str, body: bytes) -> Reply:
 async def _unless_left(work: Future[Reply], request: Request) -> Reply:
     """What `work` gives. Where the page no longer waits, as after quick panning, work that has not begun is dropped."""
     done: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wrap_future(work))
-    left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())  # after the body there comes one message: that the asker has gone
+    # After the body there comes one message: that the asker has gone.
+    left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
     if not done.done():
         work.cancel()
