@@ -235,12 +235,14 @@ def test_a_port_that_is_taken(run, folder):
         refused(run, TEXT, "--model", folder, "--port", port, told=f"port: {port} is taken by another program")
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_no_text_and_one_that_is_not_there(run, tmp_path):
     refused(run, TEXT, "--model", "nowhere", told="nowhere: no such model folder")
     checkpoints = pytest.importorskip("checkpoints")  # they are made by transformers
     refused(run, TEXT, "--model", checkpoints.vit(tmp_path / "vit"), told="vit: .*reads no tokens of a text")
 
 
+@pytest.mark.slow
 def test_a_source_and_its_target(run, tmp_path):
     checkpoints = pytest.importorskip("checkpoints")
     model = checkpoints.t5(tmp_path / "t5")

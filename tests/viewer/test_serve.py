@@ -18,7 +18,7 @@ import webbrowser
 import pytest
 
 import saccade
-from saccade.viewer.server import _serve, _view
+from saccade.viewer.server import _app, _view
 from saccade.viewer.server._serve import Viewer, open_browser
 from saccade.viewer.server._view import open_session
 
@@ -124,7 +124,7 @@ def test_a_client_that_is_missing_is_told_at_the_start(session, monkeypatch):
     def missing():
         raise FileNotFoundError("client.js")
 
-    monkeypatch.setattr(_serve, "client_script", missing)
+    monkeypatch.setattr(_app, "client_script", missing)
     with pytest.raises(FileNotFoundError, match="client.js"):
         Viewer(session)
 

@@ -94,11 +94,12 @@ def view(
     require("starlette", "view")
     require("uvicorn", "view")
     head, budget = parse_head(shown.head), _bytes(server.budget)
-    from ..viewer.server._serve import MOST_IDLE, Viewer, open_browser
+    from ..viewer.server._serve import MOST_IDLE, open_browser
+    from ..viewer.server._view import start
 
     session = _session(subject, shown, head, budget, server.folder)
-    viewer = Viewer(session, host=server.host, port=server.port, most_idle=None if server.keep else MOST_IDLE)
-    with viewer:
+    most_idle = None if server.keep else MOST_IDLE
+    with start(session, host=server.host, port=server.port, most_idle=most_idle) as viewer:
         _print_address(viewer.url)
         if not server.no_browser and not open_browser(viewer.url):
             typer.echo("saccade: no browser could be opened here; open this address in one", err=True)

@@ -9,9 +9,8 @@ import socket
 import sys
 import threading
 import webbrowser
+from html import escape
 from typing import TYPE_CHECKING, Any
-
-from ._app import Activity, Addresses, client_script, make_app
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -40,6 +39,8 @@ class Viewer:
             ValueError: the port is taken or not allowed, or the host is no address of this machine.
         """
         uvicorn = require_uvicorn()
+        from ._app import Activity, Addresses, client_script, make_app  # here: `saccade.view` is a light name
+
         client_script()  # a client that is missing is told now
         host = host or LOOPBACK
         listener = _listener(host, port or 0)
@@ -105,6 +106,10 @@ class Viewer:
 
     def __repr__(self) -> str:
         return f"<Viewer of {self.session.title!r} at {self.url}>" if self.running else "<Viewer, closed>"
+
+    def _repr_html_(self) -> str:
+        link = f'<a href="{escape(self.url)}" target="_blank" rel="noopener">{escape(self.session.title)}</a>'
+        return f"Viewer of {link}" if self.running else "Viewer, closed"
 
 
 def require_uvicorn() -> Any:

@@ -101,7 +101,7 @@ def view(
 
         return make_widget(session)
     waits = not _interactive() if block is None else block
-    viewer = Viewer(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
+    viewer = start(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
     announce(viewer, browser=browser)
     if waits:
         viewer.wait()
@@ -110,6 +110,7 @@ def view(
 
 def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int] | None = None, **how: Any) -> Session:
     """What `view` shows: everything is read now. ``how``: the fields of `Reading`."""
+    from ...inspection import Look
     from ._session import Session
     from ._subjects import Reading, runs_of
 
@@ -117,7 +118,23 @@ def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int]
     _check(reading)
     models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
     runs = runs_of(subject, models, reading)
-    return Session(runs, _title(runs), _shown(runs, head))
+    if head is None and isinstance(subject, Look):
+        head = subject.layer, subject.head
+    try:
+        return Session(runs, _title(runs), _shown(runs, head))
+    except ValueError:
+        for run in runs:
+            run.close()
+        raise
+
+
+def start(session: Session, **how: Any) -> Viewer:
+    """A viewer of ``session``, whose files are deleted where it cannot start. ``how``: as `Viewer`."""
+    try:
+        return Viewer(session, **how)
+    except BaseException:
+        session.close()
+        raise
 
 
 def announce(viewer: Viewer, *, browser: bool) -> None:

@@ -1,0 +1,125 @@
+"""What `saccade.view` takes: texts, looks, watches and models; everything else is told in one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import saccade
+from saccade.inspection import look, open_model
+from saccade.viewer.server._subjects import is_watch_file
+from saccade.viewer.server._view import open_session
+
+TEXT = "The hen met the fox."
+
+
+@pytest.fixture(scope="module")
+def model():
+    return open_model(None)
+
+
+def watch(keep=True, lengths=(7,)):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with torch.no_grad(), saccade.watch(layer, keep=keep) as seen:
+        for length in lengths:
+            layer(torch.randn(3, length, 8))
+    return seen
+
+
+def test_texts_and_models_give_a_run_each(model):
+    runs = open_session([TEXT, "A dog."], model=[None, model]).runs
+    assert [run.text for run in runs] == [TEXT, TEXT, "A dog.", "A dog."]
+    assert [run.model for run in runs] == ["embedded model", model.name] * 2
+
+
+def test_a_look_is_read_again_and_begins_where_it_was(model):
+    session = open_session(look(model, TEXT, (2, 5)))
+    assert session.runs[0].text == TEXT and (session.shown.call, session.shown.head) == ("2", 5)
+    other = look(model, TEXT, name="model runs/novel")
+    with pytest.raises(ValueError, match=r"model: the look is of model runs/novel, .* give view\(look, model=...\)"):
+        open_session(other)
+    assert open_session(other, model=model).runs[0].text == TEXT
+
+
+def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
+    seen = watch()
+    words = "one two three four five six <7>".split()
+    session = open_session(seen, words=words)
+    [side] = session.reply("open", {}).header["runs"][0]["sides"]
+    found = session.reply("words", {"run": "0", "side": side["id"], "start": 0, "stop": 7}).header["words"]
+    assert [word[0] for word in found] == words
+    place = {"run": "0", "call": "0", "head": 1, "item": 2}
+    reply = session.reply("row", {**place, "tokens": [4], "start": 0, "stop": 7, "top": 1})
+    expected = seen.weights("self_attn", head=1)[2, 4].numpy()
+    np.testing.assert_allclose(np.frombuffer(reply.buffers[0], "<f4"), expected, atol=1e-6)
+    seen.save(tmp_path / "run.watch")
+    for path in (tmp_path / "run.watch", str(tmp_path / "run.watch")):
+        assert open_session(path).runs[0].calls[0].shape == (3, 2, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "error", "told"),
+    [
+        (lambda: watch(keep=False), {}, ValueError, r"no call was kept.*saccade\.watch\(model, keep=True\)"),
+        (lambda: [watch(), TEXT], {}, ValueError, "what watch kept and texts are not shown together"),
+        (watch, {"model": "x"}, ValueError, "^model: it reads a text"),
+        (watch, {"words": ["a"]}, ValueError, "^words: 1 came, and the calls have 7 tokens"),
+        (lambda: TEXT, {"words": ["a"]}, ValueError, "^words: they name the tokens of what watch kept"),
+        (list, {}, ValueError, "^subject: expected a text"),
+        (lambda: 3, {}, TypeError, "^subject: expected a text, .* got int"),
+        (lambda: [TEXT, None], {}, TypeError, "^subject: expected a text, .* got NoneType"),
+        (
+            lambda: TEXT,
+            {"model": torch.nn.Linear(3, 3)},
+            TypeError,
+            r"^model: .* got Linear; watch\(model",
+        ),
+        (lambda: "", {}, ValueError, "^text: it holds no word"),
+        (lambda: "no.watch", {}, FileNotFoundError, "no.watch: no such file"),
+        (lambda: TEXT, {"generate": -1}, ValueError, "^generate: expected a number of tokens"),
+        (lambda: TEXT, {"generate": 3, "target": "x"}, ValueError, "^generate and target: "),
+        (lambda: TEXT, {"target": "x"}, ValueError, "^target: embedded model is no encoder-decoder"),
+        (lambda: TEXT, {"budget": 0.5}, ValueError, "^budget: expected bytes"),
+        (lambda: TEXT, {"budget": 1000}, ValueError, "^budget: "),
+        (lambda: TEXT, {"folder": "nowhere"}, ValueError, "^folder: nowhere is no folder"),
+        (lambda: TEXT, {"head": (9, 0)}, ValueError, r"^head: 9\.0 does not exist; of the layers 0 "),
+        (lambda: TEXT, {"head": 3}, ValueError, r"^head: expected \(layer, head\)"),
+        (lambda: TEXT, {"head": (1, 0.5)}, ValueError, r"^head: 1\.0\.5 does not exist"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(subject, options, error, told):
+    with pytest.raises(error, match=told):
+        open_session(subject(), **options)
+
+
+def test_a_head_is_named_by_layer_or_by_call():
+    for head in ((2, 3), ("layer 2", 3)):
+        shown = open_session(TEXT, head=head).shown
+        assert (shown.call, shown.head) == ("2", 3)
+
+
+def test_the_budget_is_of_all_texts_together(tmp_path):
+    one = open_session(TEXT).runs[0].kept.used
+    assert one > 0
+    session = open_session([TEXT, TEXT], budget=2 * one, folder=tmp_path)
+    assert [run.kept.on_disk for run in session.runs] == [0, 0]
+    session.close()
+    with pytest.raises(ValueError, match="^budget: "):
+        open_session([TEXT, TEXT], budget=2 * one - 1)
+    session = open_session([TEXT, TEXT], budget=2 * one - 1, folder=tmp_path)
+    first, second = (run.kept for run in session.runs)
+    assert first.on_disk == 0 < second.on_disk and first.used + second.used < 2 * one
+    session.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_which_arguments_are_files(tmp_path):
+    (tmp_path / "story.txt").write_text('{"a": 1} is no safetensors file, whatever it begins with')
+    (tmp_path / "twelve.txt").write_bytes(b"\x0c\0\0\0\0\0\0\0{" + b" " * 20)
+    watch().save(tmp_path / "kept")
+    assert is_watch_file(str(tmp_path / "kept")) and is_watch_file("gone.watch") and is_watch_file("x.safetensors")
+    assert is_watch_file(str(tmp_path / "twelve.txt"))  # it begins as one, so it is told to be damaged
+    assert not is_watch_file(str(tmp_path / "story.txt")) and not is_watch_file(str(tmp_path))
+    for text in ("", "a.b", "We saved it as run.watch", "nul \0 character", "x" * 100_000, None, 3):
+        assert not is_watch_file(text)
