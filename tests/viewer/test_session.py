@@ -202,7 +202,7 @@ json_values = st.recursive(
 names = sorted({name for params in GOOD.values() for name in params})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(op=st.sampled_from([*GOOD, "step"]) | json_values, params=st.dictionaries(st.sampled_from(names), json_values))
 def test_no_request_can_break_it(session, op, params):
     """Some parameters of each request are right and some are anything."""
