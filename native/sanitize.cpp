@@ -12,6 +12,7 @@
 #include "dispatch.h"
 #include "parallel.h"
 #include "sanitize_oracle.h"
+#include "sanitize_pooled.h"
 #include "sanitize_statistics.h"
 
 namespace saccade::sanitize {
@@ -209,6 +210,17 @@ void check_statistics(const Case& c, uint64_t seed) {
         judge.fault("differs by threads", 1, 0, 0);
 }
 
+void check_pooled(const Case& c, uint64_t seed) {
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        return PooledRun(c, random, threads);
+    };
+    const PooledRun run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, "pooled");
+    check_pooled_run(c, run, judge);
+    if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
+}
+
 void check_exp2(uint64_t seed) {
     Random random(seed);
     const int64_t count = draw(random, 0, 70);
@@ -229,6 +241,7 @@ void check(uint64_t seed) {
     if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
     if (set.forward && set.backward) check_backward(c, seed, expected);
     if (set.statistics) check_statistics(c, seed);
+    if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.exp2) check_exp2(seed);
 }
 
