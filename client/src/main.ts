@@ -2,6 +2,7 @@
 import { makeContext } from "./context";
 import { h } from "./dom";
 import { makeFrame } from "./layout";
+import { openSaved } from "./export/page";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
@@ -63,3 +64,5 @@ export default {
     };
   },
 };
+
+openSaved(mountRecorded);
