@@ -77,10 +77,10 @@ def pool(weights, visible, rows, bins):
 def test_pools_what_the_dense_map_has(name, bins, way, monkeypatch):
     if way == "tiles":
         monkeypatch.setattr(_pooled.native, "refuses", lambda *given: "tiles are wanted")
-    query, key, given = problem(name, 211, 223)
+    query, key, given = problem(name, 211, 257)
     call = checked(query, key, given)
-    assert (native.refuses(call, range(64, 223), bins) is None) == (way == "native")
-    place, rows, keys = (1, 4), range(64, 211), range(64, 223)
+    assert (native.refuses(call, range(64, 257), bins) is None) == (way == "native")
+    place, rows, keys = (1, 4), range(64, 211), range(64, 257)
     weights, visible = dense(query, key, given, place)
     lse = saccade.statistics(query, key, **given, received=False).lse[place]
     want = pool(weights[64:, 64:], visible[64:, 64:], rows, bins)
