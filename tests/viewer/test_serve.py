@@ -55,6 +55,10 @@ def test_it_answers_until_it_is_closed(session):
     with pytest.raises(urllib.error.URLError, match="refused"):
         call(viewer, "open")
     viewer.close()  # once more does no harm
+    deadline = time.monotonic() + 5
+    while any(thread.name.startswith("saccade-viewer") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_it_listens_on_the_loopback_alone_and_every_token_is_another(session):

@@ -112,17 +112,20 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def make_app(session: Session, *, token: str, addresses: Addresses, activity: Activity) -> ASGIApp:
-    """The application. Without a page's requests `activity` grows idle."""
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
-    return _Guard(_routes(session, token, activity, pool), addresses)
+class ViewerApp:
+    """The application: lets through what came to the server's own name and from its own page.
 
+    Every answer gets the strict headers. Without a page's requests ``activity`` grows idle.
+    """
 
-class _Guard:
-    """Lets through what came to this server's own name and from its own page; every answer gets the strict headers."""
+    def __init__(self, session: Session, *, token: str, addresses: Addresses, activity: Activity):
+        self._addresses = addresses
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
+        self._app = _routes(session, token, activity, self._pool)
 
-    def __init__(self, app: Starlette, addresses: Addresses):
-        self._app, self._addresses = app, addresses
+    def close(self) -> None:
+        """End the threads; what they compute goes to its end first."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
