@@ -123,7 +123,10 @@ def test_without_the_token_nothing_is_shown(app, token):
 
 @pytest.mark.parametrize(
     "host",
-    [None, "evil.example", "evil.example:8123", "127.0.0.1", "127.0.0.1:8124", "localhost:8123@evil.example", "[::1"],
+    [
+        *(None, "", "evil.example", "evil.example:8123", "127.0.0.1", "127.0.0.1:8124", "127.0.0.1:99999", "[::1"),
+        *("localhost:8123@evil.example", "evil@127.0.0.1:8123", "127.0.0.1:8123/evil.example", "127.0.0.1:8123#evil"),
+    ],
 )
 def test_another_name_than_the_loopback_is_refused(app, host):
     status, _, content = ask(app, "POST", "/api/open", b"{}", host=host)
