@@ -21,11 +21,14 @@ const css = {
 const common = { bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here };
 
 async function page() {
-  const { outputFiles } = await build({ ...common, entryPoints: ["src/dev.ts"], write: false, minify: true });
+  const script = async (entry) => {
+    const { outputFiles } = await build({ ...common, entryPoints: [entry], write: false, minify: true });
+    return outputFiles[0].text.replaceAll("</script", "<\\/script");
+  };
+  const [client, source] = await Promise.all([script("src/dev.ts"), script("src/main.ts")]);
   const html = await readFile(join(here, "dev.html"), "utf8");
-  const script = outputFiles[0].text.replaceAll("</script", "<\\/script");
   await mkdir(join(here, "build"), { recursive: true });
-  await writeFile(join(here, "build/dev.html"), html.replace("/* client */", () => script));
+  await writeFile(join(here, "build/dev.html"), html.replace("/* client */", () => client).replace("/* source */", () => source));
 }
 
 if (process.argv.includes("--dev")) await page();

@@ -3,4 +3,5 @@ import { fakeTransport } from "./fake";
 import { mount } from "./main";
 
 const delay = Number(new URLSearchParams(location.search).get("delay") ?? 20);
-void mount(document.getElementById("saccade")!, fakeTransport(delay), { hash: true });
+const source = async (): Promise<string> => document.getElementById("saccade-client")!.textContent!;
+void mount(document.getElementById("saccade")!, { ...fakeTransport(delay), source }, { hash: true });

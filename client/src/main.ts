@@ -3,6 +3,7 @@ import { makeContext } from "./context";
 import { h } from "./dom";
 import { startHeartbeat } from "./heartbeat";
 import { makeFrame } from "./layout";
+import { openSaved } from "./export/page";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
@@ -65,3 +66,5 @@ export default {
     };
   },
 };
+
+openSaved(mountRecorded);

@@ -5,3 +5,4 @@ export * from "./store";
 export * from "./transport";
 export * from "./words";
 export { fakeTransport } from "./fake";
+export * from "./panels/testing";

@@ -9,6 +9,8 @@ export interface Reply {
 export interface Transport {
   readonly kind: "http" | "widget" | "recorded" | "fake";
   request(op: string, params: object, signal?: AbortSignal): Promise<Reply>;
+  /** The source of this client, for saved pages; left out where it cannot be had. */
+  source?(): Promise<string>;
 }
 
 /** An answer of Python that says in one sentence what is wrong. */
@@ -61,6 +63,7 @@ export function encodeFrame({ header, buffers }: Reply): ArrayBuffer {
 export function httpTransport(token: string, base = ""): Transport {
   return {
     kind: "http",
+    source: async () => (await fetch(import.meta.url)).text(),
     async request(op, params, signal) {
       const response = await fetch(`${base}/api/${op}`, {
         method: "POST",
@@ -80,6 +83,7 @@ export function httpTransport(token: string, base = ""): Transport {
 
 /** What the client uses of an anywidget model. */
 export interface WidgetModel {
+  get?(name: string): unknown;
   send(content: unknown): void;
   on(event: string, listener: (message: unknown, buffers?: ArrayLike<ArrayBufferView | ArrayBuffer>) => void): void;
   off?(event: string, listener: unknown): void;
@@ -103,6 +107,7 @@ export function widgetTransport(model: WidgetModel): Transport {
   });
   return {
     kind: "widget",
+    source: async () => String(model.get?.("_esm") ?? ""),
     request(op, params, signal) {
       const id = `${own}-${count++}`;
       return new Promise((resolve, reject) => {

@@ -1,10 +1,12 @@
 // What is in view as files.
 import { paletteOf } from "../colours";
 import type { Context, Picture } from "../context";
+import { tokenText } from "../map/labels";
 import { colourInto, makeScale, type ColourScale } from "../map/scale";
 import { span } from "../map/tiles";
 import { headName } from "../panels/data";
 import { toHash } from "../store";
+import type { Words } from "../words";
 import { csvOf } from "./csv";
 import { differenceOf, levelFor, namesOf, numbersInView, type Numbers } from "./numbers";
 import { savedPage } from "./page";
@@ -49,13 +51,15 @@ export function describeView(context: Context, picture: Pick<Picture, "rows" | "
     (level ? `each cell is the ${pool === "max" ? "largest" : "mean"} of ${size} × ${size} tokens` : "each cell is one pair of tokens");
 }
 
-const names = async (context: Context, numbers: Numbers): Promise<[string[], string[]]> => [
-  await namesOf(context.wordsOf("row"), numbers.row, numbers.down, numbers.level),
-  await namesOf(context.wordsOf("key"), numbers.key, numbers.across, numbers.level),
+type NameOf = (words: Words, token: number) => string;
+const names = async (context: Context, numbers: Numbers, nameOf: NameOf): Promise<[string[], string[]]> => [
+  await namesOf(context.wordsOf("row"), numbers.row, numbers.down, numbers.level, nameOf),
+  await namesOf(context.wordsOf("key"), numbers.key, numbers.across, numbers.level, nameOf),
 ];
 
 export async function saveCsv(context: Context, { picture, signal }: Work): Promise<void> {
-  const numbers = await numbersInView(context, picture, signal), [rowNames, keyNames] = await names(context, numbers);
+  const numbers = await numbersInView(context, picture, signal);
+  const [rowNames, keyNames] = await names(context, numbers, (words, token) => (words.at(token) ? words.name(token) : ""));
   const call = context.call(), { what, pool } = context.store.get();
   const lines = csvOf({ ...numbers, rowNames, keyNames, rowsLength: call.rows.length, keysLength: call.keys.length, what, pool });
   // Spreadsheets take a file for UTF-8 by its first sign.
@@ -73,14 +77,15 @@ function imageOf(values: Float32Array, across: number, down: number, scale: Colo
 }
 
 export async function saveSvg(context: Context, { picture, signal }: Work): Promise<void> {
-  const numbers = await numbersInView(context, picture, signal), [rowNames, keyNames] = await names(context, numbers);
+  const numbers = await numbersInView(context, picture, signal);
+  const [rowNames, keyNames] = await names(context, numbers, (words, token) => tokenText(words.at(token), token) || String(token));
   const { what, tone, compare } = context.store.get(), { across, down } = numbers;
   const less = compare?.mode === "difference" && numbers.second !== null;
   const values = less ? differenceOf(numbers.values, numbers.second!, what === "weights") : numbers.values;
   const { low, high } = span(values), palette = paletteOf(context.root);
   const scale = makeScale(palette, what, tone, context.call().keys.length, [low, high], less);
   const svg = svgOf({
-    title: titleOf(context), subtitle: describeView(context, picture), rowTitle: "looks", keyTitle: "is looked at",
+    title: titleOf(context), subtitle: describeView(context, picture), rowTitle: "queries ↓", keyTitle: "keys →",
     down, across, values, rowNames, keyNames, scale, palette, legend: less ? `difference of ${what}` : what,
     image: across * down > MOST_CELLS ? imageOf(values, across, down, scale) : null,
   });

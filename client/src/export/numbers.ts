@@ -66,13 +66,15 @@ export async function numbersInView(context: Context, picture: Pick<Picture, "ro
   return { ...where, values, second };
 }
 
-/** What `count` bins from `first` on are called: the word of their first token. Pages of words may come and go meanwhile. */
-export async function namesOf(words: Words, first: number, count: number, level: number): Promise<string[]> {
+/** What `count` bins from `first` on are called, by their first token. Pages of words may come and go meanwhile. */
+export async function namesOf(
+  words: Words, first: number, count: number, level: number, nameOf: (words: Words, token: number) => string,
+): Promise<string[]> {
   const names: string[] = [];
   for (let bin = first; bin < first + count; bin++) {
     const token = bin * 2 ** level;
     await words.need(token, token + 1);
-    names.push(words.at(token) ? words.name(token) : String(token));
+    names.push(nameOf(words, token));
   }
   return names;
 }

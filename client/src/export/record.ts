@@ -3,6 +3,7 @@ import type { Context, Picture } from "../context";
 import { topLevel } from "../map/viewport";
 import { sameTokens } from "../panels/data";
 import { BLOCK, lineParams, placeOf } from "../panels/lines";
+import { ROWS } from "../panels/statistics";
 import { pagesOf } from "../panels/virtual";
 import type { Place, TileParams } from "../protocol";
 import { encodeFrame, recordedKey, RequestError, type Reply } from "../transport";
@@ -44,7 +45,7 @@ function lines(context: Context, place: Place, { rows, keys }: Pick<Picture, "ro
     if (axis === "row" || both) one("row", call.keys.length);
     if (axis === "key" || both) one("column", call.rows.length);
   };
-  const near = pagesOf(Math.min(rows[0], keys[0]), Math.max(rows[1], keys[1]), BLOCK).slice(0, 8);
+  const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK, BLOCK).slice(0, 8);
   if (tokens.length) add(axis, [...tokens], near);
   for (const axis of both ? (["row"] as const) : (["row", "key"] as const)) {
     const [start, stop] = axis === "row" ? rows : keys;
@@ -73,8 +74,8 @@ export function wishesOf(context: Context, picture: Pick<Picture, "rows" | "keys
     for (let head = 0; head < other.heads; head++)
       if (other.id !== call.id || head !== place.head) wishes.push(...tiles(context, { ...place, call: other.id, head }, picture, true));
   }
-  for (let start = 0; start < Math.min(1024, call.rows.length); start += 1024)
-    wishes.push(["rows", { ...place, start, stop: Math.min(call.rows.length, start + 1024) }]);
+  for (const page of new Set([0, ...pagesOf(...picture.rows, ROWS).slice(0, 4)]))
+    wishes.push(["rows", { ...place, start: page * ROWS, stop: Math.min(call.rows.length, (page + 1) * ROWS) }]);
   return wishes;
 }
 
@@ -88,14 +89,15 @@ function base64(bytes: ArrayBuffer): string {
 export async function record(
   context: Context, wishes: readonly Wish[], told: (done: number, all: number) => void, signal: AbortSignal,
 ): Promise<Record<string, string>> {
-  const table: Record<string, string> = {}, { store, transport } = context;
+  const table: Record<string, string> = {}, { store, transport, manifest } = context;
   let done = 0;
   await inTurn(wishes, async ([op, params]) => {
     let reply: Reply = await transport.request(op, params, signal);
     if (typeof reply.header["error"] === "string") throw new RequestError(reply.header["error"]);
     if (op === "open") {
-      const { run, call, head, item } = store.get();
-      reply = { ...reply, header: { ...reply.header, shown: { run, call, head, item }, step: false } };
+      const { run, call, head, item, compare } = store.get();
+      const runs = manifest.runs.filter(({ id }) => id === run || id === compare?.run);
+      reply = { ...reply, header: { ...reply.header, runs, shown: { run, call, head, item }, findings: [], step: false } };
     }
     table[recordedKey(op, op === "tile" ? { ...params, exact: false } : params)] = base64(encodeFrame(reply));
     if (++done % 16 === 0) told(done, wishes.length);

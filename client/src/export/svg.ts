@@ -29,18 +29,21 @@ const cut = (name: string): string => ([...name].length > LONGEST ? [...name].sl
 
 function cells(input: SvgInput, size: number): string {
   const { down, across, values, scale, palette } = input, gap = size > 10 ? 1 : 0;
-  let out = "";
+  let out = "", hidden = "";
   for (let i = 0; i < down; i++) for (let j = 0; j < across; j++) {
-    const value = values[i * across + j];
-    if (Number.isNaN(value)) continue;
-    const x = number(j * size), y = number(i * size), side = number(size - gap), place = scale.place(value);
+    const value = values[i * across + j], x = number(j * size), y = number(i * size);
+    if (Number.isNaN(value)) {
+      hidden += `M${x} ${y}h${number(size)}v${number(size)}h-${number(size)}z`;
+      continue;
+    }
+    const side = number(size - gap), place = scale.place(value);
     out += `<rect x="${x}" y="${y}" width="${side}" height="${side}" fill="${cssOf(scale.colourAt(place))}"/>`;
     if (size >= 26 && Math.abs(value) >= 0.05) {
       const dark = Math.abs(place - (scale.place(0) || 0)) > 0.6;
       out += `<text x="${number((j + 0.5) * size)}" y="${number((i + 0.5) * size + size * 0.13)}" font-size="${number(size * 0.36)}" text-anchor="middle" fill="${cssOf(dark ? palette.paper : palette.ink)}">${short(value)}</text>`;
     }
   }
-  return out;
+  return `<path d="${hidden}" fill="url(#hidden)"/>${out}`;
 }
 
 const short = (value: number): string => value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", "−");
@@ -65,10 +68,10 @@ export function svgOf(input: SvgInput): string {
   const { down, across, rowNames, keyNames, palette } = input;
   const size = Math.min(LARGEST, WIDE / Math.max(down, across)), width = across * size, height = down * size;
   const longest = (names: readonly string[]): number => Math.min(LONGEST, Math.max(...names.map((name) => [...name].length))) * LETTER + 12;
-  const left = longest(rowNames) + 22, top = longest(keyNames) + 74, lowest = top + height + 28;
+  const left = Math.max(longest(rowNames), 90) + 4, top = longest(keyNames) + 74, lowest = top + height + 28;
   const full = Math.max(left + width + 16, left + 330, 16 + [...input.title].length * 8, 16 + [...input.subtitle].length * 6.2);
   const shown = input.image
-    ? `<image width="${number(width)}" height="${number(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${input.image}"/>`
+    ? `<rect width="${number(width)}" height="${number(height)}" fill="url(#hidden)"/><image width="${number(width)}" height="${number(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${input.image}"/>`
     : cells(input, size);
   const rows = labels(rowNames, size, (at, name) => `<text class="word" x="-6" y="${number(at + 4)}" text-anchor="end">${name}</text>`);
   const keys = labels(keyNames, size, (at, name) => `<text class="word" transform="translate(${number(at + 4)} -6) rotate(-90)">${name}</text>`);
@@ -79,8 +82,7 @@ export function svgOf(input: SvgInput): string {
 <rect width="100%" height="100%" fill="${cssOf(palette.paper)}"/>
 <text x="16" y="26" font-size="15" font-weight="600">${esc(input.title)}</text><text class="quiet" x="16" y="44" font-size="12">${esc(input.subtitle)}</text>
 <g transform="translate(${number(left)} ${number(top)})">
-<text class="quiet" font-size="11" x="0" y="${number(-top + 66)}">${esc(input.keyTitle)}</text><text class="quiet" font-size="11" text-anchor="end" transform="translate(${number(-left + 18)} 0) rotate(-90)">${esc(input.rowTitle)}</text>
-<rect width="${number(width)}" height="${number(height)}" fill="url(#hidden)"/>
+<text class="quiet" font-size="11" x="0" y="${number(66 - top)}">${esc(input.keyTitle)}</text><text class="quiet" font-size="11" x="${number(14 - left)}" y="-8">${esc(input.rowTitle)}</text>
 ${shown}
 ${rows}
 ${keys}

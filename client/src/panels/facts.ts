@@ -2,7 +2,7 @@
 import type { Context, Panel } from "../context";
 import { h } from "../dom";
 import type { Call, HeadSummary, Run } from "../protocol";
-import { decimal, headName, layerName, overviewOf, whenShown } from "./data";
+import { decimal, headName, layerName, overviewOf, STATISTICS, whenShown } from "./data";
 
 type Fact = [term: string, text: string];
 
@@ -43,12 +43,29 @@ function exactness(call: Call, about: HeadSummary | undefined): string[] {
   ];
 }
 
+/** The numbers of the shown head and of the one that it is compared with. */
+async function compared(context: Context): Promise<Node[]> {
+  const { run, call, head, item, compare } = context.store.get();
+  if (!compare) return [];
+  const other = context.manifest.runs.find((one) => one.id === compare.run)!, there = other.calls.find((one) => one.id === compare.call)!;
+  const of = async (run: string, item: number, call: string, head: number): Promise<HeadSummary | undefined> =>
+    (await overviewOf(context, run, item)).heads.find((one) => one.call === call && one.head === head);
+  const [a, b] = await Promise.all([of(run, item, call, head), of(compare.run, Math.min(item, there.items - 1), compare.call, compare.head)]);
+  if (!a || !b) return [];
+  const rows = STATISTICS.filter(([id]) => a[id] !== null && b[id] !== null).map(([id, title, hint]) => h("tr", {},
+    h("th", { scope: "row", title: hint }, title),
+    ...[a[id], b[id], a[id]! - b[id]!].map((value) => h("td", {}, decimal(value).replace("-", "−")))));
+  const name = headName(other, there, compare.head) + (other.id === run ? "" : ` of ${other.model}`);
+  return [h("h3", {}, `Compared with ${name}`), h("table", {},
+    h("thead", {}, h("tr", {}, ...["", "Shown", "Second", "Difference"].map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, ...rows))];
+}
+
 export const facts: Panel = {
   id: "facts", title: "Call", place: "right",
   mount(el, context: Context) {
     const title = h("h2", {}), list = h("dl", { class: "facts" }), sure = h("div", { class: "sentences" }), alarms = h("div", { class: "sentences" });
-    const findings = h("ul", { class: "findings" });
-    el.append(title, alarms, list, h("h3", {}, "What is exact"), sure);
+    const findings = h("ul", { class: "findings" }), comparison = h("div", { class: "scrolls" });
+    el.append(title, alarms, comparison, list, h("h3", {}, "What is exact"), sure);
     if (context.manifest.findings.length) el.append(h("h3", {}, "What was found"), findings);
     for (const finding of context.manifest.findings)
       findings.append(h("li", {}, h("button", {
@@ -58,18 +75,23 @@ export const facts: Panel = {
           context.reveal(finding.row, finding.key);
         },
       }, h("bdi", {}, finding.sentence))));
+    let asked = 0;
     const refresh = async (): Promise<void> => {
+      const mine = ++asked;
       const run = context.run(), call = context.call(), { head, item } = context.store.get();
       const name = headName(run, call, head);
       title.textContent = name.charAt(0).toUpperCase() + name.slice(1);
       list.replaceChildren(...factsOf(run, call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, h("bdi", {}, text))]));
-      const about = (await overviewOf(context, run.id, item)).heads.find((one) => one.call === call.id && one.head === head);
+      const [{ heads }, both] = await Promise.all([overviewOf(context, run.id, item), compared(context)]);
+      if (mine !== asked) return;
+      const about = heads.find((one) => one.call === call.id && one.head === head);
       sure.replaceChildren(...exactness(call, about).map((text) => h("p", {}, text)));
+      comparison.replaceChildren(...both);
       const role = about?.role ? [h("p", {}, `Role: ${about.role}${about.score === null ? "" : `, ${decimal(about.score)} above chance`}.`)] : [];
       alarms.replaceChildren(...role, ...(about?.alarms ?? []).map((text) => h("p", { class: "warning" }, h("span", { "aria-hidden": "true" }, "! "), text)));
     };
     const [ask, end] = whenShown(el, () => void refresh().catch((error: unknown) => context.fail(error)));
-    const unsubscribe = context.store.subscribe(ask, ["run", "call", "head", "item", "panel"]);
+    const unsubscribe = context.store.subscribe(ask, ["run", "call", "head", "item", "compare", "panel"]);
     ask();
     return () => {
       end();

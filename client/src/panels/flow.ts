@@ -28,15 +28,18 @@ export class Flow {
   #target: { words: Words; token: number; until: number } | null = null;
 
   readonly #mark: Mark;
+  readonly #failed: (error: unknown) => void;
 
-  constructor(mark: Mark) {
+  constructor(mark: Mark, failed: (error: unknown) => void) {
     this.#mark = mark;
+    this.#failed = failed;
 
     this.el = h("div", { class: "flow", tabindex: -1 });
     this.#observer = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) {
         const block = this.#blocks.find((one) => one.el === target);
-        if (block) void (isIntersecting ? this.#fill(block) : this.#empty(block));
+        if (block && isIntersecting) this.#fill(block).catch(this.#failed);
+        else if (block) this.#empty(block);
       }
     }, { root: this.el, rootMargin: "500px 0px" });
   }
@@ -61,22 +64,24 @@ export class Flow {
     return this.#blocks.filter((block) => block.filled);
   }
 
-  blockOf(words: Words, token: number): Block | undefined {
+  #blockOf(words: Words, token: number): Block | undefined {
     return this.#blocks.find((block) => block.words === words && block.start <= token && token < block.stop);
   }
 
   /** The element of the word of a token, if it is made. */
   find(words: Words, token: number): HTMLElement | undefined {
     const first = words.at(token)?.first ?? token;
-    return this.blockOf(words, first)?.el.querySelector<HTMLElement>(`[data-t="${first}"]`) ?? undefined;
+    return this.#blockOf(words, first)?.el.querySelector<HTMLElement>(`[data-t="${first}"]`) ?? undefined;
   }
 
   /** Brings a token into view and gives its element; null where its words do not come. */
   async reveal(words: Words, token: number, calm = false): Promise<HTMLElement | null> {
-    await words.need(token, token + 1);
-    const block = this.blockOf(words, words.at(token)?.first ?? token);
-    if (!block) return null;
-    await this.#fill(block);
+    const filled = async (): Promise<void> => {
+      await words.need(token, token + 1);
+      const block = this.#blockOf(words, words.at(token)?.first ?? token);
+      if (block) await this.#fill(block);
+    };
+    await filled().catch(this.#failed);
     const el = this.find(words, token);
     if (!el) return null;
     if (!calm || !this.#sees(el)) {
@@ -146,7 +151,7 @@ export class Flow {
     for (const block of this.#blocks) {
       if (block.filled || block.words !== words) continue;
       const box = block.el.getBoundingClientRect();
-      if (box.bottom > room.top - 500 && box.top < room.bottom + 500 && room.height) void this.#fill(block);
+      if (box.bottom > room.top - 500 && box.top < room.bottom + 500 && room.height) this.#fill(block).catch(this.#failed);
     }
   }
 

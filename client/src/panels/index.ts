@@ -1,7 +1,6 @@
 // The panels, in the order of their tabs.
 import type { Panel } from "../context";
 import { addStyle } from "../styles";
-import { compare } from "./compare";
 import { facts } from "./facts";
 import { help } from "./help";
 import { overview } from "./overview";
@@ -13,4 +12,4 @@ import { text } from "./text";
 
 addStyle(css);
 
-export const panels: readonly Panel[] = [overview, text, statistics, facts, compare, steps, save, help];
+export const panels: readonly Panel[] = [overview, text, statistics, facts, steps, save, help];

@@ -12,18 +12,20 @@ export class Marks {
 
   readonly #context: Context;
   readonly #lines: Lines;
-  readonly #flow: () => Flow;
+  readonly #flow: Flow;
+  readonly #failed: (error: unknown) => void;
 
-  constructor(context: Context, lines: Lines, flow: () => Flow) {
+  constructor(context: Context, lines: Lines, flow: Flow, failed: (error: unknown) => void) {
     this.#context = context;
     this.#lines = lines;
     this.#flow = flow;
+    this.#failed = failed;
   }
 
   /** Marks all words that are made; weights that are not here yet are asked for. */
   all(): void {
     this.#run++;
-    for (const block of this.#flow().filled) this.block(block);
+    for (const block of this.#flow.filled) this.block(block);
   }
 
   block(block: Block): void {
@@ -32,7 +34,7 @@ export class Marks {
     for (const direction of this.#here(block))
       for (const number of this.#needed(block))
         if (!this.#lines.known(direction, number))
-          this.#lines.load(direction, number).then(() => run === this.#run && block.filled && this.#paint(block), (e: unknown) => this.#context.fail(e));
+          this.#lines.load(direction, number).then(() => run === this.#run && block.filled && this.#paint(block), this.#failed);
   }
 
   #here(block: Block): Direction[] {

@@ -2,6 +2,7 @@
 import { paletteOf } from "../colours";
 import type { Context, Panel } from "../context";
 import { choice, h } from "../dom";
+import { goTo } from "../map/controls";
 import type { Answer, Call, HeadSummary } from "../protocol";
 import { arrowMove, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, whenShown, type Statistic } from "./data";
 import { sortedPlaces } from "./sorting";
@@ -47,11 +48,9 @@ function paint(tile: Tile, { side, data }: Overview): void {
 class Overviews {
   #overview: Overview | null = null;
   #tiles: Tile[] = [];
-  #order: Statistic | "layer" = "layer";
-  #role = "";
+  #order: Statistic | "layer" | "role" = "layer";
   readonly #grid = h("div", { class: "heads" });
   readonly #about = h("p", { class: "quiet heads-about" });
-  readonly #roles = h("span", {});
   readonly #title = h("h2", {}, "Heads");
 
   readonly #el: HTMLElement;
@@ -61,15 +60,11 @@ class Overviews {
     this.#el = el;
     this.#context = context;
 
-    const orders: (readonly [string, string])[] = [["layer", "Layer"], ...STATISTICS.map(([id, title]) => [id, title] as const)];
-    el.append(
-      this.#title,
-      h("div", { class: "tools" },
-        choice("Order", orders, "layer", (value) => {
-          this.#order = value as Statistic | "layer";
-          this.build();
-        }), this.#roles),
-      this.#about, this.#grid);
+    const orders: (readonly [string, string])[] = [["layer", "Layer"], ["role", "Role"], ...STATISTICS.map(([id, title]) => [id, title] as const)];
+    el.append(this.#title, choice("Order", orders, "layer", (value) => {
+      this.#order = value as Statistic | "layer" | "role";
+      this.build();
+    }), this.#about, this.#grid);
     this.#grid.addEventListener("keydown", (event) => this.#key(event));
     const tell = (event: Event): void => {
       const tile = this.#tileOf(event.target);
@@ -92,12 +87,6 @@ class Overviews {
       this.#context.fail(error);
       return;
     }
-    const names = [...new Set(this.#overview.heads.map((about) => about.role ?? ""))].filter(Boolean).sort();
-    if (!names.includes(this.#role)) this.#role = "";
-    this.#roles.replaceChildren(names.length > 1 ? choice("Role", [["", "All"], ...names.map((n) => [n, n] as const)], this.#role, (value) => {
-      this.#role = value;
-      this.build();
-    }) : "");
     this.build();
   }
 
@@ -109,7 +98,7 @@ class Overviews {
   #tile(place: number, call: Call): Tile {
     const about = this.#overview!.heads[place];
     const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-    const number = this.#order === "layer" ? about.role ?? "" : decimal(about[this.#order]);
+    const order = this.#order, number = order === "layer" || order === "role" ? about.role ?? "" : decimal(about[order]);
     const button = h("button", { type: "button", class: "head", tabindex: -1 }, canvas,
       about.alarms.length > 0 && h("span", { class: "alarm", "aria-hidden": "true" }, "!"),
       h("span", { class: "name" }, headNumber(call, about.head)),
@@ -121,19 +110,19 @@ class Overviews {
 
   /** Places of the heads to show, in groups with their titles. */
   #groups(): [string, string, number[]][] {
-    const run = this.#context.run(), { heads } = this.#overview!;
-    const wanted = (place: number): boolean => !this.#role || heads[place].role === this.#role;
-    if (this.#order !== "layer") {
-      const key = this.#order;
-      const places = sortedPlaces(heads.map((about) => about[key]), true).filter(wanted);
-      return [["", `By ${STATISTICS.find(([id]) => id === key)![1].toLowerCase()}, largest first`, places]];
+    const run = this.#context.run(), { heads } = this.#overview!, order = this.#order;
+    if (order === "role") {
+      const roles = [...new Set(heads.map(({ role }) => role ?? "no role known"))].sort();
+      return roles.map((name) => ["", name, heads.flatMap(({ role }, place) => ((role ?? "no role known") === name ? [place] : []))]);
     }
+    if (order !== "layer")
+      return [["", `By ${STATISTICS.find(([id]) => id === order)![1].toLowerCase()}, largest first`, sortedPlaces(heads.map((about) => about[order]), true)]];
     const groups = groupsOf(run);
     return groups.flatMap((group) => group.calls.map((call, at): [string, string, number[]] => [
       at === 0 && groups.length > 1 ? group.title : "",
       groups.length > 1 || !layerName(run, call).startsWith("layer") ? call.name : `Layer ${call.layer}`,
-      heads.flatMap((about, place) => (about.call === call.id && wanted(place) ? [place] : [])),
-    ])).filter(([, , places]) => places.length);
+      heads.flatMap((about, place) => (about.call === call.id ? [place] : [])),
+    ]));
   }
 
   build(): void {
@@ -169,9 +158,7 @@ class Overviews {
   }
 
   #choose({ call, about }: Tile): void {
-    const { store } = this.#context, before = this.#context.call();
-    const other = before.rows.side !== call.rows.side || before.keys.side !== call.keys.side;
-    store.set({ call: call.id, head: about.head, ...(other ? { tokens: [], scale: 0, cursor: null } : {}) });
+    goTo(this.#context, call.id, about.head);
     this.#context.announce(describe(this.#context, { call, about } as Tile));
   }
 

@@ -1,6 +1,7 @@
 // Numbers of all heads of the run, and of all rows of the shown head.
 import type { Context, Panel } from "../context";
 import { h, toggles } from "../dom";
+import { goTo } from "../map/controls";
 import type { HeadSummary } from "../protocol";
 import { decimal, headName, headNumber, overviewOf, STATISTICS, whenShown } from "./data";
 import { placeOf } from "./lines";
@@ -9,7 +10,8 @@ import { sortedPlaces, type Value } from "./sorting";
 import { Table, type Column } from "./table";
 import { pagesOf } from "./virtual";
 
-const PAGE = 1024;
+/** Rows of a request. */
+export const ROWS = 1024;
 const WHOLE: readonly string[] = ["largest_at"];
 const ROW_TITLES: Record<string, [string, string]> = {
   entropy: ["Entropy", "In nats: 0 means that one key gets everything"],
@@ -44,19 +46,13 @@ class HeadTable {
       label: "Heads", columns,
       sort: (column, falling) => sortedPlaces(this.#heads.map((about, at): Value => column === null || column === "head" ? at
         : column === "role" ? about.role : about[column as (typeof STATISTICS)[number][0]]), falling),
-      choose: (at) => this.#choose(at),
+      choose: (at) => goTo(context, this.#heads[at].call, this.#heads[at].head),
       chosen: (at) => this.#heads[at].call === context.store.get().call && this.#heads[at].head === context.store.get().head,
     });
   }
 
   #callOf(at: number) {
     return this.#context.run().calls.find((call) => call.id === this.#heads[at].call)!;
-  }
-
-  #choose(at: number): void {
-    const context = this.#context, { call, head } = this.#heads[at], before = context.call(), after = this.#callOf(at);
-    const other = before.rows.side !== after.rows.side || before.keys.side !== after.keys.side;
-    context.store.set({ call, head, ...(other ? { tokens: [], scale: 0, cursor: null } : {}) });
   }
 
   async load(): Promise<void> {
@@ -86,12 +82,12 @@ class RowTable {
   }
 
   #value(row: number, name: string): number {
-    const page = this.#pages.get(Math.floor(row / PAGE));
-    return page ? page.data[this.#names.indexOf(name) * page.count + (row % PAGE)] : NaN;
+    const page = this.#pages.get(Math.floor(row / ROWS));
+    return page ? page.data[this.#names.indexOf(name) * page.count + (row % ROWS)] : NaN;
   }
 
   #text(row: number, name: string): string {
-    if (!this.#pages.has(Math.floor(row / PAGE))) return "…";
+    if (!this.#pages.has(Math.floor(row / ROWS))) return "…";
     const value = this.#value(row, name);
     if (Number.isNaN(value)) return "–";
     if (WHOLE.includes(name)) return this.#context.wordsOf("key").name(value);
@@ -99,7 +95,7 @@ class RowTable {
   }
 
   async #page(page: number): Promise<void> {
-    const place = this.#place, length = this.#context.call().rows.length, start = page * PAGE, stop = Math.min(length, start + PAGE);
+    const place = this.#place, length = this.#context.call().rows.length, start = page * ROWS, stop = Math.min(length, start + ROWS);
     if (this.#pages.has(page)) return;
     const { names, data } = await this.#context.ask("rows", { ...placeOf(this.#context), start, stop });
     if (place !== this.#place) return;
@@ -151,7 +147,7 @@ class RowTable {
     this.#tell(column !== null);
     if (column === null) return Array.from({ length }, (_, row) => row);
     const rows = [...this.#pages.keys()].sort((a, b) => a - b)
-      .flatMap((page) => Array.from({ length: this.#pages.get(page)!.count }, (_, i) => page * PAGE + i));
+      .flatMap((page) => Array.from({ length: this.#pages.get(page)!.count }, (_, i) => page * ROWS + i));
     return sortedPlaces(rows.map((row): Value => (column === "row" ? row : this.#value(row, column))), falling).map((at) => rows[at]);
   }
 
@@ -165,7 +161,7 @@ class RowTable {
   }
 
   async #sweep(): Promise<void> {
-    const place = this.#place, pages = Math.ceil(this.#context.call().rows.length / PAGE);
+    const place = this.#place, pages = Math.ceil(this.#context.call().rows.length / ROWS);
     this.#sweeping = true;
     try {
       for (let page = 0; page < pages && place === this.#place; page++) {
@@ -181,7 +177,7 @@ class RowTable {
 
   #seen(first: number, end: number): void {
     if (!this.#table || this.#table.sorted || this.#failed) return;
-    const missing = pagesOf(first, end, PAGE).filter((page) => !this.#pages.has(page));
+    const missing = pagesOf(first, end, ROWS).filter((page) => !this.#pages.has(page));
     if (missing.length)
       Promise.all(missing.map((page) => this.#page(page))).then(() => {
         this.#table?.paint();

@@ -31,14 +31,16 @@ class TextPanel {
   constructor(el: HTMLElement, context: Context) {
     this.#context = context;
 
+    // A saved page shows what it has; that the rest of the text is not shaded is no error.
+    const failed = (error: unknown): void => (context.transport.kind === "recorded" ? undefined : context.fail(error));
     this.#lines = new Lines(context);
-    this.flow = new Flow((block) => this.#marks.block(block));
-    this.#marks = new Marks(context, this.#lines, () => this.flow);
+    this.flow = new Flow((block) => this.#marks.block(block), failed);
+    this.#marks = new Marks(context, this.#lines, this.flow, failed);
     this.flow.el.setAttribute("role", "group");
     this.flow.el.setAttribute("aria-label", "Words of the text; the arrow keys move from word to word, with Shift they choose several");
     this.flow.el.addEventListener("click", (event) => this.#click(event));
     this.flow.el.addEventListener("keydown", (event) => this.#key(event));
-    el.append(makeSearch(context), this.#reading, h("p", { class: "shades quiet" },
+    el.append(context.transport.kind === "recorded" ? "" : makeSearch(context), this.#reading, h("p", { class: "shades quiet" },
       h("span", {}, h("span", { class: "shade from" }), "what it looks at"), h("span", {}, h("span", { class: "shade by" }), "what looks at it"),
     ), this.flow.el, this.#lists);
   }

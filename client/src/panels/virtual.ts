@@ -14,6 +14,6 @@ export function rowsInView(count: number, height: number, top: number, room: num
 /** Numbers of the pages of `size` things that hold any of [first, end). */
 export function pagesOf(first: number, end: number, size: number): number[] {
   const pages: number[] = [];
-  for (let page = Math.floor(first / size); page * size < end; page++) pages.push(page);
+  for (let page = Math.floor(first / size); Math.max(first, page * size) < end; page++) pages.push(page);
   return pages;
 }

@@ -11,6 +11,7 @@ from . import (
     masks,
     models,
     monitoring,
+    pictures,
     positions,
     senses,
     statistics,
@@ -35,4 +36,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "models": models.FAULTS,
     "senses": senses.FAULTS,
     "decoding": decoding.FAULTS,
+    "pictures": pictures.FAULTS,
 }

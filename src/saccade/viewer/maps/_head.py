@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._biases import Span
+from ..._masks import keys_seen
 from ..._pooled import Pooled, binned, head_problem, pooled
 from ..._statistics import Statistics, statistics
 from ._call import MapCall
@@ -163,6 +164,14 @@ class HeadMap:
         alone = self.call.alone(self.item, self.head)
         call, head = (self.call.call, self.head) if alone is None else (alone, 0)
         return statistics(call.query, call.key, **call.scoring(), received=received), head
+
+    def first_key(self) -> int:
+        """The first key that any row sees; -1 where there is none."""
+        seen = keys_seen(self.call.call.mask, self.length_q, self.length_k, device=self.call.call.device)
+        if seen is None:
+            return 0
+        of_head = seen[self.item if seen.shape[0] > 1 else 0, self.head if seen.shape[1] > 1 else 0]
+        return int(of_head.int().argmax()) if bool(of_head.any()) else -1
 
     def weights(self, rows: Tensor) -> np.ndarray:
         """(r, Lk) weights of these rows, 0 where hidden."""

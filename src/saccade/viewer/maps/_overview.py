@@ -16,6 +16,9 @@ from ._head import HeadMap
 THUMBNAIL = 48  # bins of a small map, on each side
 _ALL = 2**21  # pairs of a head up to which all rows are taken
 _ROWS = 2  # rows of each bin otherwise
+_TOGETHER = 48  # rows that are computed at once, a block of the kernels
+_CELLS = 2**20  # weights that are summed at once
+NUMBERS = ("entropy", "evenness", "largest", "distance", "self", "previous", "next", "first", "sink")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +40,23 @@ class HeadSummary:
 def summary(head: HeadMap, role: dict[str, Any] | None, alarms: list[str]) -> HeadSummary:
     """The head's numbers and its small map."""
     rows = _chosen(head.length_q, head.length_k)
-    weights, counts = head.weights_and_visible(rows)
+    thumbnail = np.full((min(THUMBNAIL, head.length_q), min(THUMBNAIL, head.length_k)), -1.0, np.float32)
+    found: list[dict[str, np.ndarray]] = []
+    first = head.first_key()
+    for at in range(0, len(rows), _TOGETHER):
+        some = rows[at : at + _TOGETHER]
+        weights, visible = head.weights_and_visible(some)
+        step = max(1, _CELLS // head.length_k)
+        for start in range(0, len(some), step):
+            part = slice(start, start + step)
+            found.append(
+                _numbers(weights[part], visible[part], some[part].numpy() + head.call.placed_for(head.item), first)
+            )
+            _mark(thumbnail, head, weights[part], visible[part], some[part].numpy())
+    numbers = {name: _mean(np.concatenate([part[name] for part in found])) for name in NUMBERS}
+    shown = np.where(thumbnail < 0, np.nan, thumbnail).astype(np.float32)
     sampled = 0 if len(rows) == head.length_q else len(rows)
-    numbers = _numbers(weights, counts, rows.numpy() + head.call.placed_for(head.item))
-    return HeadSummary(head.call.id, head.head, sampled, _thumbnail(head, weights, counts, rows), numbers, role, alarms)
+    return HeadSummary(head.call.id, head.head, sampled, shown, numbers, role, alarms)
 
 
 def _chosen(rows: int, keys: int) -> torch.Tensor:
@@ -51,47 +67,43 @@ def _chosen(rows: int, keys: int) -> torch.Tensor:
     return torch.unique(edges.clamp(0, rows - 1))
 
 
-def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray) -> dict[str, float]:
-    """Means over the rows that see a key."""
+def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray, first: int) -> dict[str, np.ndarray]:
+    """By name, one number for each row that sees a key; evenness of those that see two."""
     rows = np.flatnonzero(visible.any(1))
-    if not len(rows):
-        return dict.fromkeys(
-            ("entropy", "evenness", "largest", "distance", "self", "previous", "next", "first", "sink"), float("nan")
-        )
-    w, seen, own = weights[rows].astype(np.float64), visible[rows], own[rows]
+    w, count, own = weights[rows].astype(np.float64), visible[rows].sum(1), own[rows]
     entropy = -np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(1)
-    count = seen.sum(1)
     share = w.sum(1)
-    among = entropy / np.where(share > 0, share, 1) + np.log(np.where(share > 0, share, 1))
-    evenness = (among / np.log(np.maximum(count, 2)))[count > 1].clip(0, 1)
-    first = int(np.flatnonzero(visible.any(0))[0])
-    keys = np.arange(w.shape[1])
+    some = np.where(share > 0, share, 1)
+    evenness = (entropy / some + np.log(some)) / np.log(np.maximum(count, 2))
+    distance = (w * np.abs(own[:, None] - np.arange(w.shape[1]))).sum(1)
     return {
-        "entropy": float(entropy.mean()),
-        "evenness": float(evenness.mean()) if len(evenness) else float("nan"),
-        "largest": float(w.max(1).mean()),
-        "distance": float((w * np.abs(own[:, None] - keys)).sum(1).mean()),
-        "self": _mass(w, own),
-        "previous": _mass(w, own - 1),
-        "next": _mass(w, own + 1),
-        "first": float(w[:, first].mean()),
-        "sink": float((1 - share).clip(0).mean()),
+        "entropy": entropy,
+        "evenness": evenness[count > 1].clip(0, 1),
+        "largest": w.max(1, initial=0),
+        "distance": distance,
+        "self": _at(w, own),
+        "previous": _at(w, own - 1),
+        "next": _at(w, own + 1),
+        "first": _at(w, np.full(len(w), first)),
+        "sink": (1 - share).clip(0),
     }
 
 
-def _mass(weights: np.ndarray, keys: np.ndarray) -> float:
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _at(weights: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """What each row gives to its key; 0 where that is none."""
     inside = (keys >= 0) & (keys < weights.shape[1])
     found = np.zeros(len(weights))
     found[inside] = weights[np.flatnonzero(inside), keys[inside]]
-    return float(found.mean())
+    return found
 
 
-def _thumbnail(head: HeadMap, weights: np.ndarray, visible: np.ndarray, rows: torch.Tensor) -> np.ndarray:
-    down, right = min(THUMBNAIL, head.length_q), min(THUMBNAIL, head.length_k)
-    of_row = (rows.numpy() * down) // head.length_q
-    key_edges = (np.arange(right) * head.length_k + right - 1) // right
-    shown = np.where(visible, weights, -1.0)
-    by_key = np.maximum.reduceat(shown, key_edges, axis=1)
-    out = np.full((down, right), -1.0, np.float32)
-    np.maximum.at(out, of_row, by_key)
-    return np.where(out < 0, np.nan, out).astype(np.float32)
+def _mark(thumbnail: np.ndarray, head: HeadMap, weights: np.ndarray, visible: np.ndarray, rows: np.ndarray) -> None:
+    """Raise the bins of these rows to their largest weights."""
+    down, right = thumbnail.shape
+    edges = (np.arange(right) * head.length_k + right - 1) // right
+    shown = np.where(visible, weights, np.float32(-1))
+    np.maximum.at(thumbnail, rows * down // head.length_q, np.maximum.reduceat(shown, edges, axis=1))

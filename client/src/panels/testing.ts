@@ -1,0 +1,13 @@
+// The panels' and exports' pure logic, for node's tests.
+export { csvLine, csvNumber, csvOf, csvText } from "../export/csv";
+export { escapeMarkup, scriptJson } from "../export/escape";
+export { differenceOf, inTurn, levelFor } from "../export/numbers";
+export { savedPage, scriptCode } from "../export/page";
+export { svgOf } from "../export/svg";
+export { groupsOf, headName, layerName } from "./data";
+export { stepsOf } from "./flow";
+export { BLOCK, lineParams } from "./lines";
+export { columnsFor } from "./overview";
+export { plain, sentence, short } from "./reading";
+export { sortedPlaces } from "./sorting";
+export { pagesOf, rowsInView } from "./virtual";
