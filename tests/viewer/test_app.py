@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 import threading
 
@@ -150,6 +151,7 @@ def test_which_names_another_host_answers_to():
     assert named.knows("viewer.lab") and named.knows("Viewer.Lab:80") and named.knows("localhost")
     assert not named.knows("10.0.0.5") and not named.knows("viewer.lab:8080")
     assert every.knows("10.0.0.5:8123") and every.knows("[fe80::1]:8123") and every.knows("localhost:8123")
+    assert every.knows(f"{socket.gethostname()}:8123")
     assert not every.knows("evil.example:8123")  # a name can be pointed at this machine, an address cannot
 
 

@@ -84,6 +84,17 @@ def test_a_port_that_is_taken_is_told_and_a_free_one_is_used(session):
         assert f":{port}/" in viewer.url and call(viewer, "alive") == {"buffers": []}
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "::1"])
+def test_another_address_is_asked_for_by_its_name(session, host):
+    try:
+        viewer = Viewer(session, host=host)
+    except ValueError:
+        assert host == "::1"  # a machine without IPv6
+        return
+    with viewer:
+        assert call(viewer, "alive") == {"buffers": []}
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
 def test_a_host_that_is_not_here_is_told(session, host):
     with pytest.raises(ValueError, match=f"^host: {host} is no address of this machine"):

@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import json
 import secrets
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -89,8 +90,12 @@ class Addresses:
 
     def __init__(self, host: str, port: int):
         self.port = port
-        self._names = {"127.0.0.1", "localhost", "::1", host.lower()}
-        self._any_address = host in ("0.0.0.0", "::", "")
+        self._any_address = host in ("0.0.0.0", "::")
+        own = socket.gethostname() if self._any_address else host
+        self._names = {"127.0.0.1", "localhost", "::1", own.lower()}
+
+    def __str__(self) -> str:
+        return " or ".join(f"{name}:{self.port}" for name in sorted(self._names) if name != "::1")
 
     def knows(self, host: str) -> bool:
         """Whether a ``Host`` header names this server."""
@@ -148,7 +153,7 @@ class ViewerApp:
     def _refusal(self, headers: Any) -> str | None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._addresses.knows(hosts[0]):
-            return f"This viewer is asked as 127.0.0.1:{self._addresses.port} or localhost:{self._addresses.port} only."
+            return f"This viewer answers as {self._addresses} only."
         if any(origin != f"http://{hosts[0]}" for origin in headers.getlist("origin")):
             return "This viewer answers its own page only."
         return None
