@@ -103,6 +103,17 @@ def test_a_page_of_another_server_reads_nothing(viewer, browser):
         page.close()
 
 
+def test_an_open_page_tells_that_it_is_open(viewer, browser):
+    shown = Page(browser)
+    shown.page.clock.install()
+    shown.open(viewer.url)
+    before = len([url for url in shown.asked if url.endswith("/api/alive")])
+    shown.page.clock.run_for(95_000)
+    shown.page.wait_for_load_state("networkidle")
+    assert before and len([url for url in shown.asked if url.endswith("/api/alive")]) == before + 3
+    shown.page.close()
+
+
 def test_when_the_server_has_ended_the_page_says_so(browser):
     with saccade.view("The hen met the fox.", block=False, browser=False) as viewer:
         page = Page(browser).open(viewer.url).page
