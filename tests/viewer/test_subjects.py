@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import saccade
+from saccade._numbers import size
 from saccade.inspection import look, open_model
 from saccade.viewer.server._subjects import is_watch_file
 from saccade.viewer.server._view import open_session
@@ -105,6 +106,9 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
     session = open_session([TEXT, TEXT], budget=2 * one, folder=tmp_path)
     assert [run.kept.on_disk for run in session.runs] == [0, 0]
     session.close()
+    for budget in (one - 1, one // 7):  # whenever it ends, what the whole text needs is told
+        with pytest.raises(ValueError, match=f"^budget: about {size(one)} are needed .* {size(budget)} left"):
+            open_session(TEXT, budget=budget)
     with pytest.raises(ValueError, match="^budget: "):
         open_session([TEXT, TEXT], budget=2 * one - 1)
     session = open_session([TEXT, TEXT], budget=2 * one - 1, folder=tmp_path)
