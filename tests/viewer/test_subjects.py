@@ -56,7 +56,9 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
     np.testing.assert_allclose(np.frombuffer(reply.buffers[0], "<f4"), expected, atol=1e-6)
     seen.save(tmp_path / "run.watch")
     for path in (tmp_path / "run.watch", str(tmp_path / "run.watch")):
-        assert open_session(path).runs[0].calls[0].shape == (3, 2, 7, 7)
+        session = open_session([path, seen])
+        assert session.runs[0].calls[0].shape == (3, 2, 7, 7) and session.title == "run.watch"
+        assert [run.model for run in session.runs] == ["run.watch", "watched model 2"]
 
 
 @pytest.mark.parametrize(
