@@ -57,7 +57,7 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
     seen.save(tmp_path / "run.watch")
     for path in (tmp_path / "run.watch", str(tmp_path / "run.watch")):
         session = open_session([path, seen])
-        assert session.runs[0].calls[0].shape == (3, 2, 7, 7) and session.title == "run.watch"
+        assert session.runs[0].calls[0].shape == (3, 2, 7, 7) and session.title == "1 kept call"
         assert [run.model for run in session.runs] == ["run.watch", "watched model 2"]
 
 

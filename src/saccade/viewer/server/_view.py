@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._numbers import counted
 from ..._terminal import printable
 from ._serve import MOST_IDLE, Viewer, open_browser
 
@@ -159,7 +160,7 @@ def _check(reading: Reading) -> None:
 def _title(runs: Sequence[Run]) -> str:
     first = " ".join(runs[0].text[: 4 * SHORT].split())
     what = f"{first[:SHORT].rstrip()}..." if len(first) > SHORT else first
-    return printable(what or runs[0].model)
+    return printable(what or counted(len(runs[0].calls), "kept call"))
 
 
 def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
