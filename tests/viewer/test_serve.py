@@ -184,11 +184,20 @@ def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
     assert "No browser" not in capsys.readouterr().err
 
 
-def test_a_script_waits_for_the_page(monkeypatch):
+def test_a_script_waits_for_the_page_or_ctrl_c(monkeypatch, capsys):
     monkeypatch.delattr(sys, "ps1", raising=False)
     monkeypatch.setattr(_view, "_ipython", lambda: None)
     monkeypatch.setattr(_view, "MOST_IDLE", 0.1)
     assert not saccade.view(TEXT, browser=False).running
+    assert "No page is open any more" in capsys.readouterr().err
+
+    def interrupted(thread, timeout=None):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    assert not saccade.view(TEXT, browser=False, keep=True).running  # the script's next line is reached
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

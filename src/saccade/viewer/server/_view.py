@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,7 +106,9 @@ def view(
     viewer = start(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
     announce(viewer, browser=browser)
     if waits:
-        viewer.wait()
+        with contextlib.suppress(KeyboardInterrupt):  # it ends the viewer, and the script goes on
+            if viewer.wait():
+                print("No page is open any more, so the viewer has ended; keep=True lets it go on.", file=sys.stderr)
     return viewer
 
 
