@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 import threading
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.viewer.server._app import LARGEST_BODY, Activity, Addresses, framed, make_app
+from saccade.viewer.server._app import LARGEST_BODY, Activity, Addresses, ViewerApp, framed
 from saccade.viewer.server._session import Reply, Session
 from saccade.viewer.server._view import open_session
 
@@ -25,9 +26,15 @@ def session():
     return open_session(TEXT)
 
 
+def new_app(session, activity=None):
+    return ViewerApp(session, token=TOKEN, addresses=Addresses("127.0.0.1", 8123), activity=activity or Activity())
+
+
 @pytest.fixture
 def app(session):
-    return make_app(session, token=TOKEN, addresses=Addresses("127.0.0.1", 8123), activity=Activity())
+    app = new_app(session)
+    yield app
+    app.close()
 
 
 async def asked(app, method, path, body=b"", headers=(), query="", *, gone=None):
@@ -117,7 +124,10 @@ def test_without_the_token_nothing_is_shown(app, token):
 
 @pytest.mark.parametrize(
     "host",
-    [None, "evil.example", "evil.example:8123", "127.0.0.1", "127.0.0.1:8124", "localhost:8123@evil.example", "[::1"],
+    [
+        *(None, "", "evil.example", "evil.example:8123", "127.0.0.1", "127.0.0.1:8124", "127.0.0.1:99999", "[::1"),
+        *("localhost:8123@evil.example", "evil@127.0.0.1:8123", "127.0.0.1:8123/evil.example", "127.0.0.1:8123#evil"),
+    ],
 )
 def test_another_name_than_the_loopback_is_refused(app, host):
     status, _, content = ask(app, "POST", "/api/open", b"{}", host=host)
@@ -141,6 +151,7 @@ def test_which_names_another_host_answers_to():
     assert named.knows("viewer.lab") and named.knows("Viewer.Lab:80") and named.knows("localhost")
     assert not named.knows("10.0.0.5") and not named.knows("viewer.lab:8080")
     assert every.knows("10.0.0.5:8123") and every.knows("[fe80::1]:8123") and every.knows("localhost:8123")
+    assert every.knows(f"{socket.gethostname()}:8123")
     assert not every.knows("evil.example:8123")  # a name can be pointed at this machine, an address cannot
 
 
@@ -188,9 +199,10 @@ def test_garbage_is_no_crash(app, body):
 @settings(max_examples=80, deadline=None)
 @given(op=st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1, max_size=9), body=st.binary())
 def test_no_bytes_can_break_it(session, op, body):
-    app = make_app(session, token=TOKEN, addresses=Addresses("127.0.0.1", 8123), activity=Activity())
+    app = new_app(session)
     for path in (f"/api/{op}", "/api/tile"):
         assert ask(app, "POST", path, body)[0] in (400, 404)
+    app.close()
 
 
 def test_a_body_that_is_too_large_is_not_read(app):
@@ -221,7 +233,7 @@ def test_the_server_answers_while_it_computes(session, monkeypatch):
     monkeypatch.setattr(session.runs[0], "overview", slow)
     monkeypatch.setattr("saccade.viewer.server._session.np.stack", lambda _: np.zeros((0, 48, 48)))
     activity = Activity()
-    app = make_app(session, token=TOKEN, addresses=Addresses("127.0.0.1", 8123), activity=activity)
+    app = new_app(session, activity)
     headers = [("host", HOST), ("x-saccade-token", TOKEN)]
 
     async def both():
@@ -233,6 +245,7 @@ def test_the_server_answers_while_it_computes(session, monkeypatch):
         return words, await first
 
     words, overview = asyncio.run(both())
+    app.close()
     assert words[0] == overview[0] == 200 and activity.running == 0
 
 
@@ -247,7 +260,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed(session, monkeypatch):
 
     monkeypatch.setattr(Session, "reply", reply)
     monkeypatch.setattr("saccade.viewer.server._app.WORKERS", 1)
-    app = make_app(session, token=TOKEN, addresses=Addresses("127.0.0.1", 8123), activity=Activity())
+    app = new_app(session)
     headers = [("host", HOST), ("x-saccade-token", TOKEN)]
 
     async def pan():
@@ -267,4 +280,5 @@ def test_what_nobody_waits_for_any_more_is_not_computed(session, monkeypatch):
         return await asyncio.gather(first, last)
 
     assert [status for status, *_ in asyncio.run(pan())] == [200, 200]
+    app.close()
     assert answered == [0, 9]

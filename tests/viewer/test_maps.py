@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 
 import checkpoints
 import numpy as np
@@ -301,15 +303,17 @@ def test_a_budget_keeps_the_rest_in_files_or_says_what_is_needed(tmp_path):
     text = "The dog ran to the park. " * 8
     language = load()
     whole = maps.read_text(text, language)
-    with pytest.raises(ValueError, match="bytes are needed .* the budget is 150,000"):
+    with pytest.raises(ValueError, match="about .* KiB are needed .* 146 KiB left"):
         maps.read_text(text, language, budget=150_000)
     run = maps.read_text(text, language, budget=150_000, folder=tmp_path)
-    assert run.kept.on_disk > 0 and run.kept.used <= 150_000 and list(tmp_path.rglob("*.bin"))
+    assert run.kept.on_disk > 0 and run.kept.used <= 150_000
+    if sys.platform == "linux":  # mapped, and without a name that a killed process would leave behind
+        assert str(tmp_path) in Path("/proc/self/maps").read_text() and not list(tmp_path.rglob("*.bin"))
     for layer in "03":
         want = whole.tile(layer, 2, 0, "weights", "mean", 0, 0, 0).values
         np.testing.assert_array_equal(run.tile(layer, 2, 0, "weights", "mean", 0, 0, 0).values, want)
     run.close()
-    assert not list(tmp_path.rglob("*.bin"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_watch_kept(tmp_path):

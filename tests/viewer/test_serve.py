@@ -55,6 +55,10 @@ def test_it_answers_until_it_is_closed(session):
     with pytest.raises(urllib.error.URLError, match="refused"):
         call(viewer, "open")
     viewer.close()  # once more does no harm
+    deadline = time.monotonic() + 5
+    while any(thread.name.startswith("saccade-viewer") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_it_listens_on_the_loopback_alone_and_every_token_is_another(session):
@@ -78,6 +82,17 @@ def test_a_port_that_is_taken_is_told_and_a_free_one_is_used(session):
             Viewer(session, port=port)
     with Viewer(session, port=port) as viewer:
         assert f":{port}/" in viewer.url and call(viewer, "alive") == {"buffers": []}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "::1"])
+def test_another_address_is_asked_for_by_its_name(session, host):
+    try:
+        viewer = Viewer(session, host=host)
+    except ValueError:
+        assert host == "::1"  # a machine without IPv6
+        return
+    with viewer:
+        assert call(viewer, "alive") == {"buffers": []}
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
@@ -169,11 +184,20 @@ def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
     assert "No browser" not in capsys.readouterr().err
 
 
-def test_a_script_waits_for_the_page(monkeypatch):
+def test_a_script_waits_for_the_page_or_ctrl_c(monkeypatch, capsys):
     monkeypatch.delattr(sys, "ps1", raising=False)
     monkeypatch.setattr(_view, "_ipython", lambda: None)
     monkeypatch.setattr(_view, "MOST_IDLE", 0.1)
     assert not saccade.view(TEXT, browser=False).running
+    assert "No page is open any more" in capsys.readouterr().err
+
+    def interrupted(thread, timeout=None):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    assert not saccade.view(TEXT, browser=False, keep=True).running  # the script's next line is reached
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

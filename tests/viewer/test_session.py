@@ -166,7 +166,7 @@ WRONG = {
     "stop": [10**6, -1],
     "what": ["scores", "bias", {}],  # these calls have no bias
     "pool": ["min"],
-    "level": [99, -1],
+    "level": [7, -1],  # 54 tokens: beyond 6 there is nothing more to pool
     "row": [10**6],
     "key": [10**6],
     "exact": [1, "yes"],
@@ -187,6 +187,21 @@ def test_whatever_is_wrong_is_one_sentence_that_names_the_parameter(session):
                 assert (reply.status, reply.buffers) == (400, ())
                 assert reply.header["error"].startswith(f"{name}: ") and len(reply.header["error"]) < 400
     assert set(GOOD) | {"step"} == set(_OPERATIONS)
+
+
+def test_there_is_no_tile_beyond_the_last():
+    """256 tokens are one tile exactly, and 257 are two."""
+    for length, tiles in ((256, 1), (257, 2)):
+        query = torch.randn(1, 1, length, 4)
+        attend = torch.nn.Module()
+        attend.forward = lambda query=query: saccade.attention(query, query, query)
+        with saccade.watch(attend, keep=True) as seen:
+            attend()
+        session = open_session(seen)
+        place = {**GOOD["tile"], **PLACE, "call": "0", "head": 0}
+        assert session.reply("tile", {**place, "row": tiles - 1, "key": tiles - 1}).status == 200
+        for wrong in ({"row": tiles}, {"key": tiles}):
+            assert session.reply("tile", {**place, **wrong}).status == 400
 
 
 def test_a_range_of_too_many_tokens_is_refused():

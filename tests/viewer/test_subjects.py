@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import saccade
+from saccade._numbers import size
 from saccade.inspection import look, open_model
 from saccade.viewer.server._subjects import is_watch_file
 from saccade.viewer.server._view import open_session
@@ -55,7 +56,9 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
     np.testing.assert_allclose(np.frombuffer(reply.buffers[0], "<f4"), expected, atol=1e-6)
     seen.save(tmp_path / "run.watch")
     for path in (tmp_path / "run.watch", str(tmp_path / "run.watch")):
-        assert open_session(path).runs[0].calls[0].shape == (3, 2, 7, 7)
+        session = open_session([path, seen])
+        assert session.runs[0].calls[0].shape == (3, 2, 7, 7) and session.title == "1 kept call"
+        assert [run.model for run in session.runs] == ["run.watch", "watched model 2"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,9 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
     session = open_session([TEXT, TEXT], budget=2 * one, folder=tmp_path)
     assert [run.kept.on_disk for run in session.runs] == [0, 0]
     session.close()
+    for budget in (one - 1, one // 7):  # whenever it ends, what the whole text needs is told
+        with pytest.raises(ValueError, match=f"^budget: about {size(one)} are needed .* {size(budget)} left"):
+            open_session(TEXT, budget=budget)
     with pytest.raises(ValueError, match="^budget: "):
         open_session([TEXT, TEXT], budget=2 * one - 1)
     session = open_session([TEXT, TEXT], budget=2 * one - 1, folder=tmp_path)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import queue
 import shutil
 import urllib.parse
 
 import pytest
 
 import saccade
+from saccade.viewer.server._view import open_session
+from saccade.viewer.server._widget import make_widget
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -61,7 +65,7 @@ def test_the_page_keeps_its_policy_and_asks_nobody_else(viewer, browser, size, s
     assert {urllib.parse.urlsplit(url).netloc for url in shown.asked} == {origin}
     assert any(url.endswith("/api/words") for url in shown.asked)
     text = shown.page.evaluate("document.getElementById('saccade').firstElementChild.shadowRoot.textContent")
-    assert "<img src=x onerror=alert(1)>" in text and "\u202e" not in text + shown.page.title()
+    assert "<img src=x onerror=alert(1)>" in text and "\u202e" not in shown.page.title()
     wide = shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert wide
     shown.page.close()
@@ -99,9 +103,77 @@ def test_a_page_of_another_server_reads_nothing(viewer, browser):
         page.close()
 
 
+def test_an_open_page_tells_that_it_is_open(viewer, browser):
+    shown = Page(browser)
+    shown.page.clock.install()
+    shown.open(viewer.url)
+    before = len([url for url in shown.asked if url.endswith("/api/alive")])
+    shown.page.clock.run_for(95_000)
+    shown.page.wait_for_load_state("networkidle")
+    assert before and len([url for url in shown.asked if url.endswith("/api/alive")]) == before + 3
+    shown.page.close()
+
+
 def test_when_the_server_has_ended_the_page_says_so(browser):
     with saccade.view("The hen met the fox.", block=False, browser=False) as viewer:
         page = Page(browser).open(viewer.url).page
     page.locator("#saccade select").nth(1).select_option(index=0)  # another head needs another tile
     page.get_by_text("does not answer").first.wait_for(timeout=10_000)
     page.close()
+
+
+NOTEBOOK = """<!doctype html><body><div id="cell"></div><script type="module">
+import widget from "/client.js";
+const listeners = [];
+const model = {
+  on: (event, listener) => { if (event === "msg:custom") listeners.push(listener); },
+  off: () => {},
+  get: () => undefined,
+  send: async (content) => {
+    const [message, parts] = await toKernel(content);
+    const views = parts.map((part) => new DataView(Uint8Array.from(atob(part), (c) => c.charCodeAt(0)).buffer));
+    listeners.forEach((listener) => listener(message, views));
+  },
+};
+widget.render({ model, el: document.getElementById("cell") });
+</script>"""
+
+
+def test_the_widget_shows_the_same_in_a_notebook_without_a_port(browser, monkeypatch):
+    """The page is a notebook's: what the client sends goes to the widget as the kernel hands it on."""
+    pytest.importorskip("anywidget")
+    import comm
+    from comm.base_comm import BaseComm
+
+    sent: queue.Queue = queue.Queue()
+
+    class Kernel(BaseComm):
+        def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
+            if msg_type == "comm_msg" and data["method"] == "custom":
+                sent.put((data["content"], [base64.b64encode(part).decode() for part in buffers or []]))
+
+    def to_kernel(content):
+        asked.append(content["op"])
+        widget._handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+        return sent.get(timeout=20)
+
+    monkeypatch.setattr(comm, "create_comm", Kernel)
+    asked: list[str] = []
+    widget = make_widget(open_session(TEXT))
+    shown = Page(browser)
+    shown.page.expose_function("toKernel", to_kernel)
+    place = "http://notebook.test/"
+    files = {place: ("text/html", NOTEBOOK), f"{place}client.js": ("text/javascript", widget._esm)}
+
+    def give(route):
+        kind, body = files[route.request.url]
+        route.fulfill(content_type=kind, body=body)
+
+    shown.page.route("**/*", give)
+    shown.page.goto(place)
+    shown.page.locator("#cell canvas").first.wait_for(timeout=20_000)
+    shown.page.wait_for_timeout(1000)
+    assert {"open", "tile", "words", "overview"} <= set(asked) and "alive" not in asked
+    assert shown.complaints == [] and set(shown.asked) <= set(files)
+    shown.page.close()
+    widget.close()

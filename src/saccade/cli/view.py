@@ -101,6 +101,8 @@ def view(
     most_idle = None if server.keep else MOST_IDLE
     with start(session, host=server.host, port=server.port, most_idle=most_idle) as viewer:
         _print_address(viewer.url)
+        if server.host in ("0.0.0.0", "::"):
+            typer.echo("saccade: other machines open it under this computer's name or address, and the token", err=True)
         if not server.no_browser and not open_browser(viewer.url):
             typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
         if viewer.wait():

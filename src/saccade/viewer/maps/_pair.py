@@ -38,10 +38,10 @@ def read_pair(
     given = tokenizer.encode(source)
     ids = torch.tensor([[*tokenizer.before, *given.ids, *tokenizer.after]])
     written, prompt = _target(model, target, ids)
-    kept = KeptTensors(budget, folder)
+    encoders, total = len(model.encoder.blocks), len(model.encoder.blocks) + 2 * len(model.decoder.blocks)
+    kept = KeptTensors(budget, folder, calls=total)
     calls: list[MapCall] = []
     alarms: dict[tuple[str, int], list[str]] = {}
-    encoders, total = len(model.encoder.blocks), len(model.encoder.blocks) + 2 * len(model.decoder.blocks)
 
     def keep(layer: int, call: Observation) -> None:
         if layer < encoders:

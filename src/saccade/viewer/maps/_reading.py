@@ -57,7 +57,7 @@ def read_text(
     reader = as_text_model(model)
     tokens, words = read(reader, text)
     ids = [*reader.before, *tokens.ids, *reader.after]
-    kept = KeptTensors(budget, folder)
+    kept = KeptTensors(budget, folder, calls=reader.layers)
     calls: list[MapCall] = []
     alarms: dict[tuple[str, int], list[str]] = {}
 
@@ -106,7 +106,7 @@ def kept_call(
         scoring["sink"] = scoring["sink"].detach().cpu()
     if isinstance(scoring["mask"], (Mask, torch.Tensor)):
         scoring["mask"] = scoring["mask"].to("cpu")
-    query, key = kept.take(call.query), kept.take(call.key)
+    query, key = kept.take(call.query, call.key)
     return MapCall(id, name, layer, kind, *sides, checked(query, key, **scoring))
 
 

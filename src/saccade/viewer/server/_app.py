@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import json
 import secrets
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -89,8 +90,12 @@ class Addresses:
 
     def __init__(self, host: str, port: int):
         self.port = port
-        self._names = {"127.0.0.1", "localhost", "::1", host.lower()}
-        self._any_address = host in ("0.0.0.0", "::", "")
+        self._any_address = host in ("0.0.0.0", "::")
+        own = socket.gethostname() if self._any_address else host
+        self._names = {"127.0.0.1", "localhost", "::1", own.lower()}
+
+    def __str__(self) -> str:
+        return " or ".join(f"{name}:{self.port}" for name in sorted(self._names) if name != "::1")
 
     def knows(self, host: str) -> bool:
         """Whether a ``Host`` header names this server."""
@@ -112,17 +117,20 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def make_app(session: Session, *, token: str, addresses: Addresses, activity: Activity) -> ASGIApp:
-    """The application. Without a page's requests `activity` grows idle."""
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
-    return _Guard(_routes(session, token, activity, pool), addresses)
+class ViewerApp:
+    """The application: lets through what came to the server's own name and from its own page.
 
+    Every answer gets the strict headers. Without a page's requests ``activity`` grows idle.
+    """
 
-class _Guard:
-    """Lets through what came to this server's own name and from its own page; every answer gets the strict headers."""
+    def __init__(self, session: Session, *, token: str, addresses: Addresses, activity: Activity):
+        self._addresses = addresses
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
+        self._app = _routes(session, token, activity, self._pool)
 
-    def __init__(self, app: Starlette, addresses: Addresses):
-        self._app, self._addresses = app, addresses
+    def close(self) -> None:
+        """End the threads; what they compute goes to its end first."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,7 +153,7 @@ class _Guard:
     def _refusal(self, headers: Any) -> str | None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._addresses.knows(hosts[0]):
-            return f"This viewer is asked as 127.0.0.1:{self._addresses.port} or localhost:{self._addresses.port} only."
+            return f"This viewer answers as {self._addresses} only."
         if any(origin != f"http://{hosts[0]}" for origin in headers.getlist("origin")):
             return "This viewer answers its own page only."
         return None

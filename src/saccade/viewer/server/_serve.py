@@ -39,7 +39,7 @@ class Viewer:
             ValueError: the port is taken or not allowed, or the host is no address of this machine.
         """
         uvicorn = require_uvicorn()
-        from ._app import Activity, Addresses, client_script, make_app  # here: `saccade.view` is a light name
+        from ._app import Activity, Addresses, ViewerApp, client_script  # here: `saccade.view` is a light name
 
         client_script()  # a client that is missing is told now
         host = host or LOOPBACK
@@ -49,10 +49,10 @@ class Viewer:
         self._ended_idle = False
         number, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         self.url = f"http://{_shown_host(host)}:{number}/?token={token}"
-        app = make_app(session, token=token, addresses=Addresses(host, number), activity=self._activity)
+        self._app = ViewerApp(session, token=token, addresses=Addresses(host, number), activity=self._activity)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app,
+                self._app,
                 loop="asyncio",
                 http="h11",
                 ws="none",
@@ -96,6 +96,7 @@ class Viewer:
         """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
         self._server.should_exit = True
         self._thread.join(GRACE)
+        self._app.close()
         self.session.close()
 
     def __enter__(self) -> Viewer:

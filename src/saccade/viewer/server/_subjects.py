@@ -46,11 +46,10 @@ def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
     subjects = list(subject) if isinstance(subject, list | tuple) else [subject]
     if not subjects:
         raise ValueError(f"subject: expected {FORMS}, got none")
-    subjects = [_watched_at(one) if is_watch_file(one) else one for one in subjects]
-    watched = [isinstance(one, Observations) for one in subjects]
+    watched = [is_watch_file(one) or isinstance(one, Observations) for one in subjects]
     if any(watched):
         _check_watched(all(watched), models, reading)
-        return [from_watch(one, reading.words) for one in subjects]
+        return [_watched(one, number, reading.words) for number, one in enumerate(subjects, 1)]
     if reading.words is not None:
         raise ValueError("words: they name the tokens of what watch kept; a text has words of its own")
     texts = [one.seen.text if isinstance(one, Look) else one for one in subjects]
@@ -92,8 +91,12 @@ def is_watch_file(subject: Any) -> bool:
     return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)
 
 
-def _watched_at(path: str | Path) -> Observations:
-    return load(Path(path).expanduser())
+def _watched(subject: Any, number: int, words: Sequence[str] | None) -> Run:
+    """A run called by its file, or by its place among the subjects."""
+    if isinstance(subject, Observations):
+        return from_watch(subject, words, "watched model" if number == 1 else f"watched model {number}")
+    path = Path(subject).expanduser()
+    return from_watch(load(path), words, path.name)
 
 
 def _check_watched(all_of_them: bool, models: Sequence[Any], reading: Reading) -> None:

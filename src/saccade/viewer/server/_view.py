@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._numbers import counted
 from ..._terminal import printable
 from ._serve import MOST_IDLE, Viewer, open_browser
 
@@ -104,7 +106,9 @@ def view(
     viewer = start(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
     announce(viewer, browser=browser)
     if waits:
-        viewer.wait()
+        with contextlib.suppress(KeyboardInterrupt):  # it ends the viewer, and the script goes on
+            if viewer.wait():
+                print("No page is open any more, so the viewer has ended; keep=True lets it go on.", file=sys.stderr)
     return viewer
 
 
@@ -159,7 +163,7 @@ def _check(reading: Reading) -> None:
 def _title(runs: Sequence[Run]) -> str:
     first = " ".join(runs[0].text[: 4 * SHORT].split())
     what = f"{first[:SHORT].rstrip()}..." if len(first) > SHORT else first
-    return printable(what or runs[0].model)
+    return printable(what or counted(len(runs[0].calls), "kept call"))
 
 
 def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
