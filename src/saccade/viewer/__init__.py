@@ -1,6 +1,6 @@
 """Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers.
 
-Begin with `_report.py`. Imports `inspection`.
+Begin with `_report.py`; `diagrams` draws models and their numbers. Imports `inspection`.
 """
 
 from __future__ import annotations
