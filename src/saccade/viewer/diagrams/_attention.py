@@ -11,7 +11,7 @@ from ._fonts import fitted, width_of
 from ._head import LayerNumbers
 from ._shapes import HEAD, NUMBER, Box, arrow, column_labels, heat, node, number, row_labels, vectors
 
-MOST_TOKENS = 8
+MOST_TOKENS = 12
 SHOWN = 3  # components of a vector
 _CELL = (46.0, 28.0)  # of a vector's number
 _STEP_WIDTH, _STEP_HEIGHT = 128.0, 46.0
@@ -128,7 +128,7 @@ def _words_of(step: str, numbers: LayerNumbers) -> tuple[str, str]:
         "softcap": ("softcap", "c · tanh(s / c)"),
         "bias": ("bias", "+ by position"),
         "mask": ("mask", "hide later words" if _is_causal(numbers) else "hide pairs"),
-        "softmax": ("softmax", "each row sums to 1"),
+        "softmax": ("softmax", "a sink takes a share" if numbers.sink else "each row sums to 1"),
     }[step]
 
 

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ._canvas import Canvas, formula_width
-from ._fonts import fitted
 from ._modules import Part
 from ._shapes import Box, arrow, node
 from ._stack import draw_block, draw_box, title_of
 
-_WIDTH = 430.0
+_WIDTH, _WIDE = 470.0, 800.0  # of a block, and of one whose layers stand beside one another
 _GUTTER = 150.0
 _PILL = 34.0
 
 
 def draw_blocks(canvas: Canvas, blocks: Sequence[Part], title: str) -> str:
     """The blocks beside one another; returns the description."""
-    bottom = 0.0
-    for i, block in enumerate(blocks):
-        x = i * (_WIDTH + _GUTTER)
-        middle = x + _WIDTH / 2
+    x = bottom = 0.0
+    for block in blocks:
+        wide = _WIDE if block.placement == "parallel" else _WIDTH
+        middle = x + wide / 2
         canvas.text(middle, 0, title_of(block), size=17, anchor="middle", bold=True)
         canvas.text(middle, 22, f"{block.parameters:,} parameters", size=13, fill="soft", anchor="middle")
         width = block.facts["width"]
         canvas.text(middle, 56, f"x: L × {width:,}", size=14, anchor="middle")
-        drawn = draw_block(canvas, block, x, 64, _WIDTH, _draw_part)
+        drawn = draw_block(canvas, block, x, 64, wide, _draw_part)
         for entry in drawn.entries:
             _draw_context(canvas, entry, x)
         arrow(canvas, [(middle, drawn.bottom), (middle, drawn.bottom + 26)])
         canvas.text(middle, drawn.bottom + 44, f"out: L × {width:,}", size=14, anchor="middle")
         bottom = max(bottom, drawn.bottom + 44)
-    middle = (len(blocks) * (_WIDTH + _GUTTER) - _GUTTER) / 2
-    canvas.text(middle, bottom + 34, title, size=13, fill="soft", anchor="middle")
+        x += wide + _GUTTER
+    canvas.text((x - _GUTTER) / 2, bottom + 34, title, size=13, fill="soft", anchor="middle")
     return _description(blocks, title)
 
 
@@ -58,8 +57,8 @@ def _frame(canvas: Canvas, part: Part, where: Box, role: str) -> None:
 def _pill(canvas: Canvas, where: Box, text: str, stroke: str) -> None:
     canvas.rect(*where, fill="paper", stroke=stroke, radius=7)
     x, y = where.middle
-    size = 13 if formula_width(text, 13) <= where.width - 10 else 12
-    canvas.formula(x, y + 4.5, fitted(text, size, where.width), size=size, anchor="middle")
+    size = 13 * min(1.0, (where.width - 12) / formula_width(text, 13))
+    canvas.formula(x, y + 4.5, text, size=size, anchor="middle")
 
 
 def _draw_attention(canvas: Canvas, part: Part, x: float, y: float, width: float) -> float:

@@ -139,7 +139,7 @@ class Canvas:
             moved = f' dy="{_n(place - level)}"' if place != level else ""
             inner.append(f"<tspan{moved}{small}>{escape(run.text)}</tspan>" if moved or small else escape(run.text))
             level = place
-        self._parts.append(f"<text{_at(x, y, size, fill, anchor, bold)}>{''.join(inner)}</text>")
+        self._parts.append(f"<text{_at(x, y, size, fill, anchor, bold)}{_held(width)}>{''.join(inner)}</text>")
         return width
 
     def lines(self, x: float, y: float, texts: Sequence[str], *, size: float, step: float, **how: object) -> None:

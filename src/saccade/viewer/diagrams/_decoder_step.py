@@ -19,7 +19,7 @@ from ._fonts import fitted, width_of
 from ._head import read_short
 from ._shapes import NUMBER, Box, arrow, column_labels, heat, node, number, row_labels, vectors
 
-MOST_TOKENS = 8
+MOST_TOKENS = 12
 _SHOWN = 3
 _CELL = (46.0, 28.0)
 _BEST = 3  # next tokens that are shown

@@ -50,6 +50,7 @@ class LayerNumbers:
     inputs: np.ndarray | None
     outputs: np.ndarray | None
     module: nn.Module | None
+    sink: bool = False  # whether a learned logit takes a share, so that rows sum to less than 1
     rotary: bool = False  # whether queries and keys are turned by their positions
     words: bool = True
 
@@ -93,7 +94,7 @@ def read_short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[str
 def labels_of(model: TextModel, text: str, tokens: Tokens, words: list[Word]) -> list[str]:
     labels = [model.written(int(token)) for token in model.whole(tokens.ids)[0]]
     for i, (start, stop) in enumerate(tokens.spans, len(model.before)):
-        labels[i] = _label(words, i, text[start:stop].strip()) or labels[i]
+        labels[i] = _label(words, i, text[start:stop].strip()) or "␣"
     return labels
 
 
@@ -110,7 +111,7 @@ def _numbers(call: ObservedCall, name: str, text: str, labels: list[str], layer:
     group = query.shape[0] // key.shape[0]
     kv_heads = key.shape[0]
     key, value = key.repeat_interleave(group, 0), value.repeat_interleave(query.shape[0] // value.shape[0], 0)
-    weights = weights_of(call)[0].double().cpu()
+    weights = weights_of(call)[0].detach().double().cpu()
     scale = call.scale if call.scale is not None else query.shape[-1] ** -0.5
     # A bias of -inf hides as a mask does; what shows a pair is that an even call gives it weight.
     even = attention_weights(
@@ -139,6 +140,7 @@ def _numbers(call: ObservedCall, name: str, text: str, labels: list[str], layer:
         inputs=around.array(around.inputs),
         outputs=around.array(around.outputs),
         module=around.found,
+        sink=call.sink is not None,
         rotary=around.rotary,
         words=bool(text),
     )
@@ -156,9 +158,9 @@ def _short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[Word]]:
     if len(tokens.ids) > room:
         ordinary = [word for word in words if not word.special]
         fit = sum(word.last - len(model.before) <= room for word in ordinary)
+        which = f"the first {fit}, {text[: ordinary[fit - 1].stop]!r}" if fit else "no whole word of it"
         raise ValueError(
-            f"text: {len(ordinary):,} words came; a picture of this model holds {room} tokens, "
-            f"which are the first {fit} words: {' '.join(word.label for word in ordinary[:fit])!r}"
+            f"text: {len(ordinary):,} words came; for this model a picture holds {room} tokens of a text: {which}"
         )
     return tokens, words
 

@@ -55,7 +55,7 @@ def diagram(
             `model` by name. None is the embedded model.
         kind: "attention" (one head), "multi-head" (a layer), "block", "transformer" (the whole model), "decoder-step"
             (one token with the cache) or "variants" (which pairs each computes). None is what suits the source.
-        text: what "attention", "multi-head" and "decoder-step" read, 8 tokens at most; None is a short sentence. A
+        text: what "attention", "multi-head" and "decoder-step" read, 12 tokens at most; None is a short sentence. A
             module of attention alone reads five random embeddings.
         model: instead of `source`: a folder, a name on the Hugging Face hub, or, for "block" and "transformer", a
             published architecture without weights: "vaswani", "bert", "gpt2", "llama", "t5", "bart", "marian", "vit",
@@ -279,7 +279,7 @@ def _variants(source: Any, theme: str) -> Diagram:
     if source is None:
         shown, title = all_variants(), "Variants of attention"
     elif isinstance(source, Mask):
-        shown = [of_mask(source, type(source).__name__)]
+        shown = [of_mask(source, "Pairs that a mask shows")]
         title = f"Pairs that {source!r} shows"
     elif isinstance(source, MechanismConfig):
         shown = [of_mechanism(source)]

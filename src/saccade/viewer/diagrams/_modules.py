@@ -279,6 +279,8 @@ class _Reader:
         count, short = self._count(module), name.rpartition(".")[2]
         kind, label = ("head", _head_name(module)) if short in ("head", "lm_head") else _named(module, short, name)
         details = [_head_shape(module) if kind == "head" else _shape_of(module)]
+        if type(module).__name__ == "T5Bias":
+            details[0] += ", added to the logits of all layers"
         if tied:
             details[0] += ", the token embedding again" if kind == "head" else ", shared"
         return [Part(kind, label, [d for d in details if d], count, name=name, shared=tied and not count)]

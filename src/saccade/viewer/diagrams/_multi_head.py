@@ -12,7 +12,7 @@ from ._head import LayerNumbers
 from ._shapes import NUMBER, Box, arrow, heat, number, row_labels, vectors
 from ._theme import head_role
 
-MOST_TOKENS = 8
+MOST_TOKENS = 12
 MOST_HEADS = 8  # columns of a picture; of more heads the first ones and the last are drawn
 _COLUMN, _GAP = 128.0, 16.0
 _SHOWN = 6  # components of the input and of the output

@@ -162,7 +162,7 @@ def _draw_sublayer(
 
 
 def _draw_parallel(canvas: Canvas, block: Part, x: float, y: float, width: float, draw: DrawBox) -> Drawn:
-    """One norm, both layers beside one another, one sum."""
+    """One norm, both layers beside one another, their sum, and the residual stream added to it."""
     middle, right = x + width / 2, x + width + RESIDUAL
     arrow(canvas, [(middle, y), (middle, y + GAP + 4)])
     norms = [norm for part in block.parts for norm in part.parts]
@@ -178,7 +178,9 @@ def _draw_parallel(canvas: Canvas, block: Part, x: float, y: float, width: float
     plus = low + 30 + PLUS
     for i, (column, end) in enumerate(ends):
         arrow(canvas, [(column, end + 1), (column, plus), (middle + (PLUS if i else -PLUS), plus)])
-    line = [(middle, y + 7), (right, y + 7), (right, plus + 26), (middle, plus + 26), (middle, plus + PLUS)]
-    arrow(canvas, line, stroke="ink")
-    node(canvas, middle, plus, "plus", radius=PLUS, stroke="ink")
-    return Drawn(plus + PLUS)
+    node(canvas, middle, plus, "plus", radius=PLUS)
+    last = plus + 2 * PLUS + GAP
+    arrow(canvas, [(middle, plus + PLUS), (middle, last - PLUS)])
+    arrow(canvas, [(middle, y + 7), (right, y + 7), (right, last), (middle + PLUS, last)], stroke="ink")
+    node(canvas, middle, last, "plus", radius=PLUS, stroke="ink")
+    return Drawn(last + PLUS)

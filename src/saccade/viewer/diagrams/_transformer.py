@@ -13,7 +13,7 @@ from ._modules import Part, tree_of, walk
 from ._shapes import arrow
 from ._stack import ADDED, FRAME, GAP, draw_parts, draw_plus
 
-_WIDTH = 356.0
+_WIDTH, _WIDE = 356.0, 600.0  # of a column, and of one whose layers stand beside one another
 _GUTTER = 96.0  # between encoder and decoder
 _FIRST = ("Patch embedding", "Token embedding", "Embedding: nodes", "Class token")
 
@@ -78,50 +78,51 @@ def draw_transformer(canvas: Canvas, module: nn.Module, title: str) -> tuple[str
     parts = tree_of(module)
     flow = flow_of(parts)
     total = sum(part.total() for part in parts)
+    wide = _WIDE if any(part.placement == "parallel" for part in walk(parts)) else _WIDTH
     two = bool(flow.decoder)
-    bottom = _draw_two(canvas, flow) if two else _draw_one(canvas, flow)
-    middle = _WIDTH / 2 + (two * (_WIDTH + 2 * FRAME + _GUTTER)) / 2
+    bottom = (_draw_two if two else _draw_one)(canvas, flow, wide)
+    middle = wide / 2 + (two * (wide + 2 * FRAME + _GUTTER)) / 2
     canvas.text(middle, bottom + 34, f"{title}: {total:,} parameters", size=15, anchor="middle", bold=True)
     return _description(parts, flow, title, total), total
 
 
-def _draw_one(canvas: Canvas, flow: Flow) -> float:
-    x, middle = 0.0, _WIDTH / 2
+def _draw_one(canvas: Canvas, flow: Flow, wide: float) -> float:
+    x, middle = 0.0, wide / 2
     canvas.text(middle, 12, "Input", size=15, anchor="middle", bold=True)
     arrow(canvas, [(middle, 20), (middle, 20 + GAP)])
-    end = draw_parts(canvas, [*flow.inputs, *flow.encoder, *flow.outputs], x, 21 + GAP, _WIDTH).bottom
+    end = draw_parts(canvas, [*flow.inputs, *flow.encoder, *flow.outputs], x, 21 + GAP, wide).bottom
     arrow(canvas, [(middle, end + 1), (middle, end + GAP)])
     canvas.text(middle, end + GAP + 18, "Output", size=15, anchor="middle", bold=True)
     return end + GAP + 18
 
 
-def _draw_two(canvas: Canvas, flow: Flow) -> float:
-    step = _WIDTH + 2 * FRAME + _GUTTER
+def _draw_two(canvas: Canvas, flow: Flow, wide: float) -> float:
+    step = wide + 2 * FRAME + _GUTTER
     lefts, names = (0.0, step), ("Source", "Target")
     sides = (flow.encoder, flow.decoder)
     top = 20.0
     for left, name in zip(lefts, names, strict=True):
-        canvas.text(left + _WIDTH / 2, 12, name, size=15, anchor="middle", bold=True)
+        canvas.text(left + wide / 2, 12, name, size=15, anchor="middle", bold=True)
     if flow.inputs:
         # One table for both sides, drawn across them.
         for left in lefts:
-            x = left + _WIDTH / 2
+            x = left + wide / 2
             arrow(canvas, [(x, top), (x, top + GAP)])
-        axes = [left + _WIDTH / 2 for left in lefts]
-        top = draw_parts(canvas, flow.inputs, lefts[0], top + GAP + 1, step + _WIDTH, axes).bottom
+        axes = [left + wide / 2 for left in lefts]
+        top = draw_parts(canvas, flow.inputs, lefts[0], top + GAP + 1, step + wide, axes).bottom
     drawn = []
     for left, parts in zip(lefts, sides, strict=True):
-        x, begin = left + _WIDTH / 2, top + GAP + 1
+        x, begin = left + wide / 2, top + GAP + 1
         if flow.inputs and parts[0].label in ADDED:
             begin = draw_plus(canvas, x, top)
         else:
             arrow(canvas, [(x, top + 1), (x, top + GAP)])
-        drawn.append(draw_parts(canvas, parts, left, begin, _WIDTH))
-    _join(canvas, drawn[0].bottom, drawn[1].entries, _WIDTH, step)
-    end, x = drawn[1].bottom, lefts[1] + _WIDTH / 2
+        drawn.append(draw_parts(canvas, parts, left, begin, wide))
+    _join(canvas, drawn[0].bottom, drawn[1].entries, wide, step)
+    end, x = drawn[1].bottom, lefts[1] + wide / 2
     if flow.outputs:
         arrow(canvas, [(x, end + 1), (x, end + GAP)])
-        end = draw_parts(canvas, flow.outputs, lefts[1], end + GAP + 1, _WIDTH).bottom
+        end = draw_parts(canvas, flow.outputs, lefts[1], end + GAP + 1, wide).bottom
     arrow(canvas, [(x, end + 1), (x, end + GAP)])
     canvas.text(x, end + GAP + 18, "Output", size=15, anchor="middle", bold=True)
     return max(end + GAP + 18, drawn[0].bottom + 40)

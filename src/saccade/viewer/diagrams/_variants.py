@@ -127,13 +127,15 @@ def probed_pairs(config: MechanismConfig) -> np.ndarray:
 def draw_variants(canvas: Canvas, variants: Sequence[Variant]) -> str:
     """Draw them in rows of five; returns the description."""
     columns = min(_COLUMNS, len(variants))
+    alone = len(variants) == 1 and variants[0].pairs is not None
+    side = 2 * _SIDE if alone else _SIDE
     for i, variant in enumerate(variants):
         x = i % columns * (_SIDE + _GAP)
         y = i // columns * (_HEAD + _SIDE + _FOOT + 30)
         with canvas.group(f"{variant.name}: {variant.note}"):
-            room = _SIDE + _GAP - 12
+            room = side + _GAP - 12
             canvas.text(x, y + 12, fitted(variant.name, 15, room, bold=True), size=15, bold=True)
-            where = Box(x, y + _HEAD, _SIDE, _SIDE)
+            where = Box(x, y + _HEAD, side, side)
             if variant.pairs is not None:
                 _draw_pairs(canvas, where, variant.pairs)
             else:
