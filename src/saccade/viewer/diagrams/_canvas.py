@@ -192,7 +192,7 @@ class Canvas:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" data-generator="Saccade" width="{width}" height="{height}" '
             f'viewBox="{_n(left)} {_n(top)} {width} {height}" role="img" aria-labelledby="{name}-title {name}-text" '
-            f'font-family={quoteattr(FAMILY)} style="max-width:100%;height:auto">\n'
+            f'font-family={quoteattr(FAMILY)} text-rendering="geometricPrecision" style="max-width:100%;height:auto">\n'
             f'<title id="{name}-title">{escape(shown(title))}</title>\n'
             f'<desc id="{name}-text">{escape(shown(description))}</desc>\n'
             f"{style}{drawing}\n</svg>\n"
