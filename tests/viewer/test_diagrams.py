@@ -217,6 +217,22 @@ def test_a_decoder_block_reads_the_encoder():
     assert "Cross-attention" in said and "encoder" in said and "WK: 17 → 24" in said
 
 
+def test_layers_of_others_are_drawn_without_an_order():
+    """Modules tell which parts they have, not how their code joins them."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.first, self.last = nn.MultiheadAttention(8, 2), nn.Linear(8, 9), nn.Linear(9, 8)
+
+    module = nn.Sequential(nn.Embedding(7, 8), nn.ModuleList(Layer() for _ in range(3)), nn.Linear(8, 7))
+    picture = saccade.diagram(module)
+    heads = [path for path in root(picture).iter(f"{SVG}path") if path.get("fill") != "none"]
+    assert len(heads) == 4  # into the embedding, the layers, the last map, and out: none within the layers
+    assert {"3 ×", "Layer, its parts"} <= set(texts(root(picture)))
+    assert picture.facts["parameters"] == parameter_count(module)
+
+
 def test_shared_parameters_count_once():
     module = nn.ModuleDict({"tokens": nn.Embedding(29, 24), "decoder": Decoder(BlockConfig(AttentionConfig(24, 4)), 2)})
     module["head"] = module["tokens"]

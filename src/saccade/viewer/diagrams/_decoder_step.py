@@ -59,6 +59,8 @@ def step_numbers(model: TextModel, text: str, layer: int) -> StepNumbers:
     module = model.module
     if not isinstance(module, DecoderLM | TextDecoder):
         raise ValueError(f"model: {model.name} decodes no text token by token; a decoder such as GPT-2 does")
+    if isinstance(module, TextDecoder) and module.request.head != "causal-lm":
+        raise ValueError(f"model: {model.name} has no head that gives next tokens")
     tokens, labels = read_short(model, text, MOST_TOKENS)
     ids = model.whole(tokens.ids)
     if ids.shape[1] < 2:

@@ -154,15 +154,30 @@ def spread_head(weights: np.ndarray) -> int:
 
 def _short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[Word]]:
     tokens, words = read(model, text)
-    room = most - len(model.before) - len(model.after)
-    if len(tokens.ids) > room:
-        ordinary = [word for word in words if not word.special]
-        fit = sum(word.last - len(model.before) <= room for word in ordinary)
+    if len(tokens.ids) > _room(model, most):
+        ordinary, fit = _fitting(model, words, most)
         which = f"the first {fit}, {text[: ordinary[fit - 1].stop]!r}" if fit else "no whole word of it"
         raise ValueError(
-            f"text: {len(ordinary):,} words came; for this model a picture holds {room} tokens of a text: {which}"
+            f"text: {len(ordinary):,} words came; for this model a picture holds {_room(model, most)} tokens of a "
+            f"text: {which}"
         )
     return tokens, words
+
+
+def usual_text(model: TextModel, most: int) -> str:
+    """`SENTENCE`, or as many of its words as this model's tokens allow, one at least."""
+    ordinary, fit = _fitting(model, read(model, SENTENCE)[1], most)
+    return SENTENCE[: ordinary[max(1, fit) - 1].stop]
+
+
+def _fitting(model: TextModel, words: list[Word], most: int) -> tuple[list[Word], int]:
+    """The words of the text, and how many of the first ones a picture holds."""
+    ordinary = [word for word in words if not word.special]
+    return ordinary, sum(word.last - len(model.before) <= _room(model, most) for word in ordinary)
+
+
+def _room(model: TextModel, most: int) -> int:
+    return most - len(model.before) - len(model.after)
 
 
 def _label(words: list[Word], at: int, piece: str) -> str:

@@ -23,7 +23,7 @@ from ._block import draw_blocks
 from ._canvas import Canvas
 from ._decoder_step import draw_step, step_numbers
 from ._diagram import Diagram, check_theme
-from ._head import SENTENCE, LayerNumbers, layer_numbers, module_numbers, spread_head
+from ._head import LayerNumbers, layer_numbers, module_numbers, spread_head, usual_text
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head
 from ._transformer import draw_transformer
@@ -140,7 +140,7 @@ def _multi_head(source: Any, text: str | None, head: Head, theme: str) -> Diagra
 def _decoder_step(source: Any, text: str | None, head: Head, theme: str) -> Diagram:
     model, name = _text_model(source, "decoder-step")
     layer, number = _place(head, model)
-    numbers = step_numbers(model, SENTENCE if text is None else text, layer)
+    numbers = step_numbers(model, usual_text(model, MOST_TOKENS) if text is None else text, layer)
     if number is None:
         number = spread_head(numbers.weights[:, None].repeat(2, 1))
     canvas = Canvas()
@@ -163,7 +163,8 @@ def _numbers_of(source: Any, text: str | None, head: Head) -> tuple[LayerNumbers
         return numbers, number
     model, name = _text_model(source, "attention")
     layer, number = _place(head, model)
-    return layer_numbers(model, name, SENTENCE if text is None else text, layer, MOST_TOKENS), number
+    read = usual_text(model, MOST_TOKENS) if text is None else text
+    return layer_numbers(model, name, read, layer, MOST_TOKENS), number
 
 
 def _text_model(source: Any, kind: str) -> tuple[TextModel, str]:

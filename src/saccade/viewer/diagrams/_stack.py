@@ -96,8 +96,8 @@ def draw_frame(canvas: Canvas, part: Part, x: float, y: float, width: float) -> 
     """Layers that are alike, drawn once: a frame with how many there are and what they hold together."""
     top = y + 40
     # The frame goes behind: its height is known when its content is drawn.
-    trial = draw_parts(Canvas(), part.parts, x, top, width)
-    bottom = trial.bottom + FRAME
+    known = part.parts[0].kind == "block"
+    bottom = _draw_inside(Canvas(), part.parts, x, top, width, known).bottom + FRAME
     frame = Box(x - FRAME, y, width + 2 * FRAME, bottom - y)
     canvas.rect(*frame, fill="paper", stroke="line", line=1.5, radius=14)
     times = f"{part.repeat} ×"
@@ -108,12 +108,21 @@ def draw_frame(canvas: Canvas, part: Part, x: float, y: float, width: float) -> 
     canvas.text(right, y + 26, total, size=13, fill="soft", anchor="end")
     room = right - left - width_of(total, 13) - 10
     canvas.text(left, y + 26, fitted(_block_title(part), 14, room), size=14, fill="soft")
-    return Drawn(bottom, draw_parts(canvas, part.parts, x, top, width).entries)
+    return Drawn(bottom, _draw_inside(canvas, part.parts, x, top, width, known).entries)
+
+
+def _draw_inside(canvas: Canvas, parts: Sequence[Part], x: float, y: float, width: float, known: bool) -> Drawn:
+    """The parts of a layer; without arrows where only their names are known, and not in which order they act."""
+    if known:
+        return draw_parts(canvas, parts, x, y, width)
+    for part in parts:
+        y = (draw_parts(canvas, [part], x, y, width)).bottom + 6
+    return Drawn(y - 6)
 
 
 def _block_title(part: Part) -> str:
     inner = part.parts[0]
-    return title_of(inner) if inner.kind == "block" else part.label
+    return title_of(inner) if inner.kind == "block" else f"{part.label}, its parts" if part.parts[1:] else part.label
 
 
 def title_of(block: Part) -> str:
