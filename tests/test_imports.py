@@ -48,6 +48,7 @@ COMPUTING = {
     "matplotlib",
     "numpy",
     "pandas",
+    "resvg_py",
     "rich",
     "safetensors",
     "sklearn",

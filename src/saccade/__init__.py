@@ -34,6 +34,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_lse",
+    "diagram",
     "explain",
     "merge",
     "statistics",
@@ -71,6 +72,7 @@ _HOMES = {  # of all names but the masks
     "attention": "_attention",
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
+    "diagram": "viewer.diagrams",
     "explain": "_explain",
     "merge": "_attention",
     "statistics": "_statistics",
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
     from .monitoring import watch
     from .verification import verify
     from .viewer import view
+    from .viewer.diagrams import diagram
 else:
 
     def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers, in a viewer.
 
-Begin with `_report.py`; `maps` and `server` are the viewer's. Imports `inspection` and `monitoring`. Names are imported
-when they are first used, as those of `saccade` are.
+Begin with `_report.py`; `maps` and `server` are the viewer's, and `diagrams` draws models and their numbers. Imports
+`inspection` and `monitoring`. Names are imported when they are first used, as those of `saccade` are.
 """
 
 from __future__ import annotations
