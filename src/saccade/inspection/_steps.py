@@ -1,0 +1,287 @@
+"""One head and one word, step by step: from the embedding to what attention writes into the residual stream.
+
+Shape legend: L keys, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._attention import attention
+from .._call import AttentionCall, ObservedCall
+from ..models import Model
+from ._collect import read
+from ._look import check_head
+from ._models import TextModel, weights_of
+from ._open import open_model
+from ._published import as_text_model
+from ._steps_build import StepWriter
+from ._steps_inputs import HeadInputs, of_call, of_model
+from ._steps_json import as_json
+from ._steps_parts import HeadNumbers, Step
+from ._steps_scores import SWITCHES, Scores, checked_switches
+from ._steps_words import find_word
+from ._words import Word
+
+EXAMPLE = "two keys by hand"
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The attention of one query row in one head, every number of it; iterating gives each `Step`.
+
+    Attributes:
+        text, model: what was read, and by what.
+        layer, head, row: the head, and the token that asks (from 0, special tokens counted).
+        layers, heads: of the model and of the layer.
+        labels: each key as it can be shown.
+        steps: in order.
+        without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
+        notes: what was chosen or had to be left out.
+        digits: decimals that show the numbers.
+    """
+
+    text: str
+    model: str
+    layers: int
+    labels: tuple[str, ...]
+    numbers: HeadNumbers
+    steps: tuple[Step, ...]
+    word: Word | None = None
+    without: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    digits: int = 3
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, id: str) -> Step:
+        """The step of that id; KeyError names those there are."""
+        for step in self.steps:
+            if step.id == id:
+                return step
+        raise KeyError(f"{id!r}; there are {', '.join(step.id for step in self.steps)}")
+
+    @property
+    def layer(self) -> int:
+        return self.numbers.inputs.layer
+
+    @property
+    def head(self) -> int:
+        return self.numbers.inputs.head
+
+    @property
+    def heads(self) -> int:
+        return self.numbers.inputs.heads
+
+    @property
+    def row(self) -> int:
+        return self.numbers.inputs.row
+
+    @property
+    def scores(self) -> Scores:
+        return self.numbers.scores
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(L,) the weights of the row."""
+        return self.numbers.softmax.weights
+
+    @property
+    def output(self) -> np.ndarray | None:
+        """(Dv,) what the head gives."""
+        return self.numbers.mixed(self.weights)
+
+    @cached_property
+    def weights_without(self) -> np.ndarray:
+        """(L,) the weights once `without` is left out; the weights themselves where that is nothing."""
+        return self.scores.softmax(self.without).weights
+
+    @property
+    def output_without(self) -> np.ndarray | None:
+        """(Dv,) what the head would give then."""
+        return self.numbers.mixed(self.weights_without)
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """The largest difference from the model's own numbers by name: "query", "key", "weights", "head", "output".
+
+        Relative to the largest number there, or to 1 where that is smaller.
+        """
+        return self.numbers.differences()
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What can be left out of this head."""
+        return tuple(name for name in SWITCHES if not self.scores.why_not(name))
+
+    def as_json(self) -> dict[str, Any]:
+        """See `saccade.inspection._steps_json.as_json`, which has the form."""
+        return as_json(self)
+
+    def html(self) -> str:
+        """One self-contained page that shows the steps, offline."""
+        return str(import_module("saccade.viewer.steps").render_page(self))
+
+    def __str__(self) -> str:
+        return str(import_module("saccade.viewer.steps").as_text(self))
+
+    def __repr__(self) -> str:
+        label = self.labels[self.row] if self.row < len(self.labels) else self.row
+        return f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
+
+    def _repr_html_(self) -> str:
+        return str(import_module("saccade.viewer.steps").framed_page(self))
+
+
+def step(
+    text: str,
+    head: tuple[int, int] | None = None,
+    word: str | int | None = None,
+    model: TextModel | Model | str | Path | None = None,
+    *,
+    nth: int | None = None,
+    without: Iterable[str] = (),
+) -> Steps:
+    """Attention step by step: the real numbers of one head for one word of ``text``.
+
+    Numbers are computed anew, in float64, from what the block read and its parameters; ``differences`` says how far
+    they are from what the model computed. Of a model whose modules are not Saccade's only the call itself is seen, so
+    steps begin with query, key and value.
+
+    Args:
+        text: what the model reads.
+        head: (layer, head); None is the head in which the word looks most at another word.
+        word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
+            last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
+        model: a folder, a name on the hub, or an open model; None is the embedded one.
+        nth: the occurrence of the word, from 1.
+        without: what to leave out: "scale", "mask", "position", "shift". ``weights_without`` are then the weights.
+
+    Raises:
+        ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
+    """
+    opened = as_text_model(model) if isinstance(model, TextModel | Model) else open_model(model)
+    check_head(opened, head)
+    tokens, words = read(opened, text)
+    number, note = find_word(words, word, nth)
+    chosen = words[number]
+    ids = opened.whole(tokens.ids)
+    row, notes = chosen.last - 1, [note] if note else []
+    if chosen.last - chosen.first > 1:
+        notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
+    if head is None:
+        head = _most_telling(opened, ids, words, row, number)
+        notes.append(f"no head was asked for: in layer {head[0]} head {head[1]} it looks most at another word")
+    name = "embedded model" if model is None else opened.name
+    labels = token_labels(opened, text, tokens.spans, words)
+    found = step_of_tokens(opened, ids, labels, head, row, without=without, notes=notes)
+    return replace(found, text=text, model=name, word=chosen)
+
+
+def step_of_tokens(
+    model: TextModel,
+    ids: Tensor,
+    labels: Sequence[str],
+    head: tuple[int, int],
+    row: int,
+    *,
+    without: Iterable[str] = (),
+    notes: Sequence[str] = (),
+) -> Steps:
+    """The steps of token ``row`` as ``model`` reads ``ids`` (1, L), whose tokens are shown as ``labels``."""
+    inputs = of_model(model, ids, head, row)
+    table, token = model.embedding, int(ids[0, row])
+    known = None if table is None else (token, table.weight[token].detach().cpu().double().numpy())
+    notes = list(notes)
+    if inputs.around is None:
+        notes.append(
+            "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
+            "positions come before it, the output projection after it"
+        )
+    found = _steps(inputs, labels, known, without, notes)
+    return replace(found, model=model.name, layers=model.layers)
+
+
+def step_of_call(
+    call: ObservedCall,
+    head: int,
+    row: int,
+    *,
+    layer: int = 0,
+    item: int = 0,
+    labels: Sequence[str] | None = None,
+    without: Iterable[str] = (),
+) -> Steps:
+    """The steps that can be seen in one observed call, for batch item ``item``: from query and key to the output."""
+    shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
+    return _steps(of_call(call, head, row, layer, item), shown, None, without, ())
+
+
+def example(without: Iterable[str] = ()) -> Steps:
+    """The two keys of the page "Attention by hand": every number can be checked on paper."""
+    query = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
+    call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
+    found = step_of_call(call, 0, 0, labels=("A", "B"), without=without)
+    return replace(found, text=EXAMPLE, model="no model: every number can be checked on paper", digits=6)
+
+
+def _steps(
+    inputs: HeadInputs,
+    labels: Sequence[str],
+    token: tuple[int, np.ndarray] | None,
+    without: Iterable[str],
+    notes: Sequence[str],
+) -> Steps:
+    numbers = HeadNumbers(inputs)
+    left_out = checked_switches(without, numbers.scores)
+    written = StepWriter(numbers, tuple(labels), token).steps()
+    return Steps("", "", 1, tuple(labels), numbers, written, without=left_out, notes=tuple(notes))
+
+
+def token_labels(
+    model: TextModel, text: str, spans: Sequence[tuple[int, int]], words: Sequence[Word]
+) -> tuple[str, ...]:
+    """Each token that the model reads, as it can be shown: a word of one token as the word."""
+    out = [""] * words[-1].last
+    before = len(model.before)
+    for word in words:
+        for i in range(word.first, word.last):
+            if word.last - word.first == 1 or not 0 <= i - before < len(spans):
+                out[i] = word.label
+                continue
+            start, stop = spans[i - before]
+            out[i] = Word(text[start:stop].strip(" ") or "␣", start, stop, i, i + 1).label
+    return tuple(out)
+
+
+def _most_telling(
+    model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int
+) -> tuple[int, int]:
+    """The head in which the row looks most at one token of another word of the text; special tokens do not count."""
+    counted = [j for i, word in enumerate(words) if i != number and not word.special for j in range(word.first, word.last)]
+    best, place = -1.0, (0, 0)
+
+    def compare(layer: int, call: ObservedCall) -> None:
+        nonlocal best, place
+        seen = weights_of(call, rows=[row])[0, :, 0]
+        weight, head = seen[:, counted].amax(-1).max(0) if counted else (seen.new_zeros(()), torch.tensor(0))
+        if float(weight) > best:
+            best, place = float(weight), (layer, int(head))
+
+    model.run(ids, compare)
+    return place
