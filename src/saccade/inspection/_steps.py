@@ -32,15 +32,13 @@ from ._steps_scores import SWITCHES, Scores, checked_switches
 from ._steps_words import find_word
 from ._words import Word
 
-EXAMPLE = "two keys by hand"
-
 
 @dataclass(frozen=True, eq=False)
 class Steps:
     """The attention of one query row in one head, every number of it; iterating gives each `Step`.
 
     Attributes:
-        text, model: what was read, and by what.
+        text, model, title: what was read, by what, and what is shown of it.
         layer, head, row: the head, and the token that asks (from 0, special tokens counted).
         layers, heads: of the model and of the layer.
         labels: each key as it can be shown.
@@ -53,6 +51,7 @@ class Steps:
     text: str
     model: str
     layers: int
+    title: str
     labels: tuple[str, ...]
     numbers: HeadNumbers
     steps: tuple[Step, ...]
@@ -140,7 +139,9 @@ class Steps:
 
     def __repr__(self) -> str:
         label = self.labels[self.row] if self.row < len(self.labels) else self.row
-        return f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
+        return (
+            f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
+        )
 
     def _repr_html_(self) -> str:
         return str(import_module("saccade.viewer.steps").framed_page(self))
@@ -163,7 +164,7 @@ def step(
 
     Args:
         text: what the model reads.
-        head: (layer, head); None is the head in which the word looks most at another word.
+        head: (layer, head); None is the head in which the word looks most at a word that is not beside it.
         word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
             last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
         model: a folder, a name on the hub, or an open model; None is the embedded one.
@@ -184,11 +185,14 @@ def step(
         notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
     if head is None:
         head = _most_telling(opened, ids, words, row, number)
-        notes.append(f"no head was asked for: in layer {head[0]} head {head[1]} it looks most at another word")
+        notes.append(
+            f"no head was asked for: in layer {head[0]} head {head[1]} it looks most at a word that is not beside it"
+        )
     name = "embedded model" if model is None else opened.name
     labels = token_labels(opened, text, tokens.spans, words)
     found = step_of_tokens(opened, ids, labels, head, row, without=without, notes=notes)
-    return replace(found, text=text, model=name, word=chosen)
+    title = f"Head {head[0]}.{head[1]}, '{chosen.label}' asks: token {row} of {len(labels):,}, counted from 0"
+    return replace(found, text=text, model=name, word=chosen, title=title)
 
 
 def step_of_tokens(
@@ -236,8 +240,12 @@ def example(without: Iterable[str] = ()) -> Steps:
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
     call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
-    found = step_of_call(call, 0, 0, labels=("A", "B"), without=without)
-    return replace(found, text=EXAMPLE, model="no model: every number can be checked on paper", digits=6)
+    found = _steps(of_call(call, 0, 0), ("A", "B"), None, without, (), digits=6)
+    return replace(
+        found,
+        title="Attention by hand: the query A = [1, 0] and two keys",
+        model="every number can be checked on paper",
+    )
 
 
 def _steps(
@@ -246,11 +254,13 @@ def _steps(
     token: tuple[int, np.ndarray] | None,
     without: Iterable[str],
     notes: Sequence[str],
+    digits: int = 3,
 ) -> Steps:
     numbers = HeadNumbers(inputs)
     left_out = checked_switches(without, numbers.scores)
-    written = StepWriter(numbers, tuple(labels), token).steps()
-    return Steps("", "", 1, tuple(labels), numbers, written, without=left_out, notes=tuple(notes))
+    written = StepWriter(numbers, tuple(labels), token, digits).steps()
+    title = f"Head {inputs.layer}.{inputs.head}: token {inputs.row} of {len(labels):,}, counted from 0"
+    return Steps("", "", 1, title, tuple(labels), numbers, written, None, left_out, tuple(notes), digits)
 
 
 def token_labels(
@@ -269,11 +279,10 @@ def token_labels(
     return tuple(out)
 
 
-def _most_telling(
-    model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int
-) -> tuple[int, int]:
-    """The head in which the row looks most at one token of another word of the text; special tokens do not count."""
-    counted = [j for i, word in enumerate(words) if i != number and not word.special for j in range(word.first, word.last)]
+def _most_telling(model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int) -> tuple[int, int]:
+    """The head in which the row looks most at a token of a word that is not beside its own; special tokens aside."""
+    others = [word for i, word in enumerate(words) if abs(i - number) > 1 and not word.special]
+    counted = [j for word in others for j in range(word.first, word.last)]
     best, place = -1.0, (0, 0)
 
     def compare(layer: int, call: ObservedCall) -> None:

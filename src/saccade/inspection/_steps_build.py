@@ -18,7 +18,8 @@ _FORMATS = ("float16", "float32")
 class StepWriter:
     """Writes the steps of ``numbers``, with keys named by ``labels``."""
 
-    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], token: tuple[int, np.ndarray] | None):
+    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], token: tuple[int, np.ndarray] | None, digits: int):
+        self.digits = digits
         self.numbers, self.inputs, self.labels = numbers, numbers.inputs, labels
         self.token = token  # the row's token, and its row of the embedding
         self.name = f"'{labels[self.inputs.row]}'" if self.inputs.row < len(labels) else "the query"
@@ -175,7 +176,8 @@ class StepWriter:
             "given",
             "Query, keys and values",
             "q, k_j, v_j",
-            f"q {_shape(query)}, k {_shape(key)}" + ("" if self.inputs.value is None else f", v {_shape(self.inputs.value)}"),
+            f"q {_shape(query)}, k {_shape(key)}"
+            + ("" if self.inputs.value is None else f", v {_shape(self.inputs.value)}"),
             "The query says what this token looks for, a key what a token offers, a value what it hands over when it "
             "is looked at.",
             "Without separate queries and keys a token would look mostly at tokens like itself.",
@@ -200,7 +202,9 @@ class StepWriter:
         scaled = scores.products * scores.scale
         by_width = abs(scores.scale * width**0.5 - 1) < 1e-6
         if scores.scale != 1.0:
-            formula = f"s_j = d_j / √{width} = d_j · {scores.scale:.6g}" if by_width else f"s_j = d_j · {scores.scale:.6g}"
+            formula = (
+                f"s_j = d_j / √{width} = d_j · {scores.scale:.6g}" if by_width else f"s_j = d_j · {scores.scale:.6g}"
+            )
             yield Step(
                 "scale",
                 "Scale",
@@ -256,11 +260,11 @@ class StepWriter:
             return Step(
                 "mask",
                 "Mask",
-                "s_j = s_j",
+                "every key is seen",
                 f"s ({length},)",
-                f"This head has no mask: {self.name} sees all {length} tokens, those after it, too."
+                f"There is no mask here: {self.name} sees all {length:,} keys, those after it, too."
                 if length > 2
-                else "No mask here: both keys are seen.",
+                else "There is no mask here: both keys are seen.",
             )
         hidden = int((~visible).sum())
         later = ~visible[: self.inputs.row + 1]
@@ -355,11 +359,21 @@ class StepWriter:
         before, after = self.numbers.softmax.weights, self.numbers.scores.softmax((switch,)).weights
         if not np.isfinite(after).all():
             return f"Without {names[switch]} the weights are NaN."
+        if np.abs(after - before).max() < 0.005:
+            return f"Without {names[switch]} no weight of this row would change by a hundredth."
         old, new = int(before.argmax()), int(after.argmax())
-        where = f"on {self._key(new)}, as before, but {_weight(after[new])} and not {_weight(before[old])}"
-        if old != new:
-            where = f"{_weight(after[new])} on {self._key(new)} and not {_weight(before[old])} on {self._key(old)}"
-        return f"Without {names[switch]} the largest weight is {where}."
+        if old == new:
+            return (
+                f"Without {names[switch]} {self._key(old)} would get the weight {self._share(after[old])}, and not "
+                f"{self._share(before[old])}."
+            )
+        return (
+            f"Without {names[switch]} {self._key(new)} would get the largest weight, {self._share(after[new])}; as it is, "
+            f"{self._key(old)} has {self._share(before[old])}."
+        )
+
+    def _share(self, weight: float) -> str:
+        return f"{weight:.3f}".replace("0.", ".", 1) if self.digits < 6 else f"{weight:.{self.digits}f}"
 
     def _key(self, j: int) -> str:
         return f"'{self.labels[j]}' ({j})" if self.labels.count(self.labels[j]) > 1 else f"'{self.labels[j]}'"
@@ -372,7 +386,9 @@ class StepWriter:
         if out is None or numbers.value is None:
             return
         order = np.argsort(-weights, kind="stable")[: min(3, len(weights))]
-        mean = numbers.value.mean(0) if numbers.scores.visible is None else numbers.value[numbers.scores.visible].mean(0)
+        mean = (
+            numbers.value.mean(0) if numbers.scores.visible is None else numbers.value[numbers.scores.visible].mean(0)
+        )
         yield Step(
             "sum",
             "Weighted sum of values",
@@ -383,7 +399,12 @@ class StepWriter:
             f"Without the weights it would be the plain mean of all values, whatever the query asks: |o − mean| is "
             f"{_length(out - mean):.3g}, |o| is {_length(out):.3g}.",
             vectors=(
-                *(Vector(f"{_weight(weights[j])} · v of '{self.labels[j]}'", weights[j] * numbers.value[j], "value") for j in order),
+                *(
+                    Vector(
+                        f"{self._share(weights[j])} · v of '{self.labels[j]}'", weights[j] * numbers.value[j], "value"
+                    )
+                    for j in order
+                ),
                 Vector("o", out, "value"),
             ),
         )
@@ -457,7 +478,8 @@ def _length(values: np.ndarray) -> float:
 
 
 def _weight(value: float) -> str:
-    return f"{value:.2f}".replace("0.", ".", 1) if value >= 0.005 else f"{value:.1g}"
+    """With two decimals and no leading zero."""
+    return f"{value:.2f}".replace("0.", ".", 1) if value >= 0.005 else "less than .01"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -27,7 +27,7 @@ def as_json(steps: Steps) -> dict[str, Any]:
 
     ::
 
-        {version: 1, text, model, layers, layer, head, heads, kv_head, row, word: {text, first, last} | null, dtype,
+        {version: 1, text, title, model, layers, layer, head, heads, kv_head, row, word: {text, first, last} | null, dtype,
          labels: [key, ...], without: [switch, ...], switches: [those that can be left out, ...], notes: [sentence, ...],
          digits,
          steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
@@ -50,6 +50,7 @@ def as_json(steps: Steps) -> dict[str, Any]:
     return {
         "version": VERSION,
         "text": steps.text,
+        "title": steps.title,
         "model": steps.model,
         "layers": steps.layers,
         "layer": steps.layer,

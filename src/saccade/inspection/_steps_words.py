@@ -44,7 +44,10 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
         raise ValueError(f"word: {text!r} is there {times}, so there is no occurrence {nth}")
     chosen = places[(nth or 1) - 1]
     if nth is None and len(places) > 1:
-        return chosen, f"'{words[chosen].label}' is there {len(places)} times: the first is taken ({text}:2 is the next)"
+        return (
+            chosen,
+            f"'{words[chosen].label}' is there {len(places)} times: the first is taken ({text}:2 is the next)",
+        )
     return chosen, ""
 
 
@@ -64,5 +67,5 @@ def _near(words: Sequence[Word], text: str) -> str:
     spoken = list(dict.fromkeys(word.label for word in words if not word.special))
     near = get_close_matches(text, spoken, _NEAR, 0.5)
     if near:
-        return f"there is {' and '.join(repr(name) for name in near)}"
-    return f"it begins with {', '.join(map(repr, spoken[:_NEAR]))}"
+        return f"like it there is {' and '.join(repr(name) for name in near)}"
+    return f"the text begins with {', '.join(map(repr, spoken[:_NEAR]))}"

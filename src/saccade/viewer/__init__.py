@@ -5,6 +5,7 @@ Begin with `_report.py`. Imports `inspection`.
 
 from __future__ import annotations
 
+from ._draw import draw
 from ._figure import draw_figure
 from ._files import check_target, write_whole
 from ._json import as_json
@@ -12,4 +13,4 @@ from ._notebook import framed
 from ._report import render_report
 from ._terminal import print_look
 
-__all__ = ["as_json", "check_target", "draw_figure", "framed", "print_look", "render_report", "write_whole"]
+__all__ = ["as_json", "check_target", "draw", "draw_figure", "framed", "print_look", "render_report", "write_whole"]
