@@ -31,12 +31,13 @@ async function page() {
 if (process.argv.includes("--dev")) await page();
 else if (process.argv.includes("--test"))
   await build({ ...common, entryPoints: ["src/testing.ts"], outfile: join(here, "build/test.mjs") });
-else
-  await build({
+else {
+  const packaged = {
     ...common,
-    entryPoints: ["src/main.ts"],
-    outfile: out,
     minify: true,
     legalComments: "none",
     banner: { js: "/* Saccade's viewer, Apache-2.0. Built from client/ by `npm run build`; do not edit. */" },
-  });
+  };
+  await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
+  await build({ ...packaged, format: "iife", entryPoints: ["src/step/page.ts"], outfile: join(dirname(out), "steps/step.js") });
+}

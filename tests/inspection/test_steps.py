@@ -15,8 +15,8 @@ import saccade
 from saccade._call import AttentionCall
 from saccade.inspection import SWITCHES, Word, example, open_model, step, step_of_call, step_of_tokens
 from saccade.inspection._models import TextModel, Tokens
-from saccade.inspection._steps_json import mathml
-from saccade.inspection._steps_words import find_word
+from saccade.inspection._steps._chosen_word import find_word
+from saccade.inspection._steps._json import mathml
 from saccade.inspection._words import split_words
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config

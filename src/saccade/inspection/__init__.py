@@ -15,9 +15,7 @@ from ._open import open_model
 from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
-from ._steps import Steps, example, step, step_of_call, step_of_tokens
-from ._steps_parts import Step
-from ._steps_scores import SWITCHES
+from ._steps import SWITCHES, Step, Steps, example, step, step_of_call, step_of_tokens
 from ._words import START, Word, group, split_words
 
 __all__ = [

@@ -11,13 +11,12 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ...inspection._steps_json import PART
-
 if TYPE_CHECKING:
     from ...inspection import Step, Steps
 
+PART = 6  # components shown of each vector, at most
 TERMS = 5  # keys shown of each step; the rest is folded
-LONGEST_LABEL = 16
+LONGEST_LABEL, LONGEST_NAME = 16, 28
 _BAR = 18  # cells of a weight of 1
 _INDENT = 4
 # As in the diagrams: queries blue, keys orange, values green, weights magenta; they read on dark and light.
@@ -60,12 +59,7 @@ def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None
     _print_wrapped(console, step.formula, "bold #c9498f", _INDENT)
     _print_wrapped(console, step.shapes, "dim", _INDENT)
     _print_wrapped(console, step.says, "", _INDENT)
-    names = max((cell_len(vector.name) for vector in step.vectors), default=0)
-    for vector in step.vectors:
-        line = Text(" " * (_INDENT + 2))
-        line.append(set_cell_size(vector.name, names), style=_COLOURS[vector.kind])
-        line.append("  " + _vector(vector.values, steps.digits, console.width - _INDENT - 2 - names - 2))
-        _print_line(console, line)
+    _print_vectors(console, steps, step)
     if step.columns:
         for line in _terms(steps, step):
             _print_line(console, line)
@@ -73,6 +67,21 @@ def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None
         facts = ", ".join(f"{name} = {_number(value, steps.digits)}" for name, value in step.facts)
         _print_wrapped(console, facts, "", _INDENT + 2)
     _print_wrapped(console, step.without, "italic dim", _INDENT)
+
+
+def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
+    """One line each; a long name stands on a line of its own."""
+    names = [cell_len(vector.name) for vector in step.vectors]
+    room = max((size for size in names if size <= LONGEST_NAME), default=0)
+    for vector, size in zip(step.vectors, names, strict=True):
+        line = Text(" " * (_INDENT + 2)).append(vector.name, style=_COLOURS[vector.kind])
+        if size > room:
+            _print_line(console, line)
+            line = Text(" " * (_INDENT + 2 + room))
+        else:
+            line.append(" " * (room - size))
+        line.append("  " + _vector(vector.values, steps.digits, console.width - _INDENT - 2 - room - 2))
+        _print_line(console, line)
 
 
 def _vector(values: np.ndarray, digits: int, width: int) -> str:

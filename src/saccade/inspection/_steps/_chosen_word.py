@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from ._words import Word
+from .._words import Word
 
 _NEAR = 3  # names that an error gives
 

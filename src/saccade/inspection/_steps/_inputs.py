@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._biases import Bias, RelativeScores, Span, TensorBias, as_bias
-from .._call import CheckedCall, ObservedCall
-from .._checks import make_call
-from ..nn.attention import MultiHeadAttention
-from ..nn.blocks import EncoderBlock
-from ..nn.norm import RMSNorm
-from ..nn.stacks import Stack
-from ..positions import Rotary
-from ._models import TextModel, weights_of
+from ..._biases import Bias, RelativeScores, Span, TensorBias, as_bias
+from ..._call import CheckedCall, ObservedCall
+from ..._checks import make_call
+from ...nn.attention import MultiHeadAttention
+from ...nn.blocks import EncoderBlock
+from ...nn.norm import RMSNorm
+from ...nn.stacks import Stack
+from ...positions import Rotary
+from .._models import TextModel, weights_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,146 +5,31 @@ Shape legend: L keys, Dv value width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from importlib import import_module
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._attention import attention
-from .._call import AttentionCall, ObservedCall
-from ..models import Model
-from ._collect import read
-from ._look import check_head
-from ._models import TextModel, weights_of
-from ._open import open_model
-from ._published import as_text_model
-from ._steps_build import StepWriter
-from ._steps_inputs import HeadInputs, of_call, of_model
-from ._steps_json import as_json
-from ._steps_parts import HeadNumbers, Step
-from ._steps_scores import SWITCHES, Scores, checked_switches
-from ._steps_words import find_word
-from ._words import Word
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """The attention of one query row in one head, every number of it; iterating gives each `Step`.
-
-    Attributes:
-        text, model, title: what was read, by what, and what is shown of it.
-        layer, head, row: the head, and the token that asks (from 0, special tokens counted).
-        layers, heads: of the model and of the layer.
-        labels: each key as it can be shown.
-        steps: in order.
-        without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
-        notes: what was chosen or had to be left out.
-        digits: decimals that show the numbers.
-    """
-
-    text: str
-    model: str
-    layers: int
-    title: str
-    labels: tuple[str, ...]
-    numbers: HeadNumbers
-    steps: tuple[Step, ...]
-    word: Word | None = None
-    without: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    digits: int = 3
-
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, id: str) -> Step:
-        """The step of that id; KeyError names those there are."""
-        for step in self.steps:
-            if step.id == id:
-                return step
-        raise KeyError(f"{id!r}; there are {', '.join(step.id for step in self.steps)}")
-
-    @property
-    def layer(self) -> int:
-        return self.numbers.inputs.layer
-
-    @property
-    def head(self) -> int:
-        return self.numbers.inputs.head
-
-    @property
-    def heads(self) -> int:
-        return self.numbers.inputs.heads
-
-    @property
-    def row(self) -> int:
-        return self.numbers.inputs.row
-
-    @property
-    def scores(self) -> Scores:
-        return self.numbers.scores
-
-    @property
-    def weights(self) -> np.ndarray:
-        """(L,) the weights of the row."""
-        return self.numbers.softmax.weights
-
-    @property
-    def output(self) -> np.ndarray | None:
-        """(Dv,) what the head gives."""
-        return self.numbers.mixed(self.weights)
-
-    @cached_property
-    def weights_without(self) -> np.ndarray:
-        """(L,) the weights once `without` is left out; the weights themselves where that is nothing."""
-        return self.scores.softmax(self.without).weights
-
-    @property
-    def output_without(self) -> np.ndarray | None:
-        """(Dv,) what the head would give then."""
-        return self.numbers.mixed(self.weights_without)
-
-    @property
-    def differences(self) -> dict[str, float]:
-        """The largest difference from the model's own numbers by name: "query", "key", "weights", "head", "output".
-
-        Relative to the largest number there, or to 1 where that is smaller.
-        """
-        return self.numbers.differences()
-
-    @property
-    def switches(self) -> tuple[str, ...]:
-        """What can be left out of this head."""
-        return tuple(name for name in SWITCHES if not self.scores.why_not(name))
-
-    def as_json(self) -> dict[str, Any]:
-        """See `saccade.inspection._steps_json.as_json`, which has the form."""
-        return as_json(self)
-
-    def html(self) -> str:
-        """One self-contained page that shows the steps, offline."""
-        return str(import_module("saccade.viewer.steps").render_page(self))
-
-    def __str__(self) -> str:
-        return str(import_module("saccade.viewer.steps").as_text(self))
-
-    def __repr__(self) -> str:
-        label = self.labels[self.row] if self.row < len(self.labels) else self.row
-        return (
-            f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
-        )
-
-    def _repr_html_(self) -> str:
-        return str(import_module("saccade.viewer.steps").framed_page(self))
+from ..._attention import attention
+from ..._call import AttentionCall, ObservedCall
+from ...models import Model
+from .._collect import read
+from .._look import check_head
+from .._models import TextModel, weights_of
+from .._open import open_model
+from .._published import as_text_model
+from .._words import Word
+from ._after import AfterWeights
+from ._before import BeforeScores
+from ._chosen_word import find_word
+from ._inputs import HeadInputs, of_call, of_model
+from ._parts import HeadNumbers
+from ._result import Steps
+from ._scores import checked_switches
+from ._weighing import Weighing
 
 
 def step(
@@ -256,11 +141,13 @@ def _steps(
     notes: Sequence[str],
     digits: int = 3,
 ) -> Steps:
-    numbers = HeadNumbers(inputs)
+    numbers, labels = HeadNumbers(inputs), tuple(labels)
     left_out = checked_switches(without, numbers.scores)
-    written = StepWriter(numbers, tuple(labels), token, digits).steps()
+    before = BeforeScores(numbers, labels, digits, token)
+    writers = before, Weighing(numbers, labels, digits), AfterWeights(numbers, labels, digits)
+    written = tuple(step for writer in writers for step in writer.steps())
     title = f"Head {inputs.layer}.{inputs.head}: token {inputs.row} of {len(labels):,}, counted from 0"
-    return Steps("", "", 1, title, tuple(labels), numbers, written, None, left_out, tuple(notes), digits)
+    return Steps("", "", 1, title, labels, numbers, written, None, left_out, tuple(notes), digits)
 
 
 def token_labels(

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ._steps_inputs import HeadInputs
-from ._steps_scores import Scores, Softmax
+from ._inputs import HeadInputs
+from ._scores import Scores, Softmax
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,120 @@
+// The way of one word through one head as a diagram: boxes in the order of computation, each a button to its step.
+import { h } from "../dom";
+import { cells } from "./parts";
+import type { Step } from "./parts";
+
+export interface Node {
+  button: HTMLButtonElement;
+  picture: HTMLElement;
+}
+
+/** What weights and output are drawn from; changed by the switches. */
+export interface Live {
+  logits: number[];
+  weights: number[];
+  output: number[] | null;
+}
+
+/** Where each step stands: [column, columns] of three. Queries, keys and values go side by side. */
+const PLACES: Record<string, string> = { sum: "right" };
+const TITLES: Record<string, string> = {
+  token: "embedding", stream: "residual stream", norm: "norm", given: "q, k, v", project: "q, k, v", "head norm": "norm of q, k",
+  position: "positions", dot: "dot product", scale: "scale", softcap: "soft cap", bias: "bias", mask: "mask", softmax: "softmax",
+  sum: "weighted sum", concat: "concatenate", output: "output projection", residual: "residual",
+};
+
+export class Diagram {
+  readonly element = h("ol", { class: "diagram" });
+  private readonly nodes: Node[] = [];
+
+  constructor(
+    private readonly steps: readonly Step[], private readonly keys: readonly number[],
+    private readonly rows: { keys: (number | null)[][] | null; values: (number | null)[][] | null }, choose: (at: number) => void,
+  ) {
+    steps.forEach((step, at) => {
+      const picture = h("span", { class: "picture" });
+      const button = h("button", { type: "button", class: `node ${step.id.replace(" ", "-")}`, onclick: () => choose(at) },
+        h("span", { class: "label" }, h("small", {}, String(at + 1)), TITLES[step.id] ?? step.name), picture);
+      this.nodes.push({ button, picture });
+      this.element.append(h("li", { class: PLACES[step.id] ?? "" }, button));
+      this.fill(at);
+    });
+  }
+
+  /** Marks the step that is shown; later ones are pale. */
+  choose(at: number): void {
+    this.nodes.forEach(({ button }, i) => {
+      button.classList.toggle("later", i > at);
+      if (i === at) button.setAttribute("aria-current", "step");
+      else button.removeAttribute("aria-current");
+    });
+  }
+
+  /** The chosen node's element, to be scrolled to. */
+  at(index: number): HTMLElement {
+    return this.nodes[index].button;
+  }
+
+  private fill(at: number): void {
+    const step = this.steps[at];
+    const { picture } = this.nodes[at];
+    if (step.id === "project" || step.id === "given" || step.id === "position" || step.id === "head norm") {
+      picture.replaceChildren(...this.threeWays(step));
+      return;
+    }
+    if (step.vectors.length && step.id !== "sum") {
+      const vector = step.vectors[step.vectors.length - (step.id === "output" ? 2 : 1)] ?? step.vectors[0];
+      picture.replaceChildren(cells(vector.values.slice(0, 24), vector.kind));
+    }
+  }
+
+  /** Query, keys and values: one row, and one row for each key. */
+  private threeWays(step: Step): HTMLElement[] {
+    const query = step.vectors.filter((v) => v.kind === "query").pop();
+    const out = [group("q", [cells((query?.values ?? []).slice(0, 8), "query")])];
+    const { keys, values } = this.rows;
+    if (keys) out.push(group("k", this.keys.map((j) => cells(keys[j], "key", largest(keys, this.keys)))));
+    if (values && (step.id === "project" || step.id === "given"))
+      out.push(group("v", this.keys.map((j) => cells(values[j], "value", largest(values, this.keys)))));
+    return out;
+  }
+
+  /** Scores and weights as bars, and the output, as they are now. */
+  update(live: Live): void {
+    this.steps.forEach((step, at) => {
+      const { picture } = this.nodes[at];
+      if (step.id === "softmax") picture.replaceChildren(bars(this.keys.map((j) => live.weights[j]), 1, "weight"));
+      else if (step.id === "mask") picture.replaceChildren(signed(this.keys.map((j) => live.logits[j])));
+      else if (step.columns.length) picture.replaceChildren(signed(this.keys.map((j) => step.columns[step.columns.length - 1].values[j] ?? -Infinity)));
+      if (step.id === "sum" && live.output) picture.replaceChildren(cells(live.output, "value"));
+    });
+  }
+}
+
+const group = (name: string, rows: HTMLElement[]): HTMLElement =>
+  h("span", { class: "group" }, h("small", {}, name), h("span", { class: "rows" }, ...rows));
+
+const largest = (rows: (number | null)[][], keys: readonly number[]): number =>
+  Math.max(...keys.flatMap((j) => rows[j].map((v) => Math.abs(v ?? 0))), 1e-9);
+
+/** Upright bars, one for each key, of 0 to `most`. */
+function bars(values: number[], most: number, kind: string): HTMLElement {
+  const box = h("span", { class: `bars ${kind}` });
+  for (const value of values) {
+    const broken = !Number.isFinite(value);
+    box.append(h("i", { class: broken ? "broken" : "", style: `--share: ${broken ? 1 : Math.min(1, value / most).toFixed(4)}` }));
+  }
+  return box;
+}
+
+/** Upright bars above and below a line; a hidden key is a cross. */
+function signed(values: number[]): HTMLElement {
+  const most = Math.max(...values.filter(Number.isFinite).map(Math.abs), 1e-9);
+  const box = h("span", { class: "bars signed" });
+  for (const value of values) {
+    const hidden = value === -Infinity;
+    const share = hidden ? 0 : Math.min(1, Math.abs(value) / most);
+    box.append(h("i", { class: hidden ? "hidden-key" : value < 0 ? "minus" : "", style: `--share: ${share.toFixed(4)}` }));
+  }
+  return box;
+}
