@@ -39,5 +39,6 @@ else {
     banner: { js: "/* Saccade's viewer, Apache-2.0. Built from client/ by `npm run build`; do not edit. */" },
   };
   await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
-  await build({ ...packaged, format: "iife", entryPoints: ["src/step/page.ts"], outfile: join(dirname(out), "steps/step.js") });
+  const page = join(here, "../src/saccade/viewer/steps/step.js");
+  if (option < 0) await build({ ...packaged, format: "iife", entryPoints: ["src/step/page.ts"], outfile: page });
 }

@@ -76,7 +76,7 @@ _HOMES = {  # of all names but the masks
     "explain": "_explain",
     "merge": "_attention",
     "statistics": "_statistics",
-    "step": "inspection",
+    "step": "viewer",
     "verify": "verification",
     "watch": "monitoring",
 }
@@ -130,10 +130,9 @@ if TYPE_CHECKING:
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
-    from .inspection import step
     from .monitoring import watch
     from .verification import verify
-    from .viewer import draw
+    from .viewer import draw, step
 else:
 
     def __getattr__(name: str) -> object:

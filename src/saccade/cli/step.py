@@ -93,7 +93,7 @@ def step(
 
         console.print(Text.assemble(("Page  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
         return
-    from ..viewer.steps import print_steps
+    from ..viewer import print_steps
 
     print_steps(console, made)
 
@@ -112,7 +112,7 @@ def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
         from ..viewer import check_target
 
         check_target(common.out, force=common.force)
-    from ..inspection import step as steps_of
+    from ..viewer import step as steps_of
 
     return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=_listed(chosen.without))
 

@@ -15,7 +15,7 @@ from ._open import open_model
 from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
-from ._steps import SWITCHES, Step, Steps, example, step, step_of_call, step_of_tokens
+from ._steps import SWITCHES, Step, Steps, example, step_of_call, step_of_tokens, steps_of
 from ._words import START, Word, group, split_words
 
 __all__ = [
@@ -45,9 +45,9 @@ __all__ = [
     "role_of",
     "short_number",
     "split_words",
-    "step",
     "step_of_call",
     "step_of_tokens",
+    "steps_of",
     "telling",
     "weights_of",
     "words_that_fit",

@@ -9,6 +9,6 @@ from __future__ import annotations
 from ._parts import Step
 from ._result import Steps
 from ._scores import SWITCHES
-from ._step import example, step, step_of_call, step_of_tokens
+from ._step import example, step_of_call, step_of_tokens, steps_of
 
-__all__ = ["SWITCHES", "Step", "Steps", "example", "step", "step_of_call", "step_of_tokens"]
+__all__ = ["SWITCHES", "Step", "Steps", "example", "step_of_call", "step_of_tokens", "steps_of"]

@@ -168,10 +168,10 @@ class Steps:
 
     def html(self) -> str:
         """One self-contained page that shows the steps, offline."""
-        return str(import_module("saccade.viewer.steps").render_page(self))
+        return str(import_module("saccade.viewer").render_steps(self))
 
     def __str__(self) -> str:
-        return str(import_module("saccade.viewer.steps").as_text(self))
+        return str(import_module("saccade.viewer").steps_as_text(self))
 
     def __repr__(self) -> str:
         label = self.labels[self.row] if self.row < len(self.labels) else self.row
@@ -180,4 +180,4 @@ class Steps:
         )
 
     def _repr_html_(self) -> str:
-        return str(import_module("saccade.viewer.steps").framed_page(self))
+        return str(import_module("saccade.viewer").framed_steps(self))

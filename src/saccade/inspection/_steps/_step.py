@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from ...models import Model
 from .._collect import read
 from .._look import check_head
 from .._models import TextModel, weights_of
-from .._open import open_model
 from .._published import as_text_model
 from .._words import Word
 from ._after import AfterWeights
@@ -32,34 +30,18 @@ from ._scores import checked_switches
 from ._weighing import Weighing
 
 
-def step(
+def steps_of(
+    model: TextModel | Model,
     text: str,
     head: tuple[int, int] | None = None,
     word: str | int | None = None,
-    model: TextModel | Model | str | Path | None = None,
     *,
     nth: int | None = None,
     without: Iterable[str] = (),
+    name: str | None = None,
 ) -> Steps:
-    """Attention step by step: the real numbers of one head for one word of ``text``.
-
-    Numbers are computed anew, in float64, from what the block read and its parameters; ``differences`` says how far
-    they are from what the model computed. Of a model whose modules are not Saccade's only the call itself is seen, so
-    steps begin with query, key and value.
-
-    Args:
-        text: what the model reads.
-        head: (layer, head); None is the head in which the word looks most at a word that is not beside it.
-        word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
-            last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
-        model: a folder, a name on the hub, or an open model; None is the embedded one.
-        nth: the occurrence of the word, from 1.
-        without: what to leave out: "scale", "mask", "position", "shift". ``weights_without`` are then the weights.
-
-    Raises:
-        ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
-    """
-    opened = as_text_model(model) if isinstance(model, TextModel | Model) else open_model(model)
+    """What `saccade.step` gives, of an open model that is called ``name``."""
+    opened = as_text_model(model)
     check_head(opened, head)
     tokens, words = read(opened, text)
     number, note = find_word(words, word, nth)
@@ -73,11 +55,10 @@ def step(
         notes.append(
             f"no head was asked for: in layer {head[0]} head {head[1]} it looks most at a word that is not beside it"
         )
-    name = "embedded model" if model is None else opened.name
     labels = token_labels(opened, text, tokens.spans, words)
     found = step_of_tokens(opened, ids, labels, head, row, without=without, notes=notes)
     title = f"Head {head[0]}.{head[1]}, '{chosen.label}' asks: token {row} of {len(labels):,}, counted from 0"
-    return replace(found, text=text, model=name, word=chosen, title=title)
+    return replace(found, text=text, model=name or opened.name, word=chosen, title=title)
 
 
 def step_of_tokens(

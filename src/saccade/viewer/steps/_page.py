@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from .._report import GENERATOR, embedded_json
-from ._text import as_text
+from ._text import steps_as_text
 
 if TYPE_CHECKING:
     from ...inspection import Steps
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 HEIGHT = 860  # pixels of the frame in a notebook; the page scrolls
 
 
-def render_page(steps: Steps, version: str = "") -> str:
+def render_steps(steps: Steps, version: str = "") -> str:
     """The whole page as a string; nothing of the text can leave its place as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset("step.html.j2")).render(
         generator=f"{GENERATOR} {version}".strip(),
         title=steps.title,
-        text=as_text(steps),
+        text=steps_as_text(steps),
         data=embedded_json(steps.as_json()),
         script=Markup(_asset("step.js").replace("</script", "<\\/script")),
     )
 
 
-def framed_page(steps: Steps) -> str:
+def framed_steps(steps: Steps) -> str:
     """An element that a notebook can hold: the page's styles and its script cannot leave it."""
     return (
-        f'<iframe title="{escape(steps.title)}" sandbox="allow-scripts" srcdoc="{escape(render_page(steps))}" '
+        f'<iframe title="{escape(steps.title)}" sandbox="allow-scripts" srcdoc="{escape(render_steps(steps))}" '
         f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
     )
 

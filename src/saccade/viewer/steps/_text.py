@@ -23,7 +23,7 @@ _INDENT = 4
 _COLOURS = {"query": "#3d8bea", "key": "#d07a1f", "value": "#1f9d77", "weight": "#c9498f", "": ""}
 
 
-def as_text(steps: Steps, width: int = 80) -> str:
+def steps_as_text(steps: Steps, width: int = 80) -> str:
     """Everything as plain text."""
     out = io.StringIO()
     print_steps(Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False), steps)
