@@ -71,7 +71,7 @@ class StepView {
   private readonly told = h("p", { class: "told", role: "status" });
   private readonly boxes = new Map<string, HTMLInputElement>();
   private readonly slider: HTMLInputElement;
-  private readonly scaleText = h("output", {});
+  private readonly scaleText = h("span", { class: "output", "aria-hidden": "true" });
   private readonly format: HTMLLabelElement;
 
   constructor(private readonly data: StepData, private readonly options: StepOptions) {
@@ -240,6 +240,7 @@ class StepView {
       this.slider.value = String(Math.round(t * 1000));
     }
     this.scaleText.textContent = numberText(settings.scale, 3);
+    this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
     this.diagram.update({ ...this.live, output: data.values && mixed(this.live.weights, data.values) });
     this.drawWeights();

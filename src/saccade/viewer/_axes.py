@@ -23,9 +23,10 @@ def paint_map(
     most: float,
     *,
     numbers: bool,
-    bar: bool,
-) -> None:
-    """(R, K) as cells of 0 or -most to most; labels of rows and of keys."""
+) -> Any:
+    """(R, K) as cells of 0 or -most to most; labels of rows and of keys. Gives the image, for a colour bar."""
+    from matplotlib.ticker import MaxNLocator
+
     least = -most if np.nanmin(values, initial=0.0) < 0 else 0.0
     rows, columns = values.shape
     image = axes.imshow(
@@ -36,13 +37,19 @@ def paint_map(
         interpolation="nearest",
         aspect="equal" if max(rows, columns) <= 6 * min(rows, columns) else "auto",
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     label_axes(axes, *labels)
     if numbers:
         _write_numbers(axes, values, most or 1.0, signed=least < 0)
-    if bar:
-        made = axes.figure.colorbar(image, ax=axes, shrink=0.5, aspect=18, pad=0.02)
-        made.outline.set_visible(False)  # type: ignore[operator]
-        made.ax.tick_params(length=0, labelsize=7)
+    return image
+
+
+def colour_bar(axes: list[Any], image: Any) -> None:
+    """What the colours of these axes mean."""
+    made = axes[0].figure.colorbar(image, ax=axes, shrink=0.5, aspect=18, pad=0.02)
+    made.outline.set_visible(False)
+    made.ax.tick_params(length=0, labelsize=7)
 
 
 def colours(values: np.ndarray) -> Any:
@@ -54,7 +61,7 @@ def colours(values: np.ndarray) -> Any:
 
 
 def label_axes(axes: Axes, queries: list[str] | None, keys: list[str] | None) -> None:
-    """Labels at the places 0, 1, ...; as many as can be read, and a dollar in one is a dollar."""
+    """Labels at the places 0, 1, ...; as many as can be read, and a dollar in one is a dollar. None: their numbers."""
     axes.tick_params(length=0, labelsize=MOST_POINTS)
     axes.spines[:].set_visible(False)
     box = axes.get_position()
@@ -72,8 +79,8 @@ def label_axes(axes: Axes, queries: list[str] | None, keys: list[str] | None) ->
 def _thinned(count: int, room: float) -> tuple[list[int], float]:
     """Which of so many labels stand in so many points, and how large."""
     pitch = room / max(1, count)
-    step = max(1, math.ceil(LEAST_POINTS / pitch))
-    return list(range(0, count, step)), min(MOST_POINTS, max(LEAST_POINTS, pitch * step))
+    step = max(1, math.ceil(1.1 * LEAST_POINTS / pitch))
+    return list(range(0, count, step)), min(MOST_POINTS, max(LEAST_POINTS, pitch * step / 1.1))
 
 
 def _write_numbers(axes: Axes, values: np.ndarray, most: float, *, signed: bool) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .._masks import Mask
-from ._axes import colours, paint_map
-from ._over import check_patches, draw_over_image, draw_with_sound
+from ._axes import colour_bar, paint_map
+from ._over import check_patches, draw_over_image, draw_with_sound, picture_of, sound_of
 
 MOST_CELLS = 2**26
 LONGEST_LABEL = 24
@@ -67,32 +67,48 @@ def draw(
     """
     if image is not None and (sound is not None or mask is not None):
         raise ValueError("image: goes with neither sound= nor mask=")
-    if seconds is not None and sound is None:
-        raise ValueError("seconds: of a sound; give sound=")
-    if image is not None:
-        panels = _without(_panels(weights, item, rows_apart=True), skip)
-        grid = check_patches(patches, panels.shape[-1])
-        names = _labels("queries", queries, len(panels))
-        axes = _axes(ax, len(panels), (3.0, 3.0))
-        for place, panel, name in zip(axes, panels, _titles(title, names, len(panels), ""), strict=True):
-            draw_over_image(place, panel[0], image, grid, limit)
-            _entitle(place, name)
-        return _given_back(axes, title, ax)
-    panels = _panels(weights, item)
+    panels = _panels(weights, item, rows_apart=image is not None)
     hidden = _hidden(mask, panels)
-    if sound is not None:
+    if image is not None:
+        return _over_image(_without(panels, skip), queries, title, ax, picture_of(image), patches, limit)
+    heard = sound_of(sound, seconds)
+    if heard is not None:
         panels, hidden = _without(panels, skip), None if hidden is None else _without(hidden, skip)
         keys = None  # time is their label
-    labels = _labels("queries", queries, panels.shape[1]), _labels("keys", keys, panels.shape[2])
-    axes = _axes(ax, len(panels), _size(panels.shape[1], panels.shape[2], wide=sound is not None))
+    count, rows, columns = panels.shape
+    labels = _labels("queries", queries, rows), _labels("keys", keys, columns)
+    titles = _titles(title, None, count, "head")
     most = float(np.nanmax(np.abs(panels), initial=0.0)) if limit is None else float(limit)
-    for number, (place, name) in enumerate(zip(axes, _titles(title, None, len(panels), "head"), strict=True)):
+    numbers = columns <= MOST_NUMBERS and count == 1 if numbers is None else numbers
+    axes = _axes(ax, count, _size(rows, columns, wide=heard is not None))
+    cells = None
+    for number, (place, name) in enumerate(zip(axes, titles, strict=True)):
         shown = panels[number] if hidden is None else np.where(hidden[number], np.nan, panels[number])
-        if sound is not None:
-            place = draw_with_sound(place, shown, labels[0], sound, seconds, most, colours(shown))
+        if heard is not None and seconds is not None:
+            draw_with_sound(place, shown, labels[0], heard, seconds, most)
         else:
-            few = panels.shape[2] <= MOST_NUMBERS and len(panels) == 1
-            paint_map(place, shown, labels, most, numbers=few if numbers is None else numbers, bar=colorbar)
+            cells = paint_map(place, shown, labels, most, numbers=numbers)
+        _entitle(place, name)
+    if colorbar and cells is not None:
+        colour_bar(axes, cells)
+    return _given_back(axes, title, ax)
+
+
+def _over_image(
+    panels: np.ndarray,
+    queries: Sequence[str] | None,
+    title: str | Sequence[str] | None,
+    ax: Any,
+    picture: np.ndarray,
+    patches: tuple[int, int] | None,
+    limit: float | None,
+) -> Any:
+    """Every row (P, 1, K) over the picture."""
+    grid = check_patches(patches, panels.shape[-1])
+    titles = _titles(title, _labels("queries", queries, len(panels)), len(panels), "row")
+    axes = _axes(ax, len(panels), (3.0, 3.0))
+    for place, panel, name in zip(axes, panels, titles, strict=True):
+        draw_over_image(place, panel[0], picture, grid, limit)
         _entitle(place, name)
     return _given_back(axes, title, ax)
 
@@ -102,27 +118,25 @@ def draw(
 
 def _panels(weights: Any, item: int | None, *, rows_apart: bool = False) -> np.ndarray:
     """(P, R, K): one map a panel; with `rows_apart` one row a panel."""
-    values = _numbers("weights", weights)
-    if values.ndim == 4:
-        if item is None and len(values) != 1:
-            raise ValueError(
-                f"item: weights of {len(values)} items came; choose one of them, item=0 to {len(values) - 1}"
-            )
-        if not -len(values) <= (item or 0) < len(values):
-            raise ValueError(f"item: {item} does not exist; there are 0 to {len(values) - 1}")
-        values = values[item or 0]
+    given = weights if hasattr(weights, "shape") else _numbers("weights", weights)
+    shape = tuple(given.shape)
+    if len(shape) == 4:
+        if item is None and shape[0] != 1:
+            raise ValueError(f"item: weights of {shape[0]} items came; choose one, item=0 to {shape[0] - 1}")
+        if not -shape[0] <= (item or 0) < shape[0]:
+            raise ValueError(f"item: {item} does not exist; there are 0 to {shape[0] - 1}")
+        given = given[item or 0]
     elif item is not None:
-        raise ValueError(f"item: is for weights (B, H, R, K); these have the shape {values.shape}")
-    if values.ndim == 1:
-        values = values[None]
-    if values.ndim == 2:
-        values = values[None]
-    if values.ndim != 3 or 0 in values.shape:
-        raise ValueError(f"weights: expected (R, K), (H, R, K) or (B, H, R, K), got shape {values.shape}")
-    if values.size > MOST_CELLS:
+        raise ValueError(f"item: is for weights (B, H, R, K); these have the shape {shape}")
+    size = math.prod(given.shape)
+    if not 1 <= len(given.shape) <= 3 or not size:
+        raise ValueError(f"weights: expected (R, K), (H, R, K) or (B, H, R, K), got shape {shape}")
+    if size > MOST_CELLS:
         raise ValueError(
-            f"weights: {values.shape} is more than a picture holds ({MOST_CELLS:,} pairs); choose rows, keys or heads"
+            f"weights: {shape} is more than a picture holds ({MOST_CELLS:,} pairs); choose rows, keys, heads"
         )
+    values = _numbers("weights", given)
+    values = values.reshape((1,) * (3 - values.ndim) + values.shape)
     return values.reshape(-1, 1, values.shape[-1]) if rows_apart else values
 
 

@@ -209,6 +209,6 @@ def _print_wrapped(console: Console, text: str, style: str, indent: int) -> None
 
 
 def _print_line(console: Console, line: Text) -> None:
-    line.rstrip()
     line.truncate(console.width)
+    line.rstrip()
     console.print(line, soft_wrap=True, highlight=False)
