@@ -11,6 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from ..._terminal._console import Console as CleanedConsole
+
 if TYPE_CHECKING:
     from ...inspection import Step, Steps
 
@@ -26,7 +28,7 @@ _COLOURS = {"query": "#3d8bea", "key": "#d07a1f", "value": "#1f9d77", "weight": 
 def steps_as_text(steps: Steps, width: int = 80) -> str:
     """Everything as plain text."""
     out = io.StringIO()
-    print_steps(Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False), steps)
+    print_steps(CleanedConsole(file=out, width=width, color_system=None, force_terminal=False, highlight=False), steps)
     return out.getvalue()
 
 
@@ -44,7 +46,7 @@ def print_steps(console: Console, steps: Steps) -> None:
 
 def _print_title(console: Console, steps: Steps) -> None:
     for line in Text(steps.title, style="bold").wrap(console, console.width):
-        console.print(line, soft_wrap=True, highlight=False)
+        _print_line(console, line)
     shape = f" of {steps.layers} layers" if steps.layers > 1 else ""
     text = [repr(shorten(" ".join(steps.text.split()), 200))] if steps.text else []
     _print_wrapped(console, ", ".join([*text, steps.model + shape]), "dim", 0)
