@@ -136,7 +136,7 @@ def _panels(weights: Any, item: int | None, *, rows_apart: bool = False) -> np.n
             f"weights: {shape} is more than a picture holds ({MOST_CELLS:,} pairs); choose rows, keys, heads"
         )
     values = _numbers("weights", given)
-    values = values.reshape((1,) * (3 - values.ndim) + values.shape)
+    values = values.reshape(-1, *values.shape[-2:]) if values.ndim > 1 else values.reshape(1, 1, -1)
     return values.reshape(-1, 1, values.shape[-1]) if rows_apart else values
 
 
