@@ -20,6 +20,8 @@ export interface StepData {
   dtype: string;
   digits: number;
   labels: string[];
+  /** The keys that columns, keys and values are of; null: all. */
+  shown: number[] | null;
   notes: string[];
   without: string[];
   switches: string[];
@@ -62,6 +64,8 @@ class StepView {
   private readonly original: Softmax;
   private live: Softmax;
   private readonly keys: number[];
+  /** Where each of the keys stands in columns, keys and values. */
+  private readonly places: number[];
   private readonly diagram: Diagram;
   private readonly panel = h("section", { class: "panel", "aria-live": "polite" });
   private readonly place = h("span", { class: "place" });
@@ -79,8 +83,9 @@ class StepView {
     this.settings = { scale: data.scores.scale, mask: true, position: true, shift: true, format: known };
     this.original = softmaxOf(data.scores, this.settings);
     this.live = this.original;
-    this.keys = shownKeys(data.scores, data.row, MOST_KEYS, data.scores.scale);
-    this.diagram = new Diagram(data.steps, this.keys, data, (at) => this.choose(at));
+    this.keys = shownKeys(data.scores, data.row, MOST_KEYS, data.scores.scale, data.shown);
+    this.places = this.keys.map((j) => (data.shown ? data.shown.indexOf(j) : j));
+    this.diagram = new Diagram(data.steps, this.keys, this.places, data, (at) => this.choose(at));
     this.back = h("button", { type: "button", "aria-label": "Previous step", onclick: () => this.choose(this.at - 1) }, "←");
     this.next = h("button", { type: "button", "aria-label": "Next step", onclick: () => this.choose(this.at + 1) }, "→");
     this.slider = h("input", { type: "range", min: 0, max: 1000, step: 1, "aria-label": "Scale", oninput: () => this.onslide() });
@@ -189,10 +194,13 @@ class StepView {
   /** The keys of a step; scores after the mask and weights are those of the settings. */
   private table(step: Step): HTMLElement {
     const { digits, labels } = this.data;
-    const columns = step.columns.map((c) => ({ name: c.name, values: this.now(step, c.name) ?? c.values }));
+    const columns = step.columns.map((c) => {
+      const live = this.now(step, c.name);
+      return { name: c.name, values: this.keys.map((j, i) => (live ? live[j] : c.values[this.places[i]])) };
+    });
     const head = h("tr", {}, h("th", { scope: "col" }, "key"), ...columns.map((c) => h("th", { scope: "col" }, c.name)));
-    const body = this.keys.map((j) => h("tr", { class: j === this.data.row ? "own" : "" },
-      h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[j], digits)))));
+    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.row ? "own" : "" },
+      h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits)))));
     const folded = labels.length - this.keys.length;
     return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, step.name), h("thead", {}, head), h("tbody", {}, ...body)),
       folded > 0 && h("p", { class: "folded" }, `and ${folded.toLocaleString("en")} more ${folded === 1 ? "key" : "keys"}`));
@@ -242,7 +250,7 @@ class StepView {
     this.scaleText.textContent = numberText(settings.scale, 3);
     this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
-    this.diagram.update({ ...this.live, output: data.values && mixed(this.live.weights, data.values) });
+    this.diagram.update({ ...this.live, output: data.values && !data.shown ? mixed(this.live.weights, data.values) : null });
     this.drawWeights();
   }
 

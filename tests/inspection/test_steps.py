@@ -430,3 +430,21 @@ def test_formulas_are_mathml(embedded):
     known = {"math", "mrow", "mi", "mn", "mo", "mtext", "msub", "msup", "msqrt"}
     for formula in formulas:
         assert set(tags(mathml(formula))) <= known
+
+
+def test_of_a_long_text_some_keys_have_their_numbers_in_every_step():
+    model = Toy(Decoder(BlockConfig(AttentionConfig(24, 3, positions=RotaryConfig()), hidden=31), 2))
+    text = "".join(chr(97 + i * i % 23) for i in range(5003))
+    ids = torch.tensor([[ord(c) for c in text]])
+    steps = step_of_tokens(model, ids, list(text), (1, 2), 4001)
+    assert max(steps.differences.values()) < 1e-5  # keys are projected block by block
+    data = steps.as_json()
+    shown = data["shown"]
+    best = set(np.argsort(-steps.weights)[:8])
+    later = set(np.argsort(-steps.scores.softmax(("mask",)).weights)[:8])
+    assert best | later | {4001} <= set(shown) and len(shown) < 150 and shown == sorted(shown)
+    assert len(data["weights"]) == len(data["scores"]["products"]) == len(data["labels"]) == 5003
+    (softmaxed,) = [s for s in data["steps"] if s["id"] == "softmax"]
+    np.testing.assert_allclose(softmaxed["columns"][-1]["values"], steps.weights[shown], rtol=1e-6)
+    np.testing.assert_allclose(data["values"], steps.numbers.value[shown][:, :8], rtol=1e-5, atol=1e-7)
+    assert len(json.dumps(data)) < 400_000

@@ -9,9 +9,11 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import saccade
-from saccade.inspection import example
+from saccade._call import AttentionCall
+from saccade.inspection import example, step_of_call
 from saccade.viewer import framed_steps, render_steps
 
 TEXT = "The cat sat on the mat because it was soft."
@@ -224,3 +226,26 @@ def test_the_example_and_an_encoder_work_too(opened):
     page = opened(example())
     near(page, np.array([0.669762, 0.330238]))
     assert page.get_by_role("checkbox").count() == 2  # scale and shift: neither mask nor positions
+
+
+@pytest.mark.slow
+def test_many_keys_are_folded_and_still_exact(opened):
+    rng = np.random.default_rng(4)
+    query, key, value = (torch.tensor(rng.normal(size=(1, 1, n, 8))) for n in (1, 3001, 3001))
+    call = AttentionCall(query, key, value, scale=2.0).observed(
+        saccade.attention(query, key, value, scale=2.0), "by hand"
+    )
+    page = opened(step_of_call(call, 0, 0), fragment="#softmax")
+    scores = (query @ key.mT)[0, 0, 0].numpy()
+    near(page, softmax(2 * scores))
+    assert set(np.argsort(-scores)[:4]) <= set(weights_on(page)) and len(weights_on(page)) == 16
+    page.get_by_label("scale", exact=True).click()
+    near(page, softmax(scores))
+    shown = page.get_by_role("table", name="Softmax").get_by_role("row").nth(1).get_by_role("cell").last.inner_text()
+    first = min(weights_on(page))
+    assert float(shown) == pytest.approx(softmax(scores)[first], abs=5.1e-4)
+    page.keyboard.press("ArrowLeft"), page.keyboard.press("ArrowLeft")
+    row = page.get_by_role("table", name="Scale").get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
+    np.testing.assert_allclose(
+        [float(x.replace("\u2212", "-")) for x in row], [scores[first], 2 * scores[first]], atol=5e-4
+    )

@@ -28,7 +28,7 @@ export class Diagram {
   private readonly nodes: Node[] = [];
 
   constructor(
-    private readonly steps: readonly Step[], private readonly keys: readonly number[],
+    private readonly steps: readonly Step[], private readonly keys: readonly number[], private readonly places: readonly number[],
     private readonly rows: { keys: (number | null)[][] | null; values: (number | null)[][] | null }, choose: (at: number) => void,
   ) {
     steps.forEach((step, at) => {
@@ -73,9 +73,9 @@ export class Diagram {
     const query = step.vectors.filter((v) => v.kind === "query").pop();
     const out = [group("q", [cells((query?.values ?? []).slice(0, 8), "query")])];
     const { keys, values } = this.rows;
-    if (keys) out.push(group("k", this.keys.map((j) => cells(keys[j], "key", largest(keys, this.keys)))));
+    if (keys) out.push(group("k", this.places.map((at) => cells(keys[at], "key", largest(keys, this.places)))));
     if (values && (step.id === "project" || step.id === "given"))
-      out.push(group("v", this.keys.map((j) => cells(values[j], "value", largest(values, this.keys)))));
+      out.push(group("v", this.places.map((at) => cells(values[at], "value", largest(values, this.places)))));
     return out;
   }
 
@@ -85,7 +85,7 @@ export class Diagram {
       const { picture } = this.nodes[at];
       if (step.id === "softmax") picture.replaceChildren(bars(this.keys.map((j) => live.weights[j]), 1, "weight"));
       else if (step.id === "mask") picture.replaceChildren(signed(this.keys.map((j) => live.logits[j])));
-      else if (step.columns.length) picture.replaceChildren(signed(this.keys.map((j) => step.columns[step.columns.length - 1].values[j] ?? -Infinity)));
+      else if (step.columns.length) picture.replaceChildren(signed(this.places.map((place) => step.columns[step.columns.length - 1].values[place] ?? -Infinity)));
       if (step.id === "sum" && live.output) picture.replaceChildren(cells(live.output, "value"));
     });
   }
@@ -94,8 +94,8 @@ export class Diagram {
 const group = (name: string, rows: HTMLElement[]): HTMLElement =>
   h("span", { class: "group" }, h("small", {}, name), h("span", { class: "rows" }, ...rows));
 
-const largest = (rows: (number | null)[][], keys: readonly number[]): number =>
-  Math.max(...keys.flatMap((j) => rows[j].map((v) => Math.abs(v ?? 0))), 1e-9);
+const largest = (rows: (number | null)[][], places: readonly number[]): number =>
+  Math.max(...places.flatMap((at) => rows[at].map((v) => Math.abs(v ?? 0))), 1e-9);
 
 /** Upright bars, one for each key, of 0 to `most`. */
 function bars(values: number[], most: number, kind: string): HTMLElement {

@@ -91,8 +91,9 @@ export function rounder(format: Format): (x: number) => number {
 }
 
 /** The keys to show, in the order of the text: those that some setting gives a large weight, and the row itself. */
-export function shownKeys(scores: Scores, row: number, most: number, scale: number): number[] {
+export function shownKeys(scores: Scores, row: number, most: number, scale: number, among: number[] | null = null): number[] {
   const count = scores.products.length;
+  const held = among && new Set(among);
   if (count <= most) return scores.products.map((_, j) => j);
   const best = new Array<number>(count).fill(0);
   for (const mask of [true, false])
@@ -102,7 +103,8 @@ export function shownKeys(scores: Scores, row: number, most: number, scale: numb
         weights.forEach((w, j) => (best[j] = Math.max(best[j], w)));
       }
   if (row < count) best[row] = Infinity;
-  return best.map((w, j) => [w, j] as const).sort((a, b) => b[0] - a[0]).slice(0, most).map(([, j]) => j).sort((a, b) => a - b);
+  const found = best.map((w, j) => [w, j] as const).filter(([, j]) => !held || held.has(j));
+  return found.sort((a, b) => b[0] - a[0]).slice(0, most).map(([, j]) => j).sort((a, b) => a - b);
 }
 
 /** With so many decimals; a sign of its own for what is hidden or no number. */

@@ -87,7 +87,8 @@ class AfterWeights(Writer):
         )
         if numbers.result is None:
             return
-        x = around.stream[inputs.row]
+        x = numbers.stream
+        assert x is not None
         formula, more = "y = x + a", ""
         if around.placement == "post":
             formula, more = "y = norm(x + a)", " The sum is then brought to one size by a norm."

@@ -34,7 +34,7 @@ class BeforeScores(Writer):
         query, key, value = numbers.projected
         bias = " + b" if around.query.bias is not None else ""
         n = "x" if around.placement == "post" else "n"
-        width = numbers.normed.shape[1]
+        width = len(numbers.normed)
         shared = ""
         if self.inputs.kv_heads < self.inputs.heads:
             group = self.inputs.heads // self.inputs.kv_heads
@@ -86,24 +86,24 @@ class BeforeScores(Writer):
         )
 
     def _stream(self) -> Step:
-        layer, around = self.inputs.layer, self.inputs.around
-        assert around is not None
+        layer, x = self.inputs.layer, self.numbers.stream
+        assert x is not None
         layers = "layer 0" if layer == 1 else f"layers 0 to {layer - 1}"
         return Step(
             "stream",
             f"What layer {layer} reads",
             "x = what the layer before gives",
-            f"x {shape(around.embedded)}",
+            f"x {shape(x)}",
             f"{layers[0].upper()}{layers[1:]} changed the vector: it now holds what was found in other tokens, too.",
             f"Without the layers before, every head would see {self.name} as it stands in the table, whatever the "
             "text.",
-            vectors=(Vector("x", around.stream[self.inputs.row]),),
+            vectors=(Vector("x", x),),
         )
 
     def _norm(self) -> Step:
-        around, row = self.inputs.around, self.inputs.row
-        assert around is not None and self.numbers.normed is not None
-        x, n = around.stream[row], self.numbers.normed[row]
+        around = self.inputs.around
+        x, n = self.numbers.stream, self.numbers.normed
+        assert around is not None and x is not None and n is not None
         kind, formula = "Norm", "n = norm(x)"
         if around.norm is not None and around.norm.kind == "rms":
             kind, formula = "Norm (RMS)", "n = x / √(mean(x²) + ε) · g"

@@ -81,8 +81,8 @@ class Surroundings:
     """What stands before and after the call, where the block is Saccade's own."""
 
     embedded: np.ndarray  # (E,) what the first layer reads of the row's token
-    stream: np.ndarray  # (L, E) what the block reads: the residual stream
-    read: np.ndarray  # (L, E) what the attention module reads
+    stream: Tensor  # (L, E) what the block reads: the residual stream, in the model's dtype
+    read: Tensor  # (L, E) what the attention module reads
     written: np.ndarray  # (E,) what the attention module gave
     placement: str  # of the norm: "pre", "post" or "parallel"
     norm: Norm | None  # None where it is of another kind
@@ -254,8 +254,8 @@ def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor]
     positions = stack.positions_of(inputs.layer)
     around = Surroundings(
         embedded=numbers(seen["embedded"][0, row]),
-        stream=numbers(seen["stream"][0]),
-        read=numbers(seen["read"][0]),
+        stream=seen["stream"][0],
+        read=seen["read"][0],
         written=numbers(seen["written"][0, row]),
         placement=block.config.placement,
         norm=_norm(block.attention_norm),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import numpy as np
 
 from ._parts import Step
-from ._scores import Scores
+from ._scores import SWITCHES, Scores
 
 PART = 32  # components of a vector that go along, of keys and values 8: the rest is folded
-MOST_KEYS = 2048  # keys of which components go along, so that a page can compute the output anew
+MOST_KEYS = 2048  # of more keys only some have their numbers in every step
 FEW = 8
+_SHOWN = 16  # keys of each setting
 
 _PIECE = re.compile(
     r"(?P<root>√)|(?P<name>[A-Za-zΣε]+)(?:_(?P<index>\{[^}]*\}|[A-Za-z0-9]+))?|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?)|"
@@ -20,8 +22,8 @@ _PIECE = re.compile(
 )
 
 
-def step_json(one: Step) -> dict[str, Any]:
-    """One step."""
+def step_json(one: Step, shown: np.ndarray | None) -> dict[str, Any]:
+    """One step; its columns are of the keys ``shown``, None: of all."""
     return {
         "id": one.id,
         "name": one.name,
@@ -41,7 +43,10 @@ def step_json(one: Step) -> dict[str, Any]:
             }
             for vector in one.vectors
         ],
-        "columns": [{"name": column.name, "values": listed(column.values)} for column in one.columns],
+        "columns": [
+            {"name": column.name, "values": listed(column.values if shown is None else column.values[shown])}
+            for column in one.columns
+        ],
         "facts": [[name, plain(value)] for name, value in one.facts],
     }
 
@@ -75,9 +80,22 @@ def part(values: np.ndarray | None, size: int = PART) -> list[float | None] | No
     return None if values is None else listed(values[:size])
 
 
-def rows(values: np.ndarray | None) -> list[list[float | None] | None] | None:
-    """The first components of each row, None of more rows than a page holds."""
-    return None if values is None or len(values) > MOST_KEYS else [part(row, FEW) for row in values]
+def rows(values: np.ndarray | None, shown: np.ndarray | None) -> list[list[float | None] | None] | None:
+    """The first components of each row, or of those shown."""
+    return None if values is None else [part(row, FEW) for row in (values if shown is None else values[shown])]
+
+
+def shown_keys(scores: Scores, row: int) -> np.ndarray | None:
+    """Of more keys than a page holds those that some setting gives the largest weights, in order; None: all."""
+    count = len(scores.products)
+    if count <= MOST_KEYS:
+        return None
+    able = [name for name in SWITCHES if name != "shift" and not scores.why_not(name)]
+    chosen = {row} if row < count else set()
+    for size in range(len(able) + 1):
+        for without in itertools.combinations(able, size):
+            chosen |= set(np.argsort(-scores.softmax(without).weights, kind="stable")[:_SHOWN].tolist())
+    return np.array(sorted(chosen))
 
 
 # Formulas

@@ -10,8 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ._inputs import HeadInputs
+from ._inputs import HeadInputs, Surroundings, numbers
 from ._scores import Scores, Softmax
+
+_BLOCK = 4096  # rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +70,30 @@ class HeadNumbers:
     inputs: HeadInputs
 
     @cached_property
-    def normed(self) -> np.ndarray | None:
-        """(L, E) what the projections read."""
+    def stream(self) -> np.ndarray | None:
+        """(E,) the row of the residual stream that the block reads."""
         around = self.inputs.around
-        if around is None:
-            return None
-        if around.placement == "post":
-            return around.stream
-        return around.read if around.norm is None else around.norm(around.stream)
+        return None if around is None else numbers(around.stream[self.inputs.row])
+
+    @cached_property
+    def normed(self) -> np.ndarray | None:
+        """(E,) the row that the projections read."""
+        around, row = self.inputs.around, self.inputs.row
+        return None if around is None else _read(around, slice(row, row + 1))[0]
 
     @cached_property
     def projected(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """q (D,), k (L, D) and v (L, Dv) as they are projected."""
-        around, read = self.inputs.around, self.normed
-        if around is None or read is None:
+        around = self.inputs.around
+        if around is None or self.normed is None:
             return None
-        return around.query(read[self.inputs.row]), around.key(read), around.value(read)
+        # Block by block: of a long text the vectors of all tokens in float64 would be gigabytes.
+        keys, values = [], []
+        for start in range(0, len(around.stream), _BLOCK):
+            block = _read(around, slice(start, start + _BLOCK))
+            keys.append(around.key(block))
+            values.append(around.value(block))
+        return around.query(self.normed), np.concatenate(keys), np.concatenate(values)
 
     @cached_property
     def head_normed(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -154,7 +164,7 @@ class HeadNumbers:
         around, joined = self.inputs.around, self.joined
         if around is None or around.gate is None or joined is None or self.normed is None:
             return joined
-        return joined / (1 + np.exp(-around.gate(self.normed[self.inputs.row])))
+        return joined / (1 + np.exp(-around.gate(self.normed)))
 
     @cached_property
     def written(self) -> np.ndarray | None:
@@ -166,9 +176,9 @@ class HeadNumbers:
     def result(self) -> np.ndarray | None:
         """(E,) the residual stream after attention."""
         around = self.inputs.around
-        if around is None or self.written is None:
+        if around is None or self.written is None or self.stream is None:
             return None
-        total = around.stream[self.inputs.row] + self.written
+        total = self.stream + self.written
         if around.placement == "post":
             return None if around.norm is None else around.norm(total)
         return total
@@ -188,3 +198,10 @@ class HeadNumbers:
             name: float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
             for name, (ours, theirs) in pairs.items()
         }
+
+
+def _read(around: Surroundings, rows: slice) -> np.ndarray:
+    """What the projections read of these rows: normed where the norm comes first."""
+    if around.placement == "post":
+        return numbers(around.stream[rows])
+    return numbers(around.read[rows]) if around.norm is None else around.norm(numbers(around.stream[rows]))

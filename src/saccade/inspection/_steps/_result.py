@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._words import Word
-from ._json import FEW, listed, part, plain, rows, scores_json, step_json
+from ._json import FEW, listed, part, plain, rows, scores_json, shown_keys, step_json
 from ._parts import HeadNumbers, Step
 from ._scores import SWITCHES, Scores
 
@@ -124,19 +124,20 @@ class Steps:
              without: [switch, ...], switches: [those that can be left out, ...],
              steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
                       vectors: [{name, kind: "query" | "key" | "value" | "", size, length, values: [the first 32]}],
-                      columns: [{name, values: [one for each key, null where hidden]}],
+                      columns: [{name, values: [one for each key or for each of ``shown``, null where hidden]}],
                       facts: [[name, number], ...]}],
              scores: {products: [...], unplaced: [...] | null, scale, softcap | null, bias: [...] | null,
                       bias_of_positions, visible: [0 | 1, ...] | null, sink | null},
              weights: [...], weights_without: [...], output: [the first 8] | null, output_without,
-             keys: [[the first 8 of each key], ...], values: the same of values; null of more than 2,048 keys,
+             keys: [[the first 8 of each key], ...], values: the same of values,
+             shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
              differences: {name: number}}
 
         A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
         ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
         """
-        inputs, scores = self.numbers.inputs, self.scores
-        word = self.word
+        inputs, scores, word = self.numbers.inputs, self.scores, self.word
+        shown = shown_keys(scores, self.row)
         return {
             "version": VERSION,
             "text": self.text,
@@ -155,14 +156,15 @@ class Steps:
             "switches": list(self.switches),
             "notes": list(self.notes),
             "digits": self.digits,
-            "steps": [step_json(one) for one in self],
+            "shown": None if shown is None else shown.tolist(),
+            "steps": [step_json(one, shown) for one in self],
             "scores": scores_json(scores),
             "weights": listed(self.weights),
             "weights_without": listed(self.weights_without),
             "output": part(self.output, FEW),
             "output_without": part(self.output_without, FEW),
-            "keys": rows(self.numbers.placed[1]),
-            "values": rows(self.numbers.value),
+            "keys": rows(self.numbers.placed[1], shown),
+            "values": rows(self.numbers.value, shown),
             "differences": {name: plain(value) for name, value in self.differences.items()},
         }
 
