@@ -128,7 +128,7 @@ class StepView {
 
   onkey(event: KeyboardEvent): void {
     const target = event.composedPath()[0];
-    if (event.altKey || event.ctrlKey || event.metaKey || target instanceof HTMLInputElement || target instanceof HTMLSelectElement) return;
+    if (event.altKey || event.ctrlKey || event.metaKey || target === this.slider || target instanceof HTMLSelectElement) return;
     const last = this.data.steps.length - 1;
     const wanted: Record<string, number> = { ArrowRight: this.at + 1, ArrowLeft: this.at - 1, Home: 0, End: last };
     const to = wanted[event.key];
