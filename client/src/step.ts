@@ -1,7 +1,7 @@
 // One head and one word, step by step: a diagram with its numbers, and switches that change the weights at once.
 import { choice, h } from "./dom";
 import { Diagram } from "./step/diagram";
-import { FORMATS, mixed, numberText, shownKeys, softmaxOf, type Format, type Scores, type Settings, type Softmax } from "./step/numbers";
+import { FORMATS, logitsOf, mixed, numberText, shownKeys, softmaxOf, type Format, type Scores, type Settings, type Softmax } from "./step/numbers";
 import { formulas, keyName, vectorRow, type Step } from "./step/parts";
 import css from "./step/step.css";
 import { addStyle } from "./styles";
@@ -27,7 +27,9 @@ export interface StepData {
   switches: string[];
   steps: Step[];
   scores: Scores;
-  keys: (number | null)[][] | null;
+  keys: (number | null)[][];
+  /** Before positions turned them; null where nothing does. */
+  unplaced_keys: (number | null)[][] | null;
   values: (number | null)[][] | null;
   differences: Record<string, number>;
 }
@@ -85,7 +87,7 @@ class StepView {
     this.live = this.original;
     this.keys = shownKeys(data.scores, data.row, MOST_KEYS, data.scores.scale, data.shown);
     this.places = this.keys.map((j) => (data.shown ? data.shown.indexOf(j) : j));
-    this.diagram = new Diagram(data.steps, this.keys, this.places, data, (at) => this.choose(at));
+    this.diagram = new Diagram(data.steps, this.keys, this.places, data.labels, data, (at) => this.choose(at));
     this.back = h("button", { type: "button", "aria-label": "Previous step", onclick: () => this.choose(this.at - 1) }, "←");
     this.next = h("button", { type: "button", "aria-label": "Next step", onclick: () => this.choose(this.at + 1) }, "→");
     this.slider = h("input", { type: "range", min: 0, max: 1000, step: 1, "aria-label": "Scale", oninput: () => this.onslide() });
@@ -206,11 +208,23 @@ class StepView {
       folded > 0 && h("p", { class: "folded" }, `and ${folded.toLocaleString("en")} more ${folded === 1 ? "key" : "keys"}`));
   }
 
-  private now(step: Step, column: string): (number | null)[] | null {
-    if (step.id !== "softmax") return null;
+  /** A column as the settings make it; null where they do not change it. */
+  private now(step: Step, column: string): number[] | null {
     const { logits, maximum, exponentials, weights } = this.live;
-    const columns: Record<string, number[]> = { s: logits, "s − m": logits.map((s) => s - maximum), exp: exponentials, w: weights };
-    return columns[column] ?? null;
+    const { scores } = this.data;
+    const products = this.settings.position || !scores.unplaced ? scores.products : scores.unplaced;
+    const columns: Record<string, () => number[]> = {
+      "dot d": () => products,
+      "scale d": () => products,
+      "scale s": () => products.map((d) => d * this.settings.scale),
+      "mask before": () => logitsOf(scores, { ...this.settings, mask: false }),
+      "mask s": () => logits,
+      "softmax s": () => logits,
+      "softmax s − m": () => logits.map((s) => s - maximum),
+      "softmax exp": () => exponentials,
+      "softmax w": () => weights,
+    };
+    return columns[`${step.id} ${column}`]?.() ?? null;
   }
 
   // Switches
@@ -250,7 +264,8 @@ class StepView {
     this.scaleText.textContent = numberText(settings.scale, 3);
     this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
-    this.diagram.update({ ...this.live, output: data.values && !data.shown ? mixed(this.live.weights, data.values) : null });
+    const output = data.values && !data.shown ? mixed(this.live.weights, data.values) : null;
+    this.diagram.update({ column: (step, name) => this.now(step, name), output });
     this.drawWeights();
   }
 

@@ -1,22 +1,28 @@
 // The way of one word through one head as a diagram: boxes in the order of computation, each a button to its step.
 import { h } from "../dom";
+import { numberText } from "./numbers";
 import { cells } from "./parts";
 import type { Step } from "./parts";
 
-export interface Node {
+interface Box {
   button: HTMLButtonElement;
   picture: HTMLElement;
+  /** The number that says most: a length, the largest score, the largest weight. */
+  note: HTMLElement;
 }
 
-/** What weights and output are drawn from; changed by the switches. */
+/** What changes with the switches: columns of all keys (null: as in the step), and the output. */
 export interface Live {
-  logits: number[];
-  weights: number[];
+  column(step: Step, name: string): number[] | null;
   output: number[] | null;
 }
 
-/** Where each step stands: [column, columns] of three. Queries, keys and values go side by side. */
-const PLACES: Record<string, string> = { sum: "right" };
+interface Rows {
+  keys: (number | null)[][];
+  unplaced_keys: (number | null)[][] | null;
+  values: (number | null)[][] | null;
+}
+
 const TITLES: Record<string, string> = {
   token: "embedding", stream: "residual stream", norm: "norm", given: "q, k, v", project: "q, k, v", "head norm": "norm of q, k",
   position: "positions", dot: "dot product", scale: "scale", softcap: "soft cap", bias: "bias", mask: "mask", softmax: "softmax",
@@ -25,18 +31,20 @@ const TITLES: Record<string, string> = {
 
 export class Diagram {
   readonly element = h("ol", { class: "diagram" });
-  private readonly nodes: Node[] = [];
+  private readonly nodes: Box[] = [];
 
   constructor(
     private readonly steps: readonly Step[], private readonly keys: readonly number[], private readonly places: readonly number[],
-    private readonly rows: { keys: (number | null)[][] | null; values: (number | null)[][] | null }, choose: (at: number) => void,
+    private readonly labels: readonly string[],
+    private readonly rows: Rows, choose: (at: number) => void,
   ) {
     steps.forEach((step, at) => {
       const picture = h("span", { class: "picture" });
-      const button = h("button", { type: "button", class: `node ${step.id.replace(" ", "-")}`, onclick: () => choose(at) },
-        h("span", { class: "label" }, h("small", {}, String(at + 1)), TITLES[step.id] ?? step.name), picture);
-      this.nodes.push({ button, picture });
-      this.element.append(h("li", { class: PLACES[step.id] ?? "" }, button));
+      const note = h("span", { class: "most" });
+      const button = h("button", { type: "button", class: "node", onclick: () => choose(at) },
+        h("span", { class: "label" }, h("small", {}, String(at + 1)), TITLES[step.id] ?? step.name, note), picture);
+      this.nodes.push({ button, picture, note });
+      this.element.append(h("li", {}, button));
       this.fill(at);
     });
   }
@@ -57,7 +65,7 @@ export class Diagram {
 
   private fill(at: number): void {
     const step = this.steps[at];
-    const { picture } = this.nodes[at];
+    const { picture, note } = this.nodes[at];
     if (step.id === "project" || step.id === "given" || step.id === "position" || step.id === "head norm") {
       picture.replaceChildren(...this.threeWays(step));
       return;
@@ -65,6 +73,7 @@ export class Diagram {
     if (step.vectors.length && step.id !== "sum") {
       const vector = step.vectors[step.vectors.length - (step.id === "output" ? 2 : 1)] ?? step.vectors[0];
       picture.replaceChildren(cells(vector.values.slice(0, 24), vector.kind));
+      note.textContent = `length ${numberText(vector.length, 1)}`;
     }
   }
 
@@ -72,8 +81,9 @@ export class Diagram {
   private threeWays(step: Step): HTMLElement[] {
     const query = step.vectors.filter((v) => v.kind === "query").pop();
     const out = [group("q", [cells((query?.values ?? []).slice(0, 8), "query")])];
-    const { keys, values } = this.rows;
-    if (keys) out.push(group("k", this.places.map((at) => cells(keys[at], "key", largest(keys, this.places)))));
+    const { values } = this.rows;
+    const keys = (step.id !== "position" && this.rows.unplaced_keys) || this.rows.keys;
+    out.push(group("k", this.places.map((at) => cells(keys[at], "key", largest(keys, this.places)))));
     if (values && (step.id === "project" || step.id === "given"))
       out.push(group("v", this.places.map((at) => cells(values[at], "value", largest(values, this.places)))));
     return out;
@@ -82,12 +92,24 @@ export class Diagram {
   /** Scores and weights as bars, and the output, as they are now. */
   update(live: Live): void {
     this.steps.forEach((step, at) => {
-      const { picture } = this.nodes[at];
-      if (step.id === "softmax") picture.replaceChildren(bars(this.keys.map((j) => live.weights[j]), 1, "weight"));
-      else if (step.id === "mask") picture.replaceChildren(signed(this.keys.map((j) => live.logits[j])));
-      else if (step.columns.length) picture.replaceChildren(signed(this.places.map((place) => step.columns[step.columns.length - 1].values[place] ?? -Infinity)));
+      const { picture, note } = this.nodes[at];
+      const last = step.columns[step.columns.length - 1];
+      if (last) {
+        const now = live.column(step, last.name);
+        const values = this.keys.map((j, i) => (now ? now[j] : (last.values[this.places[i]] ?? -Infinity)));
+        const weights = step.id === "softmax";
+        picture.replaceChildren(weights ? bars(values, 1, "weight") : signed(values));
+        note.replaceChildren(...this.largest(values, weights ? 2 : 1));
+      }
       if (step.id === "sum" && live.output) picture.replaceChildren(cells(live.output, "value"));
     });
+  }
+
+  /** The key with the largest value, and the value. */
+  private largest(values: number[], digits: number): (Node | string)[] {
+    if (values.some(Number.isNaN)) return ["NaN"];
+    const best = values.reduce((most, value, i) => (value > values[most] ? i : most), 0);
+    return [h("bdi", {}, [...(this.labels[this.keys[best]] ?? "")].slice(0, 10).join("")), ` ${numberText(values[best], digits)}`];
   }
 }
 

@@ -123,11 +123,15 @@ class HeadNumbers:
         """(L, Dv)."""
         return self.inputs.value if self.projected is None else self.projected[2]
 
+    @property
+    def unplaced(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """q and k before positions turn them; None where nothing turns them."""
+        around = self.inputs.around
+        return None if around is None or around.rotation is None else self.head_normed
+
     @cached_property
     def scores(self) -> Scores:
-        inputs, (query, key) = self.inputs, self.placed
-        turned = inputs.around is not None and inputs.around.rotation is not None
-        before = self.head_normed if turned else None
+        inputs, (query, key), before = self.inputs, self.placed, self.unplaced
         return Scores(
             products=key @ query,
             unplaced=None if before is None else before[1] @ before[0],

@@ -129,7 +129,8 @@ class Steps:
              scores: {products: [...], unplaced: [...] | null, scale, softcap | null, bias: [...] | null,
                       bias_of_positions, visible: [0 | 1, ...] | null, sink | null},
              weights: [...], weights_without: [...], output: [the first 8] | null, output_without,
-             keys: [[the first 8 of each key], ...], values: the same of values,
+             keys: [[the first 8 of each key], ...], unplaced_keys: the same before positions | null,
+             values: the same of values | null,
              shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
              differences: {name: number}}
 
@@ -137,7 +138,7 @@ class Steps:
         ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
         """
         inputs, scores, word = self.numbers.inputs, self.scores, self.word
-        shown = shown_keys(scores, self.row)
+        shown, before = shown_keys(scores, self.row), self.numbers.unplaced
         return {
             "version": VERSION,
             "text": self.text,
@@ -164,6 +165,7 @@ class Steps:
             "output": part(self.output, FEW),
             "output_without": part(self.output_without, FEW),
             "keys": rows(self.numbers.placed[1], shown),
+            "unplaced_keys": None if before is None else rows(before[1], shown),
             "values": rows(self.numbers.value, shown),
             "differences": {name: plain(value) for name, value in self.differences.items()},
         }
