@@ -1,12 +1,12 @@
-// Builds the client: `node build.mjs [--out FILE]` for the package, `--dev [--out FILE]` for build/dev.html, `--test` for build/test.mjs.
+// Builds the client: `node build.mjs [--out FILE]` for the package, `--dev` for build/dev.html, `--test` for build/test.mjs.
 import { build, transform } from "esbuild";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
-import { dirname, join, resolve } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const option = process.argv.indexOf("--out");
-const out = (usual) => (option > 0 ? resolve(process.argv[option + 1]) : join(here, usual));
+const out = option > 0 ? process.argv[option + 1] : join(here, "../src/saccade/viewer/client.js");
 
 const css = {
   name: "css as text",
@@ -24,9 +24,8 @@ async function page() {
   const { outputFiles } = await build({ ...common, entryPoints: ["src/dev.ts"], write: false, minify: true });
   const html = await readFile(join(here, "dev.html"), "utf8");
   const script = outputFiles[0].text.replaceAll("</script", "<\\/script");
-  const target = out("build/dev.html");
-  await mkdir(dirname(target), { recursive: true });
-  await writeFile(target, html.replace("/* client */", () => script));
+  await mkdir(join(here, "build"), { recursive: true });
+  await writeFile(join(here, "build/dev.html"), html.replace("/* client */", () => script));
 }
 
 if (process.argv.includes("--dev")) await page();
@@ -36,7 +35,7 @@ else
   await build({
     ...common,
     entryPoints: ["src/main.ts"],
-    outfile: out("../src/saccade/viewer/client.js"),
+    outfile: out,
     minify: true,
     legalComments: "none",
     banner: { js: "/* Saccade's viewer, Apache-2.0. Built from client/ by `npm run build`; do not edit. */" },

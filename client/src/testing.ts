@@ -1,5 +1,4 @@
 // The pure logic, bundled for node's tests.
-export { fakeTransport } from "./fake";
 export { sizeOf } from "./layout";
 export * from "./map/labels";
 export * from "./map/lru";
@@ -10,3 +9,4 @@ export * from "./map/viewport";
 export * from "./store";
 export * from "./transport";
 export * from "./words";
+export { fakeTransport } from "./fake";
