@@ -1,5 +1,5 @@
 // The map of one head, or of two, in the centre of the page: puts the parts of this folder together.
-import { cssOf, paletteOf, type Palette } from "../colours";
+import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
 import { h } from "../dom";
 import { addStyle } from "../styles";
@@ -160,10 +160,10 @@ class AttentionMap {
   }
 
   #readTheme(): Theme {
-    const { root } = this.#context, style = getComputedStyle(root), read = (name: string): string => style.getPropertyValue(name).trim();
+    const { root } = this.#context, palette = paletteOf(root), style = getComputedStyle(root), read = (name: string): string => style.getPropertyValue(name).trim();
     return {
-      palette: paletteOf(root), ground: read("--raised"),
-      hatch: hatching(this.#pen, read("--line"), read("--paper"), devicePixelRatio || 1),
+      palette, ground: read("--raised"),
+      hatch: hatching(this.#pen, cssOf(mix(palette.paper, palette.quiet, 0.17)), read("--paper"), devicePixelRatio || 1),
       ink: {
         ink: read("--ink"), quiet: read("--quiet"), line: read("--line"), accent: read("--accent"), paper: read("--paper"),
         serif: read("--serif"), sans: read("--sans"),
