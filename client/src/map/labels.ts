@@ -1,4 +1,4 @@
-// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number. Never overlapping.
+// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number.
 import type { Word } from "../words";
 
 export interface Label {
@@ -36,7 +36,8 @@ export const visible = (text: string): string =>
 /** What the margin calls one token. */
 export function tokenText(word: Word | undefined, token: number): string {
   if (!word) return "";
-  return word.end - word.first === 1 ? word.label : visible(word.tokens[token - word.first] ?? word.label).trim() || word.label;
+  const part = word.end - word.first > 1 && visible(word.tokens[token - word.first] ?? "").trim();
+  return part || word.label;
 }
 
 /** How far from its place a label may stand, in tokens, to begin a sentence. */
