@@ -1,6 +1,7 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
 import { choice, h } from "./dom";
+import { visible } from "./map/labels";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -130,7 +131,7 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   };
   about();
   ends.push(store.subscribe(about, ["run"]));
-  const runs = choice("Run", manifest.runs.map((run) => [run.id, run.text ? run.text.slice(0, 40) : run.model]),
+  const runs = choice("Run", manifest.runs.map((run) => [run.id, visible(run.text.slice(0, 40)) || run.model]),
     store.get().run, (id) => {
       const run = manifest.runs.find((r) => r.id === id)!;
       const call = run.calls.find((c) => c.id === store.get().call) ?? run.calls[0];

@@ -24,6 +24,7 @@ export async function mount(
   shadow.append(frame.root);
   try {
     const manifest = await ask(transport, "open", {});
+    if (!manifest.runs.some((run) => run.calls.length)) throw new Error("There is no attention here to show.");
     const given = options.hash ? fromHash(location.hash) : {};
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.

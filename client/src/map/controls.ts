@@ -4,6 +4,7 @@ import { choice, h, press, toggles } from "../dom";
 import type { Call, Run } from "../protocol";
 import type { Compare, State } from "../store";
 import { cssOf } from "../colours";
+import { visible } from "./labels";
 import type { ColourScale } from "./scale";
 
 const nameOf = (call: Call, all: readonly Call[]): string =>
@@ -88,7 +89,7 @@ function compareControls(context: Context, compare: Compare, own: Run): HTMLElem
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
   return h("div", { class: "compare" },
-    several && choice("with", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id,
+    several && choice("with", manifest.runs.map((r) => [r.id, visible(r.text.slice(0, 30)) || r.model]), run.id,
       (id) => put({ run: id })),
     choice(several ? "Layer" : "with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id,
       (id) => put({ call: id })),

@@ -260,14 +260,14 @@ class AttentionMap {
 
   /** The same cell in the map that is compared with. */
   #otherValue(pane: Pane): (cell: Cell) => Other | null {
-    const { panes, subtracted } = this.#layout!;
+    const { panes, subtracted, subtractedName } = this.#layout!;
     const there: Pane | undefined = subtracted
       ? { ...pane, map: subtracted, tile: (at) => this.#tiles.get(subtracted, at) } : panes.find((p) => p !== pane);
     return (cell) => {
       if (!there || cell.row >= there.view.rows || cell.key >= there.view.keys) return null;
       const found = valueAt(there, cell.row, cell.key, pane.level);
-      const name = subtracted ? pane.caption.split(" − ")[1] : there.caption;
-      return found && !Number.isNaN(found.value) ? { value: found.value, name: name.toLowerCase() } : null;
+      const name = subtracted ? subtractedName : there.caption;
+      return found && !Number.isNaN(found.value) ? { value: found.value, name: name.replace("Layer", "layer") } : null;
     };
   }
 

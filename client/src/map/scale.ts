@@ -61,10 +61,7 @@ function table(colour: (place: number) => Rgb): Uint32Array {
 function linear(palette: Palette, low: number, high: number): ColourScale {
   const colourAt = (place: number): Rgb => mix(palette.paper, palette.accent, place);
   const place = (value: number): number => Math.max(0, Math.min(1, (value - low) / (high - low)));
-  const step = roundUp((high - low) / 4);
-  const ticks: Tick[] = [];
-  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++)
-    ticks.push({ at: place(i * step), text: plain(i * step) });
+  const ticks = [low, (low + high) / 2, high].map((value) => ({ at: place(value), text: plain(value) }));
   return { place, ticks, colourAt, pixels: table(colourAt) };
 }
 
