@@ -2,7 +2,7 @@
 import type { Answer, Call, Manifest, Op, Protocol, Run, Side } from "./protocol";
 import type { Store } from "./store";
 import { ask, type Transport } from "./transport";
-import { WordCache, type SideWords } from "./words";
+import { WordCache, type Words } from "./words";
 
 export type Axis = "row" | "key";
 
@@ -24,9 +24,9 @@ export interface Context {
   /** The run and the call that are shown. */
   run(): Run;
   call(): Call;
-  /** The side of an axis of the shown call, and its words. */
+  /** The side of an axis of the shown call, and its words by the axis's own tokens: row 0 may stand at `placed`. */
   side(axis: Axis): Side;
-  wordsOf(axis: Axis): SideWords;
+  wordsOf(axis: Axis): Words;
   /** Chooses tokens; `add` keeps those chosen before and takes away those that are chosen already. */
   choose(axis: Axis, tokens: readonly number[], add?: boolean): void;
   /** Moves the map until a row and a key token are in view; null leaves an axis as it is. */
@@ -62,7 +62,7 @@ export function makeContext(
     root, store, transport, manifest, words, run, call, announce,
     ask: (op, params, signal) => ask(transport, op, params, signal),
     side: (axis) => run().sides.find((s) => s.id === sideId(axis)) ?? run().sides[0],
-    wordsOf: (axis) => words.side(run().id, sideId(axis)),
+    wordsOf: (axis) => words.side(run().id, sideId(axis)).from(axis === "row" ? call().rows.placed : 0),
     choose(axis, tokens, add = false) {
       const state = store.get();
       const before = add && state.axis === axis ? new Set(state.tokens) : new Set<number>();

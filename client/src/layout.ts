@@ -1,6 +1,7 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
-import { choice, h, toggles } from "./dom";
+import { choice, h } from "./dom";
+import { visible } from "./map/labels";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -8,7 +9,6 @@ addStyle(css);
 
 type Size = "wide" | "middle" | "narrow";
 const MAP: Omit<Panel, "mount"> = { id: "map", title: "Map", place: "right" };
-let frames = 0;
 
 export const sizeOf = (width: number): Size => (width < 700 ? "narrow" : width < 1100 ? "middle" : "wide");
 
@@ -45,7 +45,6 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   const { store, manifest } = context;
   const panels = all.filter((panel) => panel.wanted?.(manifest) ?? true);
   const ends: (() => void)[] = [];
-  const prefix = `saccade-${frames++}-`;
   const sections = new Map<string, HTMLElement>();
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Panels" });
   const body = h("div", { class: "body" }, tabs);
@@ -54,9 +53,9 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
 
   const tabbed: Omit<Panel, "mount">[] = [MAP, ...panels.filter((p) => p.place !== "bar")];
   for (const { id, title } of tabbed) {
-    const section = h("section", { class: "panel", "data-panel": id, id: prefix + id, "aria-label": title });
+    const section = h("section", { class: "panel", "data-panel": id, id: `panel-${id}`, "aria-label": title });
     const tab = h("button", {
-      type: "button", role: "tab", id: `${prefix}tab-${id}`, "aria-controls": prefix + id, "data-tab": id,
+      type: "button", role: "tab", "aria-controls": `panel-${id}`, "data-tab": id,
       onclick: () => store.set({ panel: id }),
     }, title);
     sections.set(id, section);
@@ -81,15 +80,16 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   };
   mounted(mountMap, sections.get("map")!);
   for (const panel of panels) {
-    const el = panel.place === "bar" ? bar.appendChild(h("div", { class: `bar-${panel.id}` })) : sections.get(panel.id)!;
-    mounted(panel.mount, el);
+    const inBar = panel.place === "bar" && bar.appendChild(h("div", { class: `bar-${panel.id}` }));
+    mounted(panel.mount, inBar || sections.get(panel.id)!);
   }
   return () => ends.splice(0).forEach((end) => end());
 }
 
 /** Which panels are shown where: at the right those that have no place of their own. */
 function place(
-  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement, chosen: string,
+  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement,
+  chosen: string,
 ): void {
   const area = (panel: Omit<Panel, "mount">): "left" | "centre" | "right" =>
     size !== "narrow" && panel.id === "map" ? "centre"
@@ -131,21 +131,20 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   };
   about();
   ends.push(store.subscribe(about, ["run"]));
-  const runs = choice("Run", manifest.runs.map((run) => [run.id, run.text ? run.text.slice(0, 40) : run.model]),
+  const runs = choice("Run", manifest.runs.map((run) => [run.id, visible(run.text.slice(0, 40)) || run.model]),
     store.get().run, (id) => {
       const run = manifest.runs.find((r) => r.id === id)!;
       const call = run.calls.find((c) => c.id === store.get().call) ?? run.calls[0];
       store.set({
-        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0, cursor: null,
+        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0,
+        cursor: null,
       });
     });
   ends.push(store.subscribe((state) => (runs.querySelector("select")!.value = state.run), ["run"]));
-  const theme = toggles("Colours", [["auto", "Auto", "As the system"], ["light", "Light"], ["dark", "Dark"]],
+  const theme = choice("Colours", [["auto", "Auto colours"], ["light", "Light"], ["dark", "Dark"]],
     store.get().theme, (value) => store.set({ theme: value as "auto" | "light" | "dark" }));
-  ends.push(store.subscribe((state) => {
-    for (const button of theme.querySelectorAll("button"))
-      button.setAttribute("aria-pressed", String(button.dataset["value"] === state.theme));
-  }, ["theme"]));
+  ends.push(store.subscribe((state) => (theme.querySelector("select")!.value = state.theme), ["theme"]));
+  theme.firstElementChild!.className = "unseen";
   return h("header", { class: "top" },
     h("p", { class: "brand" }, "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
 }

@@ -107,10 +107,12 @@ export function toHash(state: Readonly<State>): string {
   out.set("call", state.call);
   out.set("head", String(state.head));
   put("item", String(state.item), "0");
-  for (const key of ["what", "pool", "tone", "theme", "panel"] as const) put(key, state[key], DEFAULTS[key]);
+  out.set("tone", state.tone); // the usual one depends on the length of the text
+  for (const key of ["what", "pool", "theme", "panel"] as const) put(key, state[key], DEFAULTS[key]);
   if (state.scale) for (const key of ["x", "y", "scale"] as const) out.set(key, short(state[key]));
   if (state.tokens.length) out.set(state.axis, writeTokens(state.tokens));
-  if (state.compare) out.set("with", [state.compare.mode, state.compare.head, state.compare.run, state.compare.call].join("."));
+  const other = state.compare;
+  if (other) out.set("with", [other.mode, other.head, other.run, other.call].join("."));
   put("find", state.searched, "");
   return out.toString();
 }
@@ -168,7 +170,7 @@ export function fitted(state: Readonly<State>, manifest: Manifest): State {
     const known = manifest.runs.find((r) => r.id === run)?.calls.find((c) => c.id === call);
     return known && head < known.heads ? known : undefined;
   };
-  const out = { ...state };
+  const out: State = { ...state };
   let call = find(out.run, out.call, out.head);
   if (!call) {
     Object.assign(out, manifest.shown);
