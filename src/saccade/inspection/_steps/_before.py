@@ -68,8 +68,8 @@ class BeforeScores(Writer):
             vectors.append(Vector("x_0", around.embedded))
             scale = _factor(table_row, around.embedded)
             if scale is None:
-                formula = f"x_0 = W[{token}] + position, normed where the model norms it"
-                made = " What the model adds for the position is in x_0 already."
+                formula = f"x_0 = f(W[{token}], i)"
+                made = " x_0 also holds what the model adds for the position i, and a norm if it has one there."
             elif scale != 1.0:
                 root = f"√{len(table_row)}" if abs(scale**2 - len(table_row)) < 1e-3 else f"{scale:.4g}"
                 formula = f"x_0 = {root} · W[{token}]"
