@@ -17,6 +17,8 @@ export interface StepData {
   layer: number;
   head: number;
   row: number;
+  /** The key that is the row's token; null where queries are other tokens. */
+  own: number | null;
   dtype: string;
   digits: number;
   labels: string[];
@@ -85,7 +87,7 @@ class StepView {
     this.settings = { scale: data.scores.scale, mask: true, position: true, shift: true, format: known };
     this.original = softmaxOf(data.scores, this.settings);
     this.live = this.original;
-    this.keys = shownKeys(data.scores, data.row, MOST_KEYS, data.scores.scale, data.shown);
+    this.keys = shownKeys(data.scores, data.own, MOST_KEYS, data.scores.scale, data.shown);
     this.places = this.keys.map((j) => (data.shown ? data.shown.indexOf(j) : j));
     this.diagram = new Diagram(data.steps, this.keys, this.places, data.labels, data, (at) => this.choose(at));
     this.back = h("button", { type: "button", "aria-label": "Previous step", onclick: () => this.choose(this.at - 1) }, "←");
@@ -201,7 +203,7 @@ class StepView {
       return { name: c.name, values: this.keys.map((j, i) => (live ? live[j] : c.values[this.places[i]])) };
     });
     const head = h("tr", {}, h("th", { scope: "col" }, "key"), ...columns.map((c) => h("th", { scope: "col" }, c.name)));
-    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.row ? "own" : "" },
+    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.own ? "own" : "" },
       h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits)))));
     const folded = labels.length - this.keys.length;
     return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, step.name), h("thead", {}, head), h("tbody", {}, ...body)),
@@ -276,7 +278,7 @@ class StepView {
     for (const j of this.keys) {
       const weight = live.weights[j];
       const broken = !Number.isFinite(weight);
-      list.append(h("li", { class: j === data.row ? "own" : "" }, keyName(data.labels, j),
+      list.append(h("li", { class: j === data.own ? "own" : "" }, keyName(data.labels, j),
         h("span", { class: "track" },
           h("i", { class: broken ? "s-bar broken" : "s-bar", style: `width: ${broken ? 100 : (100 * weight).toFixed(2)}%` }),
           h("i", { class: "mark", style: `left: ${(100 * original.weights[j]).toFixed(2)}%` })),
