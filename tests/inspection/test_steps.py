@@ -403,6 +403,29 @@ def test_what_is_not_there_is_said(options, said):
         step("The cat sat.", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(head=3), "head: expected .layer, head., two ints, got 3"),
+        (dict(head=(1.5, 0)), "head: expected"),
+        (dict(word=2.5), "word: expected a word or its number, got 2.5"),
+        (dict(model=7), "model: expected a folder, a name on the hub or an open model, got int"),
+        (dict(word=True), "word: expected a word or its number, got True"),
+    ],
+)
+def test_what_is_of_another_type_is_said(options, said):
+    with pytest.raises(TypeError, match=said):
+        step("The cat sat.", **options)
+
+
+def test_a_text_of_one_word(embedded):
+    steps = step("Nobody")
+    assert steps.notes[-1] == "no head was asked for: 0.0 is taken" and steps.weights.sum() == pytest.approx(1)
+    alone = step("The cat sat", (1, 2), "<s>", without="mask")
+    assert alone.weights[0] == 1 and [v.name for v in alone["sum"].vectors] == ["1.000 · v of '<s>'", "o"]
+    assert alone.weights_without[0] < 1
+
+
 def test_what_this_head_lacks_cannot_be_left_out(folder):
     model = open_model(folder("bert"))
     for switch, why in (("mask", "no mask: every token sees every other"), ("position", "added to the embeddings")):

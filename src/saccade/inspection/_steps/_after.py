@@ -21,7 +21,7 @@ class AfterWeights(Writer):
         out = numbers.mixed(weights)
         if out is None or numbers.value is None:
             return
-        order = np.argsort(-weights, kind="stable")[: min(3, len(weights))]
+        order = [j for j in np.argsort(-weights, kind="stable")[:3] if weights[j]]
         mean = (
             numbers.value.mean(0) if numbers.scores.visible is None else numbers.value[numbers.scores.visible].mean(0)
         )

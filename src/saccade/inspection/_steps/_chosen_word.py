@@ -21,12 +21,15 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
         nth: the occurrence, counted from 1.
 
     Raises:
+        TypeError: neither a word nor a number.
         ValueError: no such word, occurrence or number; the message names words that are like it.
     """
     ordinary = [i for i, word in enumerate(words) if not word.special]
     if wanted is None:
         spoken = [i for i in ordinary if not words[i].is_delimiter] or ordinary
         return spoken[-1], f"no word was asked for: the last one, '{words[spoken[-1]].label}', is taken"
+    if not isinstance(wanted, str | int) or isinstance(wanted, bool):
+        raise TypeError(f"word: expected a word or its number, got {wanted!r}")
     if isinstance(wanted, int):
         return _numbered(ordinary, wanted), ""
     text = wanted.strip()

@@ -42,6 +42,8 @@ def steps_of(
 ) -> Steps:
     """What `saccade.step` gives, of an open model that is called ``name``."""
     opened = as_text_model(model)
+    if head is not None and not (isinstance(head, tuple) and [type(n) for n in head] == [int, int]):
+        raise TypeError(f"head: expected (layer, head), two ints, got {head!r}")
     check_head(opened, head)
     tokens, words = read(opened, text)
     number, note = find_word(words, word, nth)
@@ -52,9 +54,9 @@ def steps_of(
         notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
     if head is None:
         head = _most_telling(opened, ids, words, row, number)
-        notes.append(
-            f"no head was asked for: in layer {head[0]} head {head[1]} it looks most at a word that is not beside it"
-        )
+        why = "is taken" if head is None else "looks most at a word that is not beside it"
+        head = head or (0, 0)
+        notes.append(f"no head was asked for: {head[0]}.{head[1]} {why}")
     labels = token_labels(opened, text, tokens.spans, words)
     found = step_of_tokens(opened, ids, labels, head, row, without=without, notes=notes)
     title = f"Head {head[0]}.{head[1]}, '{chosen.label}' asks: token {row} of {len(labels):,}, counted from 0"
@@ -154,18 +156,23 @@ def token_labels(
     return tuple(out)
 
 
-def _most_telling(model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int) -> tuple[int, int]:
-    """The head in which the row looks most at a token of a word that is not beside its own; special tokens aside."""
+def _most_telling(
+    model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int
+) -> tuple[int, int] | None:
+    """The head in which the row looks most at a token of a word that is not beside its own; special tokens aside.
+
+    None where there is no such word.
+    """
     others = [word for i, word in enumerate(words) if abs(i - number) > 1 and not word.special]
     counted = [j for word in others for j in range(word.first, word.last)]
-    best, place = -1.0, (0, 0)
+    best, place = 0.0, None
 
     def compare(layer: int, call: ObservedCall) -> None:
         nonlocal best, place
-        seen = weights_of(call, rows=[row])[0, :, 0]
-        weight, head = seen[:, counted].amax(-1).max(0) if counted else (seen.new_zeros(()), torch.tensor(0))
+        weight, head = weights_of(call, rows=[row])[0, :, 0][:, counted].amax(-1).max(0)
         if float(weight) > best:
             best, place = float(weight), (layer, int(head))
 
-    model.run(ids, compare)
+    if counted:
+        model.run(ids, compare)
     return place

@@ -37,10 +37,13 @@ def step(
 
     Raises:
         ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
-        FileNotFoundError: no such model.
+        FileNotFoundError: no such model. TypeError: a head, word or model of another type.
     """
-    from ...inspection import open_model, steps_of
+    from ...inspection import TextModel, open_model, steps_of
+    from ...models import LanguageModel, Model
 
+    if not (model is None or isinstance(model, str | Path | TextModel | Model | LanguageModel)):
+        raise TypeError(f"model: expected a folder, a name on the hub or an open model, got {type(model).__name__}")
     opened = open_model(model) if model is None or isinstance(model, str | Path) else model
     name = "embedded model" if model is None else None
     return steps_of(opened, text, head, word, nth=nth, without=without, name=name)
