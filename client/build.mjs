@@ -18,7 +18,15 @@ const css = {
   },
 };
 
-const common = { bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here };
+// 1.5 kB less: what `short.mjs` names is written by these names, which the minifier makes one or two letters.
+const short = [
+  ...["max", "min", "floor", "round", "ceil", "abs", "log2", "log10"].map((name) => `Math.${name}`),
+  "Number.isNaN", "JSON.stringify", "Object.entries", "Array.from",
+];
+const common = {
+  bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here,
+  inject: ["short.mjs"], define: Object.fromEntries(short.map((name) => [name, `$${name.split(".")[1]}`])),
+};
 
 async function page() {
   const { outputFiles } = await build({ ...common, entryPoints: ["src/dev.ts"], write: false, minify: true });
@@ -36,7 +44,7 @@ else {
     ...common,
     minify: true,
     legalComments: "none",
-    banner: { js: "/* Saccade's viewer, Apache-2.0. Built from client/ by `npm run build`; do not edit. */" },
+    banner: { js: "/* Saccade's viewer, Apache-2.0. built from client/ */" },
   };
   await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
   const page = join(here, "../src/saccade/viewer/steps/step.js");

@@ -1,5 +1,5 @@
 // Words by pages of tokens, fetched once each and kept while they are used.
-import type { Manifest, WordTuple } from "./protocol";
+import { byId, type Manifest, type WordTuple } from "./protocol";
 import { ask, type Transport } from "./transport";
 
 /** One word: its tokens are [first, end), `gap` is the text before it; `label` is one line without control signs. */
@@ -15,7 +15,6 @@ export interface Word {
 
 export const PAGE = 4096;
 const MOST_PAGES = 64;
-const RETRY_AFTER = 2000; // milliseconds
 
 const fromTuple = ([text, label, first, end, special, gap, tokens]: WordTuple): Word =>
   ({ text, label, first, end, special: special === 1, gap, tokens });
@@ -37,29 +36,10 @@ function nameOf(word: Word | undefined, token: number): string {
   return of > 1 ? `${word.label} (${token - word.first + 1} of ${of})` : word.label;
 }
 
-/** Lets a few requests run at once, the others after them. */
-class Gate {
-  #free = 2;
-  readonly #waiting: (() => void)[] = [];
-
-  async run<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#free > 0) this.#free--;
-    else await new Promise<void>((go) => this.#waiting.push(go));
-    try {
-      return await work();
-    } finally {
-      const next = this.#waiting.shift();
-      if (next) next();
-      else this.#free++;
-    }
-  }
-}
-
 /** The words of one side of one run. */
 export class SideWords implements Words {
   readonly #pages = new Map<number, Word[]>();
   readonly #loading = new Map<number, Promise<boolean>>();
-  readonly #failedAt = new Map<number, number>();
   readonly #listeners = new Set<() => void>();
   readonly #views = new Map<number, Words>();
 
@@ -98,13 +78,13 @@ export class SideWords implements Words {
     return () => void this.#listeners.delete(listener);
   }
 
-  /** Loads the words over tokens [start, stop); resolves to whether any were missing. */
+  /** Loads the words over tokens [start, stop), a page after the other; resolves to whether any were missing. */
   async need(start: number, stop: number): Promise<boolean> {
-    const first = Math.floor(Math.max(0, start) / PAGE), last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
-    const missing: Promise<boolean>[] = [];
-    for (let page = first; page <= last && this.named; page++)
-      if (!this.#pages.has(page)) missing.push(this.#load(page));
-    return (await Promise.all(missing)).some(Boolean);
+    const last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
+    let news = false;
+    for (let page = Math.floor(Math.max(0, start) / PAGE); page <= last && this.named; page++)
+      if (!this.#pages.has(page)) news = (await this.#load(page)) || news;
+    return news;
   }
 
   /** The word of a token; undefined while its page is not here, or when the side has no known words. */
@@ -142,7 +122,6 @@ export class SideWords implements Words {
   #load(page: number): Promise<boolean> {
     const known = this.#loading.get(page);
     if (known) return known;
-    if (performance.now() - (this.#failedAt.get(page) ?? -Infinity) < RETRY_AFTER) return Promise.resolve(false);
     const start = page * PAGE, stop = Math.min(this.#length, start + PAGE);
     const promise = this.#fetch(start, stop)
       .then((words) => {
@@ -150,10 +129,6 @@ export class SideWords implements Words {
         this.#pages.set(page, words.map(fromTuple));
         for (const listener of [...this.#listeners]) listener();
         return true;
-      })
-      .catch((error: unknown) => {
-        this.#failedAt.set(page, performance.now());
-        throw error;
       })
       .finally(() => this.#loading.delete(page));
     this.#loading.set(page, promise);
@@ -164,7 +139,6 @@ export class SideWords implements Words {
 /** The words of every side of every run. */
 export class WordCache {
   readonly #sides = new Map<string, SideWords>();
-  readonly #gate = new Gate();
 
   readonly #manifest: Manifest;
   readonly #transport: Transport;
@@ -178,9 +152,9 @@ export class WordCache {
     const key = JSON.stringify([run, side]);
     let found = this.#sides.get(key);
     if (!found) {
-      const about = this.#manifest.runs.find((r) => r.id === run)?.sides.find((s) => s.id === side);
-      found = new SideWords(about?.tokens ?? 0, about?.named ?? false, (start, stop) =>
-        this.#gate.run(async () => (await ask(this.#transport, "words", { run, side, start, stop })).words));
+      const about = byId(byId(this.#manifest.runs, run)?.sides, side);
+      found = new SideWords(about?.tokens ?? 0, about?.named ?? false, async (start, stop) =>
+        (await ask(this.#transport, "words", { run, side, start, stop })).words);
       this.#sides.set(key, found);
     }
     return found;

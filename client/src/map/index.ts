@@ -1,15 +1,16 @@
 // The map of one head, or of two, in the centre of the page: puts the parts of this folder together.
 import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
-import { h } from "../dom";
+import { h, on } from "../dom";
+import { byId } from "../protocol";
 import { addStyle } from "../styles";
-import { controls, legend, titleOf, zoomButtons } from "./controls";
+import { controls, legend, titleOf } from "./controls";
 import { listen } from "./input";
 import { onKey, zoomBy } from "./keys";
 import css from "./map.css";
-import { drawCaption, drawLabels, drawMarks, type Chosen, type Ink } from "./marks";
+import { drawCaption, drawLabels, drawMarks, INKS, type Chosen, type Ink } from "./marks";
 import { Minimap } from "./minimap";
-import { drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
+import { clipped, drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
 import { Reading, type Other } from "./reading";
 import { makeScale, roundRange, type ColourScale } from "./scale";
@@ -26,9 +27,8 @@ const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
 const HELP =
-  "Arrow keys move over the pairs, with Shift a page. Plus and minus zoom, 0 shows the whole map. Home and End go to " +
-  "the first and the last key. Enter chooses the word of the row, Space that of the key; Shift adds it. Brackets " +
-  "change the head, braces the layer.";
+  "Arrow keys walk over the pairs and say their numbers, Enter chooses the row's word, plus and minus zoom; a question " +
+  "mark lists all keys.";
 
 export function mountMap(el: HTMLElement, context: Context): () => void {
   const map = new AttentionMap(el, context);
@@ -53,7 +53,7 @@ interface Near {
 class AttentionMap {
   readonly #context: Context;
   readonly #canvas = h("canvas", {
-    class: "picture", tabindex: "0", role: "application", "aria-roledescription": "attention map",
+    class: "picture", tabindex: "0", role: "application",
     "aria-describedby": "help reading",
   });
   readonly #box: HTMLElement;
@@ -65,6 +65,9 @@ class AttentionMap {
   readonly #tiles: TileStore;
   readonly #ranges = new Ranges();
   readonly #ends: (() => void)[] = [];
+  readonly #complain = (error: unknown): void => {
+    if (this.#context.transport.kind !== "recorded") this.#context.fail(error); // a saved page has only a part
+  };
   #layout: Layout | null = null;
   #theme: Theme | null = null;
   #scale: { key: string; value: ColourScale } | null = null;
@@ -78,19 +81,16 @@ class AttentionMap {
 
   constructor(el: HTMLElement, context: Context) {
     this.#context = context;
-    const complain = (error: unknown): void => {
-      if (context.transport.kind !== "recorded") context.fail(error); // a saved page has only a part
-    };
     const zoom = (factor: number | null): void => zoomBy(context, this.#panes[0], factor);
-    this.#reading = new Reading(context, complain);
+    this.#reading = new Reading(context, this.#complain);
     this.#minimap = new Minimap((x, y) => this.#move(() => context.store.set({ x, y })));
-    this.#legend = legend(context);
+    this.#legend = legend(context, zoom);
     this.#tiles = new TileStore((params, signal) => context.ask("tile", params, signal), (tile, of) => {
       this.#ranges.add(Ranges.key(of), tile);
       this.#redraw();
-    }, complain);
+    }, this.#complain);
     const bar = controls(context);
-    this.#box = h("div", { class: "map" }, this.#canvas, zoomButtons(zoom), this.#minimap.element, this.#sign);
+    this.#box = h("div", { class: "map" }, this.#canvas, this.#minimap.element, this.#sign);
     el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
       this.#legend.element);
     context.picture = () => this.#picture();
@@ -100,15 +100,15 @@ class AttentionMap {
       this.#theme = null;
       this.#redraw();
     };
-    context.root.addEventListener("theme", theme);
-    this.#ends.push(bar.end, () => observer.disconnect(), () => context.root.removeEventListener("theme", theme),
-      context.store.subscribe((_, changed) => this.#changed(changed)), this.#listen(), () => this.#tiles.close());
+    this.#ends.push(bar.end, () => observer.disconnect(), on(context.root, "theme", theme),
+      context.store.subscribe((_, changed) => this.#changed(changed)), () => this.#tiles.close());
+    this.#listen();
   }
 
   close(): void {
     for (const end of this.#ends.splice(0)) end();
     cancelAnimationFrame(this.#frame);
-    window.clearTimeout(this.#askTimer);
+    clearTimeout(this.#askTimer);
     this.#reading.drop();
   }
 
@@ -171,10 +171,7 @@ class AttentionMap {
     return {
       palette, ground: read("raised"),
       hatch: hatching(this.#pen, cssOf(mix(palette.paper, palette.quiet, 0.17)), read("paper"), devicePixelRatio || 1),
-      ink: {
-        ink: read("ink"), quiet: read("quiet"), line: read("line"), accent: read("accent"), paper: read("paper"),
-        serif: read("serif"), sans: read("sans"),
-      },
+      ink: Object.fromEntries(INKS.map((name) => [name, read(name)])) as unknown as Ink,
     };
   }
 
@@ -203,18 +200,21 @@ class AttentionMap {
     pen.fillRect(0, 0, wide, high);
     let missing = 0, sampled = 0;
     for (const pane of panes) {
-      pen.setTransform(1, 0, 0, 1, 0, 0);
-      const lack = drawTiles(pen, pane, scale, theme.hatch, theme.ground, ratio);
-      missing += lack.missing;
-      sampled = Math.max(sampled, lack.sampled);
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       const chosen = this.#chosenIn(pane);
-      drawNumbers(pen, pane, scale, theme.ink);
-      drawMarks(pen, pane, chosen, cursor, this.#prompts(pane), theme.ink);
+      pen.setTransform(1, 0, 0, 1, 0, 0);
+      clipped(pen, pane, ratio, () => {
+        const lack = drawTiles(pen, pane, scale, theme.hatch, theme.ground, ratio);
+        missing += lack.missing;
+        sampled = Math.max(sampled, lack.sampled);
+        pen.scale(ratio, ratio);
+        drawNumbers(pen, pane, scale, theme.ink);
+        drawMarks(pen, pane, chosen, cursor, this.#prompts(pane), theme.ink);
+      });
+      pen.scale(ratio, ratio);
       drawLabels(pen, pane, chosen, cursor, theme.ink, layout.margin);
       drawCaption(pen, pane, panes.length > 1 ? pane.y - layout.margin.key - 9 : 10, theme.ink);
     }
-    this.#minimap.draw(panes[0], scale, cssOf(theme.palette.hidden), theme.ink.accent, ratio);
+    this.#minimap.draw(panes[0], layout.margin, scale, cssOf(theme.palette.hidden), theme.ink.accent, ratio);
     this.#tell(layout, scale, missing, sampled);
     this.#askSoon(now);
   }
@@ -231,13 +231,13 @@ class AttentionMap {
 
   /** Whether another run has the text of the shown one: two checkpoints. */
   #sameText(run: string): boolean {
-    const own = this.#context.run(), other = this.#context.manifest.runs.find((r) => r.id === run);
+    const own = this.#context.run(), other = byId(this.#context.manifest.runs, run);
     return other !== undefined && other.text === own.text && JSON.stringify(other.sides) === JSON.stringify(own.sides);
   }
 
   #prompts({ map, call }: Pane): Record<Axis, number | null> {
-    const sides = this.#context.manifest.runs.find((r) => r.id === map.run)?.sides ?? [];
-    const of = (id: string): number | null => sides.find((s) => s.id === id)?.prompt ?? null, row = of(call.rows.side);
+    const sides = byId(this.#context.manifest.runs, map.run)?.sides;
+    const of = (id: string): number | null => byId(sides, id)?.prompt ?? null, row = of(call.rows.side);
     return { row: row === null ? null : row - call.rows.placed, key: of(call.keys.side) };
   }
 
@@ -273,7 +273,7 @@ class AttentionMap {
 
   /** Looks now and then at which tiles and words are wanted. */
   #askSoon(now: number): void {
-    this.#askTimer ||= window.setTimeout(() => {
+    this.#askTimer ||= setTimeout(() => {
       this.#askTimer = 0;
       this.#asked = performance.now();
       const layout = this.#layout ?? this.#layOut(this.#asked);
@@ -281,15 +281,9 @@ class AttentionMap {
       for (const { rowWords, keyWords, view } of layout.panes)
         for (const [words, [start, stop]] of [[rowWords, rowsInSight(view)], [keyWords, keysInSight(view)]] as const)
           if (words.named && stop - start <= MOST_WORDS)
-            words.need(start, stop).then((news) => news && this.#redraw(), (error: unknown) => {
-              if (this.#context.transport.kind !== "recorded") this.#context.fail(error);
-            });
-      if (!this.#tiles.busy) this.#redrawSign();
+            words.need(start, stop).then((news) => news && this.#redraw(), this.#complain);
+      if (!this.#tiles.busy && this.#sign.textContent === "computing") this.#redraw();
     }, Math.max(0, this.#asked + ASK_EVERY - now));
-  }
-
-  #redrawSign(): void {
-    if (this.#sign.textContent === "computing") this.#redraw();
   }
 
   #near(x: number, y: number): Near {
@@ -300,9 +294,9 @@ class AttentionMap {
     return { pane, index, cell, axis: px < 0 && py >= 0 ? "row" : py < 0 && px >= 0 ? "key" : null };
   }
 
-  #listen(): () => void {
+  #listen(): void {
     const { store, transport } = this.#context, canvas = this.#canvas;
-    const end = listen(canvas, {
+    listen(canvas, {
       pan: (dx, dy) => this.#show(panned(this.#panes[0].view, dx, dy)),
       zoom: (x, y, factor) => {
         const { pane } = this.#near(x, y);
@@ -330,14 +324,7 @@ class AttentionMap {
         this.#pointed = 0;
       },
     };
-    const key = (event: KeyboardEvent): void => {
-      if (onKey(event, target)) event.preventDefault();
-    };
-    canvas.addEventListener("keydown", key);
-    return () => {
-      end();
-      canvas.removeEventListener("keydown", key);
-    };
+    on<KeyboardEvent>(canvas, "keydown", (event) => onKey(event, target) && event.preventDefault());
   }
 
   #choose(axis: Axis, cell: Cell, add: boolean): void {

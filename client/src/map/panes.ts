@@ -1,6 +1,6 @@
 // Which maps stand where: one, two beside or below each other, or one of their difference.
 import type { Context } from "../context";
-import type { Call, Run } from "../protocol";
+import { byId, type Call, type Run } from "../protocol";
 import type { Pane } from "./pane";
 import { visible } from "./labels";
 import { difference, type MapOf, type Tile, type TileStore, type Wanted } from "./tiles";
@@ -56,7 +56,8 @@ function source({ store, words, manifest }: Context, run: Run, call: Call, head:
   const other = compare && manifest.runs.find((r) => r.id !== run.id && [compare.run, store.get().run].includes(r.id));
   const name = !other ? "" : other.model === run.model ? `${visible(run.text.slice(0, 24))}: ` : `${run.model}: `;
   return {
-    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool }, call,
+    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool },
+    call: item ? { ...call, causal: false } : call, // only the place of the first item's rows is known here
     caption: `${name}Layer ${call.layer} head ${head}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };
@@ -64,9 +65,9 @@ function source({ store, words, manifest }: Context, run: Run, call: Call, head:
 
 /** The second map that is asked for, or null. */
 function second(context: Context): Source | null {
-  const { compare } = context.store.get(), run = compare && context.manifest.runs.find((r) => r.id === compare.run);
-  const call = run && run.calls.find((c) => c.id === compare.call);
-  return call ? source(context, run, call, compare.head) : null;
+  const { compare } = context.store.get(), run = byId(context.manifest.runs, compare?.run);
+  const call = byId(run?.calls, compare?.call);
+  return run && call ? source(context, run, call, compare!.head) : null;
 }
 
 const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;

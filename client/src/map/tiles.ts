@@ -49,10 +49,7 @@ function paramsOf({ map, at }: Wanted, exact: boolean): TileParams {
   return { run: map.run, call: map.call, head: map.head, item: map.item, what: map.what, pool, ...at, exact };
 }
 
-function keyOf(wanted: Wanted): string {
-  const p = paramsOf(wanted, true);
-  return JSON.stringify([p.run, p.call, p.head, p.item, p.what, p.pool, p.level, p.row, p.key]);
-}
+const keyOf = (wanted: Wanted): string => JSON.stringify(paramsOf(wanted, true));
 
 export class TileStore {
   readonly #tiles: Lru<Tile>;
@@ -121,7 +118,6 @@ export class TileStore {
     try {
       const { rows, keys, sampled, data } = await this.#fetch(paramsOf(wanted, exact), request.signal);
       if (request.signal.aborted) return;
-      if (data.length !== rows * keys) throw new Error("A tile came with the wrong number of values.");
       const tile = { level: wanted.at.level, rows, keys, sampled: exact ? 0 : sampled, data, ...span(data) };
       this.#tiles.set(key, tile, data.length * PIXEL);
       this.#failures.delete(key);
