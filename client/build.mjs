@@ -1,4 +1,4 @@
-// Builds the client: `node build.mjs [--out FILE]` for the package, `--dev` for build/dev.html, `--test` for build/test.mjs.
+// Builds the client for the package, or to `--out FILE`; with `--dev` build/dev.html, with `--test` build/test.mjs.
 import { build, transform } from "esbuild";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
@@ -18,7 +18,15 @@ const css = {
   },
 };
 
-const common = { bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here };
+// 1.5 kB less: what `short.mjs` names is written by these names, which the minifier makes one or two letters.
+const short = [
+  ...["max", "min", "floor", "round", "ceil", "abs", "log2", "log10"].map((name) => `Math.${name}`),
+  "Number.isNaN", "JSON.stringify", "Object.entries", "Array.from",
+];
+const common = {
+  bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here,
+  inject: ["short.mjs"], define: Object.fromEntries(short.map((name) => [name, `$${name.split(".")[1]}`])),
+};
 
 async function page() {
   const script = async (entry) => {
@@ -34,12 +42,14 @@ async function page() {
 if (process.argv.includes("--dev")) await page();
 else if (process.argv.includes("--test"))
   await build({ ...common, entryPoints: ["src/testing.ts"], outfile: join(here, "build/test.mjs") });
-else
-  await build({
+else {
+  const packaged = {
     ...common,
-    entryPoints: ["src/main.ts"],
-    outfile: out,
     minify: true,
     legalComments: "none",
-    banner: { js: "/* Saccade's viewer, Apache-2.0. Built from client/ by `npm run build`; do not edit. */" },
-  });
+    banner: { js: "/* Saccade's viewer, Apache-2.0. built from client/ */" },
+  };
+  await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
+  const page = join(here, "../src/saccade/viewer/steps/step.js");
+  if (option < 0) await build({ ...packaged, format: "iife", entryPoints: ["src/step/page.ts"], outfile: page });
+}

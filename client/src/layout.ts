@@ -1,6 +1,8 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
-import { choice, h, toggles } from "./dom";
+import { choice, h, on } from "./dom";
+import { titleOfRun } from "./map/controls";
+import { byId } from "./protocol";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -33,8 +35,8 @@ export function makeFrame(): Frame {
     complain(text) {
       complaint.textContent = text;
       complaint.hidden = false;
-      window.clearTimeout(timer);
-      timer = window.setTimeout(() => (complaint.hidden = true), 6000);
+      clearTimeout(timer);
+      timer = setTimeout(() => (complaint.hidden = true), 6000);
     },
     fill: (context, mountMap, panels) => fill(root, context, mountMap, panels),
   };
@@ -61,7 +63,7 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
     tabs.append(tab);
     body.append(section);
   }
-  tabs.addEventListener("keydown", (event) => moveTab(tabs, event));
+  on<KeyboardEvent>(tabs, "keydown", (event) => moveTab(tabs, event));
 
   const arrange = (): void => {
     const size = sizeOf(root.clientWidth || root.parentElement?.clientWidth || 1200);
@@ -79,15 +81,16 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   };
   mounted(mountMap, sections.get("map")!);
   for (const panel of panels) {
-    const el = panel.place === "bar" ? bar.appendChild(h("div", { class: `bar-${panel.id}` })) : sections.get(panel.id)!;
-    mounted(panel.mount, el);
+    const inBar = panel.place === "bar" && bar.appendChild(h("div", { class: `bar-${panel.id}` }));
+    mounted(panel.mount, inBar || sections.get(panel.id)!);
   }
   return () => ends.splice(0).forEach((end) => end());
 }
 
 /** Which panels are shown where: at the right those that have no place of their own. */
 function place(
-  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement, chosen: string,
+  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement,
+  chosen: string,
 ): void {
   const area = (panel: Omit<Panel, "mount">): "left" | "centre" | "right" =>
     size !== "narrow" && panel.id === "map" ? "centre"
@@ -129,55 +132,44 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   };
   about();
   ends.push(store.subscribe(about, ["run"]));
-  const runs = choice("Run", manifest.runs.map((run) => [run.id, run.text ? run.text.slice(0, 40) : run.model]),
+  const runs = choice("Run", manifest.runs.map((run) => [run.id, titleOfRun(run)]),
     store.get().run, (id) => {
-      const run = manifest.runs.find((r) => r.id === id)!;
-      const call = run.calls.find((c) => c.id === store.get().call) ?? run.calls[0];
+      const run = byId(manifest.runs, id)!;
+      const call = byId(run.calls, store.get().call) ?? run.calls[0];
       store.set({
-        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0, cursor: null,
+        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0,
+        cursor: null,
       });
     });
   ends.push(store.subscribe((state) => (runs.querySelector("select")!.value = state.run), ["run"]));
-  const theme = toggles("Colours", [["auto", "Auto", "As the system"], ["light", "Light"], ["dark", "Dark"]],
+  const theme = choice("Colours", [["auto", "Auto colours"], ["light", "Light"], ["dark", "Dark"]],
     store.get().theme, (value) => store.set({ theme: value as "auto" | "light" | "dark" }));
-  ends.push(store.subscribe((state) => {
-    for (const button of theme.querySelectorAll("button"))
-      button.setAttribute("aria-pressed", String(button.dataset["value"] === state.theme));
-  }, ["theme"]));
+  ends.push(store.subscribe((state) => (theme.querySelector("select")!.value = state.theme), ["theme"]));
+  theme.firstElementChild!.className = "unseen";
   return h("header", { class: "top" },
     h("p", { class: "brand" }, "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
 }
 
-/** The theme of a notebook, or null where the page says nothing. */
-function hostTheme(): "light" | "dark" | null {
-  const body = document.body;
-  const jupyter = body.dataset["jpThemeLight"];
-  if (jupyter !== undefined) return jupyter === "false" ? "dark" : "light";
-  if (body.classList.contains("vscode-dark") || body.classList.contains("vscode-high-contrast")) return "dark";
-  if (body.classList.contains("vscode-light")) return "light";
-  const colab = document.documentElement.getAttribute("theme");
-  return colab === "dark" || colab === "light" ? colab : null;
+/** The theme of a notebook, told by the colour of its text; null where the page is the client's own. */
+function hostTheme({ transport }: Context): "light" | "dark" | null {
+  const rgb = transport.kind === "widget" && /^rgba?\((\d+), (\d+), (\d+)/.exec(getComputedStyle(document.body).color);
+  return rgb ? (Math.max(...rgb.slice(1).map(Number)) > 127 ? "dark" : "light") : null;
 }
 
 /** Keeps `data-theme` at light or dark: what is chosen, else what the notebook has, else what the system prefers. */
-function followTheme(root: HTMLElement, { store }: Context): () => void {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+function followTheme(root: HTMLElement, context: Context): () => void {
+  const { store } = context;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = (): void => {
     const { theme } = store.get();
-    const wanted = theme === "auto" ? hostTheme() ?? (dark.matches ? "dark" : "light") : theme;
+    const wanted = theme === "auto" ? hostTheme(context) ?? (dark.matches ? "dark" : "light") : theme;
     if (root.dataset["theme"] === wanted) return;
     root.dataset["theme"] = wanted;
     root.dispatchEvent(new Event("theme"));
   };
   const watcher = new MutationObserver(apply);
-  for (const element of [document.body, document.documentElement])
-    watcher.observe(element, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light"] });
-  dark.addEventListener("change", apply);
-  const end = store.subscribe(apply, ["theme"]);
+  for (const element of [document.body, document.documentElement]) watcher.observe(element, { attributes: true });
+  const ends = [store.subscribe(apply, ["theme"]), on(dark, "change", apply), () => watcher.disconnect()];
   apply();
-  return () => {
-    end();
-    watcher.disconnect();
-    dark.removeEventListener("change", apply);
-  };
+  return () => ends.forEach((end) => end());
 }

@@ -1,4 +1,4 @@
-// The viewer in a browser: `mountPage` for `saccade view`, the default export for notebooks, `mountRecorded` for saved pages.
+// The viewer in a browser: `mountPage` for `saccade view`, the default export for notebooks, `mountRecorded` for files.
 import { makeContext } from "./context";
 import { h } from "./dom";
 import { startHeartbeat } from "./heartbeat";
@@ -6,6 +6,7 @@ import { makeFrame } from "./layout";
 import { openSaved } from "./export/page";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
+import { byId } from "./protocol";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
 import { adopt } from "./styles";
 import { ask, httpTransport, recordedTransport, widgetTransport, type Transport, type WidgetModel } from "./transport";
@@ -16,7 +17,9 @@ export interface MountOptions {
 }
 
 /** Shows the viewer in `element`; resolves to what removes it. Errors at the start are shown there. */
-export async function mount(element: HTMLElement, transport: Transport, options: MountOptions = {}): Promise<() => void> {
+export async function mount(
+  element: HTMLElement, transport: Transport, options: MountOptions = {},
+): Promise<() => void> {
   const host = element.appendChild(h("div", { "data-lm-suppress-shortcuts": "true", style: "height: 100%" }));
   const shadow = host.attachShadow({ mode: "open" });
   adopt(shadow);
@@ -24,11 +27,12 @@ export async function mount(element: HTMLElement, transport: Transport, options:
   shadow.append(frame.root);
   try {
     const manifest = await ask(transport, "open", {});
+    if (!manifest.runs.some((run) => run.calls.length)) throw new Error("There is no attention here to show.");
     const given = options.hash ? fromHash(location.hash) : {};
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.
-    const keys = manifest.runs.find((r) => r.id === state.run)?.calls.find((c) => c.id === state.call)?.keys.length ?? 0;
-    if (!given.tone) store.set({ tone: keys > 512 ? "log" : "linear" });
+    const call = byId(byId(manifest.runs, state.run)?.calls, state.call);
+    if (!given.tone) store.set({ tone: call && call.keys.length > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);
     const unfill = frame.fill(context, mountMap, panels);
     const unbind = options.hash ? bindHash(store, manifest) : () => undefined;
@@ -38,7 +42,8 @@ export async function mount(element: HTMLElement, transport: Transport, options:
       host.remove();
     };
   } catch (error) {
-    frame.root.append(h("p", { class: "failed", role: "alert" }, error instanceof Error ? error.message : String(error)));
+    const text = error instanceof Error ? error.message : String(error);
+    frame.root.append(h("p", { class: "failed", role: "alert" }, text));
     return () => host.remove();
   }
 }
@@ -58,7 +63,8 @@ export function mountRecorded(element: HTMLElement, table: Record<string, string
 export default {
   /** Called by anywidget for every view of the widget. */
   render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
-    const box = el.appendChild(h("div", { style: "height: 40rem; max-height: 90vh; resize: vertical; overflow: hidden" }));
+    const style = "height: 40rem; max-height: 90vh; resize: vertical; overflow: hidden";
+    const box = el.appendChild(h("div", { style }));
     const mounted = mount(box, widgetTransport(model));
     return () => {
       void mounted.then((remove) => remove());

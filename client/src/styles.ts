@@ -8,7 +8,7 @@ export function addStyle(css: string): void {
 }
 
 /** Puts all sheets into force. Constructed sheets need no permission of a Content-Security-Policy. */
-export function adopt(root: ShadowRoot): void {
+export function adopt(root: DocumentOrShadowRoot): void {
   root.adoptedStyleSheets = [...texts].map((css) => {
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(css);

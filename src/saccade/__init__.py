@@ -35,9 +35,11 @@ __all__ = [
     "attention_weights",
     "attention_with_lse",
     "diagram",
+    "draw",
     "explain",
     "merge",
     "statistics",
+    "step",
     "verify",
     "view",
     "watch",
@@ -73,9 +75,11 @@ _HOMES = {  # of all names but the masks
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
     "diagram": "viewer.diagrams",
+    "draw": "viewer",
     "explain": "_explain",
     "merge": "_attention",
     "statistics": "_statistics",
+    "step": "viewer",
     "verify": "verification",
     "view": "viewer",
     "watch": "monitoring",
@@ -132,7 +136,7 @@ if TYPE_CHECKING:
     from .acceleration import Acceleration, accelerate
     from .monitoring import watch
     from .verification import verify
-    from .viewer import view
+    from .viewer import draw, step, view
     from .viewer.diagrams import diagram
 else:
 

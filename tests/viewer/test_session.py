@@ -67,7 +67,7 @@ def test_what_there_is_to_see(session, dense):
     [run] = header["runs"]
     [side] = run["sides"]
     assert (header["version"], header["saccade"], buffers) == (1, saccade.__version__, [])
-    assert header["shown"] == PLACE and not header["step"]
+    assert header["shown"] == PLACE and header["step"]
     assert run["text"] == TEXT and side["tokens"] == dense.shape[-1] and side["named"]
     assert [(c["layer"], c["heads"], c["kv_heads"], c["width"], c["causal"]) for c in run["calls"]] == [
         (layer, HEADS, 1, WIDTH // HEADS, True) for layer in range(LAYERS)
@@ -137,6 +137,26 @@ def test_statistics_of_rows_and_heads(session, dense):
     assert np.isnan(maps[:, 0, -1]).all() and not np.isnan(maps[:, -1, 0]).any()
 
 
+def test_the_steps_of_a_row(session, dense):
+    header, _ = answer(session, "step", **PLACE, row=8)
+    assert (header["layer"], header["head"], header["row"], header["text"]) == (1, 2, 8, TEXT)
+    np.testing.assert_allclose(header["weights"], dense[1, 2, 8], atol=1e-6)
+    [side] = answer(session, "open")[0]["runs"][0]["sides"]
+    words = answer(session, "words", run="0", side="text", start=0, stop=side["tokens"])[0]["words"]
+    for text, _, first, end, *_ in words:
+        assert end - first > 1 or header["labels"][first] == text
+
+
+def test_what_watch_kept_has_no_steps(session):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with torch.no_grad(), saccade.watch(layer, keep=True) as seen:
+        layer(torch.randn(2, 9, 8))
+    watched = open_session(seen)
+    assert not watched.reply("open", {}).header["step"]
+    reply = watched.reply("step", {**PLACE, "call": "0", "head": 0, "row": 3})
+    assert reply.status == 400 and reply.header["error"].startswith("step: ")
+
+
 def test_a_search_shows_the_text_around(session):
     header, _ = answer(session, "search", run="0", side="text", query="THE FOX", limit=1)
     [[_, first, end, before, text, after]] = header["found"]
@@ -155,6 +175,7 @@ GOOD = {
     "cell": {**PLACE, "row": 3, "key": 1},
     "rows": {**PLACE, "start": 0, "stop": 4},
     "search": {"run": "0", "side": "text", "query": "hen", "limit": 5},
+    "step": {**PLACE, "row": 8},
 }
 WRONG = {
     "run": ["1", 0, None, "../0"],
@@ -186,7 +207,7 @@ def test_whatever_is_wrong_is_one_sentence_that_names_the_parameter(session):
                 reply = session.reply(op, params)
                 assert (reply.status, reply.buffers) == (400, ())
                 assert reply.header["error"].startswith(f"{name}: ") and len(reply.header["error"]) < 400
-    assert set(GOOD) | {"step"} == set(_OPERATIONS)
+    assert set(GOOD) == set(_OPERATIONS)
 
 
 def test_there_is_no_tile_beyond_the_last():
@@ -218,7 +239,7 @@ names = sorted({name for params in GOOD.values() for name in params})
 
 
 @settings(max_examples=150, deadline=None)
-@given(op=st.sampled_from([*GOOD, "step"]) | json_values, params=st.dictionaries(st.sampled_from(names), json_values))
+@given(op=st.sampled_from(sorted(GOOD)) | json_values, params=st.dictionaries(st.sampled_from(names), json_values))
 def test_no_request_can_break_it(session, op, params):
     """Some parameters of each request are right and some are anything."""
     good = GOOD.get(op, {}) if isinstance(op, str) else {}

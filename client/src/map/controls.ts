@@ -1,19 +1,23 @@
 // Above the map: which head, what of it, with which other. Below: the legend and the buttons for zooming.
 import type { Context } from "../context";
-import { choice, h, toggles } from "../dom";
-import type { Call, Run } from "../protocol";
+import { choice, h, press, toggles } from "../dom";
+import { byId, type Call, type Run } from "../protocol";
 import type { Compare, State } from "../store";
 import { cssOf } from "../colours";
+import { visible } from "./labels";
 import type { ColourScale } from "./scale";
 
 const nameOf = (call: Call, all: readonly Call[]): string =>
-  all.every((c, i) => c.layer === i) && all.every((c) => c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
+  all.every((c, i) => c.layer === i && c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
+
+/** A run in a list of choices. */
+export const titleOfRun = (run: Run): string => visible(run.text.slice(0, 40)) || run.model;
 
 const range = (n: number): [string, string][] => Array.from({ length: n }, (_, i) => [String(i), String(i)]);
 
 /** What stays valid when the call changes. */
 export function goTo(context: Context, callId: string, head: number): void {
-  const call = context.run().calls.find((c) => c.id === callId);
+  const call = byId(context.run().calls, callId);
   if (!call) return;
   const state = context.store.get(), before = context.call();
   const patch: Partial<State> = { call: callId, head: Math.max(0, Math.min(head, call.heads - 1)) };
@@ -50,15 +54,18 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
     const focused = (element.getRootNode() as ShadowRoot).activeElement;
     const held = focused instanceof HTMLElement && element.contains(focused) ? nameIn(focused) : null;
     const { store } = context, state = store.get(), call = context.call(), run = context.run();
-    const what: [string, string, string?][] = [["weights", "Weights"], ["logits", "Logits", "Products of query and key, scaled, with bias: what softmax gets"]];
+    const what: [string, string, string?][] = [
+      ["weights", "Weights"], ["logits", "Logits", "What softmax gets: scaled products, with bias"],
+    ];
     if (call.bias !== null) what.push(["bias", "Bias", call.bias]);
     element.replaceChildren(...[
-      choice("Layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => goTo(context, id, state.head)),
-      choice("Head", range(call.heads), String(state.head), (n) => goTo(context, call.id, Number(n))),
+      ...pickers(run, call, state.head, "Layer", (id, head) => goTo(context, id, head)),
       call.items > 1 && choice("Item", range(call.items), String(state.item), (n) => store.set({ item: Number(n) })),
       toggles("What is shown", what, state.what, (w) => store.set({ what: w as State["what"] })),
-      toggles("How several pairs become one dot", [["max", "Largest", "The largest of the pairs in a dot"], ["mean", "Mean", "The mean of the visible pairs in a dot"]],
-        state.pool, (p) => store.set({ pool: p as State["pool"] })),
+      toggles("How several pairs become one dot", [
+        ["max", "Largest", "The largest of a dot's pairs"],
+        ["mean", "Mean", "The mean of a dot's visible pairs"],
+      ], state.pool, (p) => store.set({ pool: p as State["pool"] })),
       h("button", { type: "button", "aria-pressed": String(state.compare !== null), "data-value": "compare",
         onclick: () => store.set({ compare: state.compare ? null : usual(context) }) }, "Compare"),
       state.compare && compareControls(context, state.compare, run),
@@ -72,55 +79,56 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
 const nameIn = (element: HTMLElement): string =>
   element.dataset["value"] ?? element.closest("label")?.textContent?.slice(0, 12) ?? "";
 
-function compareControls(context: Context, compare: Compare, own: Run): HTMLElement {
-  const { manifest, store } = context;
-  const run = manifest.runs.find((r) => r.id === compare.run) ?? own;
-  const call = run.calls.find((c) => c.id === compare.call) ?? run.calls[0];
+/** The choice of a layer and a head. */
+const pickers = (run: Run, call: Call, head: number, layer: string, go: (call: string, head: number) => void): Node[] =>
+  [
+  choice(layer, run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => go(id, head)),
+  choice("Head", range(call.heads), String(head), (n) => go(call.id, Number(n))),
+];
+
+function compareControls({ manifest: { runs }, store }: Context, compare: Compare, own: Run): HTMLElement {
+  const run = byId(runs, compare.run) ?? own, call = byId(run.calls, compare.call) ?? run.calls[0];
   const put = (patch: Partial<Compare>): void => {
-    const next = { ...compare, ...patch };
-    const to = (manifest.runs.find((r) => r.id === next.run) ?? run), chosen = to.calls.find((c) => c.id === next.call) ?? to.calls[0];
+    const next = { ...compare, ...patch }, to = byId(runs, next.run) ?? run, chosen = byId(to.calls, next.call)
+      ?? to.calls[0];
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
   return h("div", { class: "compare" },
-    manifest.runs.length > 1 && choice("with run", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id, (id) => put({ run: id })),
-    choice("with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => put({ call: id })),
-    choice("with head", range(call.heads), String(compare.head), (n) => put({ head: Number(n) })),
-    toggles("How two maps are compared", [["side", "Side by side"], ["difference", "Difference", "The first minus the second"]],
+    runs.length > 1 && choice("with", runs.map((r) => [r.id, titleOfRun(r)]), run.id, (id) => put({ run: id })),
+    ...pickers(run, call, compare.head, runs.length > 1 ? "Layer" : "with layer",
+      (id, head) => put({ call: id, head })),
+    toggles("How two maps are compared",
+      [["side", "Side by side"], ["difference", "Difference"]],
       compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
 }
 
-/** The colours and what they mean, with the choice between equal steps and powers of ten. */
-export function legend(context: Context, zoom: (factor: number | null) => void): {
-  element: HTMLElement; show(scale: ColourScale, of: string, choosable: boolean, mask: string | null): void;
-} {
-  const bar = h("canvas", { width: 160, height: 1, "aria-hidden": "true" }), ticks = h("div", { class: "ticks", "aria-hidden": "true" });
-  const label = h("span", { class: "of" }), hidden = h("span", { class: "hidden-sign" });
-  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log", (value) =>
-    context.store.set({ tone: value as State["tone"] }));
+type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void;
+
+/** The colours and what they mean, with the choice between equal steps and powers of ten. Called, it shows a scale. */
+export function legend(context: Context, zoom: (factor: number | null) => void): Show & { element: HTMLElement } {
+  const bar = h("div", { class: "colours" }), ticks = h("div", { class: "ticks" });
+  const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
+  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log"]], "log",
+    (value) => context.store.set({ tone: value as State["tone"] }));
+  const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
   const buttons = h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
     h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
-    h("button", { type: "button", onclick: () => zoom(null) }, "Whole"),
+    h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"),
     h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
-  const element = h("div", { class: "legend" }, label, h("div", { class: "scale" }, bar, ticks), tone, hidden, buttons);
-  let shown: unknown = null;
-  return {
-    element,
-    show(scale, of, choosable, mask) {
-      const key = [scale, of, choosable, mask];
-      if (Array.isArray(shown) && key.every((part, i) => part === (shown as unknown[])[i])) return;
-      shown = key;
-      label.textContent = of;
-      const pen = bar.getContext("2d")!;
-      for (let i = 0; i < 160; i++) {
-        pen.fillStyle = cssOf(scale.colourAt(i / 159));
-        pen.fillRect(i, 0, 1, 1);
-      }
-      ticks.replaceChildren(...scale.ticks.map(({ at, text }) => h("span", { style: `left: ${at * 100}%` }, text)));
-      tone.hidden = !choosable;
-      for (const button of tone.querySelectorAll("button"))
-        button.setAttribute("aria-pressed", String(button.dataset["value"] === context.store.get().tone));
-      hidden.hidden = mask === null;
-      hidden.replaceChildren(h("span", { class: "swatch" }), `hidden by ${mask}`);
-    },
+  const element = h("div", { class: "legend" }, label, colours, tone, hidden, buttons);
+  let shown: unknown[] = [];
+  const show: Show = (scale, of, choosable, mask) => {
+    const next = [scale, of, choosable, mask];
+    if (next.every((part, i) => part === shown[i])) return;
+    shown = next;
+    label.textContent = of;
+    bar.style.background = `linear-gradient(90deg, ${[0, 0.5, 1].map((at) => cssOf(scale.colourAt(at))).join()})`;
+    ticks.replaceChildren(...scale.ticks.map(({ at, text }) => h("span", { style: `left: ${at * 100}%` }, text)));
+    tone.hidden = !choosable;
+    press(tone, context.store.get().tone);
+    hidden.hidden = mask === null;
+    hidden.title = `hidden by ${mask}`;
+    hidden.replaceChildren(h("span", { class: "swatch" }), hidden.title);
   };
+  return Object.assign(show, { element });
 }

@@ -1,5 +1,7 @@
 // Mouse, touch and wheel, as zooming, dragging, pointing and choosing. Points are CSS pixels of the canvas.
 
+import { on } from "../dom";
+
 export interface Gestures {
   pan(dx: number, dy: number): void;
   zoom(x: number, y: number, factor: number): void;
@@ -17,7 +19,7 @@ interface Pointer {
   y: number;
 }
 
-export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
+export function listen(canvas: HTMLElement, gestures: Gestures): void {
   const pointers = new Map<number, Pointer>();
   let start: Pointer | null = null, dragging = false;
   const at = (event: MouseEvent): Pointer => {
@@ -63,7 +65,7 @@ export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
   const wheel = (event: WheelEvent): void => {
     if (!event.ctrlKey && !gestures.takesWheel()) return;
     event.preventDefault();
-    const unit = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
+    const unit = [1, 16, 400][event.deltaMode]; // pixels of a pixel, a line, a page
     if (event.shiftKey && !event.ctrlKey) {
       gestures.pan(-(event.deltaX || event.deltaY) * unit, 0);
       return;
@@ -75,18 +77,9 @@ export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
   const leave = (event: PointerEvent): void => {
     if (event.pointerType === "mouse" && !pointers.size) gestures.leave();
   };
-  const double = (event: MouseEvent): void => {
-    const { x, y } = at(event);
-    gestures.zoom(x, y, event.altKey ? 0.5 : 2);
-  };
-  const all: [string, EventListener][] = [
-    ["pointerdown", down as EventListener], ["pointermove", move as EventListener], ["pointerup", up as EventListener],
-    ["pointercancel", up as EventListener], ["pointerleave", leave as EventListener], ["dblclick", double as EventListener],
-  ];
-  for (const [name, listener] of all) canvas.addEventListener(name, listener);
-  canvas.addEventListener("wheel", wheel, { passive: false });
-  return () => {
-    for (const [name, listener] of all) canvas.removeEventListener(name, listener);
-    canvas.removeEventListener("wheel", wheel);
-  };
+  // The canvas goes with its listeners: nothing to take off.
+  for (const [name, listener] of Object.entries({
+    pointerdown: down, pointermove: move, pointerup: up, pointercancel: up, pointerleave: leave,
+    wheel,
+  })) on(canvas, name, listener as (event: Event) => void);
 }

@@ -1,4 +1,4 @@
-// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number. Never overlapping.
+// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number.
 import type { Word } from "../words";
 
 export interface Label {
@@ -36,12 +36,17 @@ export const visible = (text: string): string =>
 /** What the margin calls one token. */
 export function tokenText(word: Word | undefined, token: number): string {
   if (!word) return "";
-  return word.end - word.first === 1 ? word.label : visible(word.tokens[token - word.first] ?? word.label).trim() || word.label;
+  const part = word.end - word.first > 1 && visible(word.tokens[token - word.first] ?? "").trim();
+  return part || word.label;
 }
 
-/** 1, 2 or 5 times a power of ten tokens, so that labels `line` pixels high do not touch. */
+/** How far from its place a label may stand, in tokens, to begin a sentence. */
+const shift = (step: number): number => Math.min(step / 2, 64);
+
+/** 1, 2 or 5 times a power of ten tokens, so that labels `line` pixels high do not touch even if one is shifted. */
 export function stride(scale: number, line: number): number {
-  for (let base = 1; ; base *= 10) for (const n of [1, 2, 5]) if (n * base * scale >= line) return n * base;
+  for (let base = 1; ; base *= 10)
+    for (const n of [1, 2, 5]) if ((n * base - shift(n * base)) * scale >= line) return n * base;
 }
 
 export function layLabels(axis: LabelAxis, words: WordsView): Label[] {
@@ -84,18 +89,25 @@ function wordLabels(axis: LabelAxis, words: WordsView, start: number, stop: numb
 
 const ENDS = /[.!?…。！？]["'”’)\]]*$/;
 
-/** The start of the first sentence in [from, to), else the word at `from`. */
+const LETTER = /[\p{L}\p{N}]/u;
+
+/** The first sentence that starts in [from, to), else the first word with a letter there, else what is at `from`. */
 function sentenceStart(words: WordsView, from: number, to: number): Word | undefined {
-  const near = words.between(from, to);
-  for (let i = 1; i < near.length; i++) if (near[i].first < to && ENDS.test(near[i - 1].text.trim())) return near[i];
-  return words.at(from);
+  let ended = false, first: Word | undefined;
+  for (const word of from === 0 ? [] : words.between(from, to)) {
+    if (ENDS.test(word.text.trim())) ended = true;
+    else if (LETTER.test(word.text) && word.first >= from) {
+      if (ended) return word;
+      first ??= word;
+    }
+  }
+  return first ?? words.at(from);
 }
 
 function numbered(axis: LabelAxis, words: WordsView, start: number, stop: number, label: Make): Label[] {
-  // Twice the room: a sentence start may stand up to half a step after its number's place.
-  const step = stride(axis.scale, axis.line * 2), out: Label[] = [];
+  const step = stride(axis.scale, axis.line * 1.2), out: Label[] = [];
   for (let t = Math.floor(start / step) * step; t < stop; t += step) {
-    const word = words.named ? sentenceStart(words, t, Math.min(axis.length, t + Math.max(1, Math.min(step / 2, 64)))) : undefined;
+    const word = words.named ? sentenceStart(words, t, Math.min(axis.length, t + Math.max(1, shift(step)))) : undefined;
     const token = word && word.first >= t ? word.first : t;
     if (token >= start && token < stop) out.push(label(token, token + 1, word?.label ?? "", String(token)));
   }

@@ -1,6 +1,7 @@
 // One map on the canvas: its tiles, with coarser ones where finer ones are still to come.
 import type { Call } from "../protocol";
 import type { Words } from "../words";
+import type { Ink } from "./marks";
 import { colourInto, type ColourScale } from "./scale";
 import type { MapOf, Tile } from "./tiles";
 import { cover, isHidden, keysInSight, rowsInSight, TILE, topLevel, type TileAt, type View } from "./viewport";
@@ -16,8 +17,6 @@ export interface Pane {
   caption: string;
   rowWords: Words;
   keyWords: Words;
-  labelRows: boolean;
-  labelKeys: boolean;
   /** The tile of a place, or of the difference at it; undefined while it is not here. */
   tile(at: TileAt): Tile | undefined;
 }
@@ -47,7 +46,9 @@ export function paint(tile: Tile, scale: ColourScale): HTMLCanvasElement {
 }
 
 /** A hidden pair is hatched: no colour of the scale looks like it. */
-export function hatching(context: CanvasRenderingContext2D, line: string, ground: string, ratio: number): CanvasPattern {
+export function hatching(
+  context: CanvasRenderingContext2D, line: string, ground: string, ratio: number,
+): CanvasPattern {
   const size = Math.round(6 * ratio), tile = document.createElement("canvas");
   tile.width = tile.height = size;
   const pen = tile.getContext("2d")!;
@@ -56,11 +57,10 @@ export function hatching(context: CanvasRenderingContext2D, line: string, ground
   pen.strokeStyle = line;
   pen.lineWidth = ratio;
   for (const shift of [-size, 0, size]) {
-    pen.beginPath();
     pen.moveTo(shift - 1, size + 1);
     pen.lineTo(shift + size + 1, -1);
-    pen.stroke();
   }
+  pen.stroke();
   return context.createPattern(tile, "repeat")!;
 }
 
@@ -75,16 +75,30 @@ function find(pane: Pane, at: TileAt): { tile: Tile; from: TileAt } | undefined 
   return undefined;
 }
 
+/** Draws within the plot of a pane only; the transform is the identity before, and what it was after. */
+export function clipped(context: CanvasRenderingContext2D, { x, y, view }: Pane, ratio: number,
+  draw: () => void): void {
+  context.save();
+  context.beginPath();
+  context.rect(Math.round(x * ratio), Math.round(y * ratio), Math.round(view.width * ratio),
+    Math.round(view.height * ratio));
+  context.clip();
+  draw();
+  context.restore();
+}
+
 /** Draws the tiles of a pane in device pixels; the canvas's transform is the identity. */
 export function drawTiles(
-  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, hatch: CanvasPattern, ground: string, ratio: number,
+  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, hatch: CanvasPattern, ground: string,
+  ratio: number,
 ): Shortfall {
   const { view } = pane, size = TILE * 2 ** pane.level;
   const px = (key: number): number => Math.round((pane.x + view.ox + key * view.sx) * ratio);
   const py = (row: number): number => Math.round((pane.y + view.oy + row * view.sy) * ratio);
   const lack: Shortfall = { missing: 0, sampled: 0 };
   for (const at of cover(view, pane.level)) {
-    const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size), r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
+    const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size);
+    const r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
     const x = px(k0), y = py(r0), width = px(k1) - x, height = py(r1) - y;
     const hidden = pane.call.causal && isHidden(at, pane.call.rows.placed);
     const found = hidden ? undefined : find(pane, at);
@@ -102,7 +116,9 @@ export function drawTiles(
 }
 
 /** The number of the bin that holds a pair, from a tile that is here. */
-export function valueAt(pane: Pane, row: number, key: number, level = pane.level): { value: number; sampled: number } | null {
+export function valueAt(
+  pane: Pane, row: number, key: number, level = pane.level,
+): { value: number; sampled: number } | null {
   const size = 2 ** level, bin = { row: Math.floor(row / size), key: Math.floor(key / size) };
   const tile = pane.tile({ level, row: Math.floor(bin.row / TILE), key: Math.floor(bin.key / TILE) });
   if (!tile) return null;
@@ -110,18 +126,21 @@ export function valueAt(pane: Pane, row: number, key: number, level = pane.level
 }
 
 /** Writes the weights into the cells, where these are large enough. */
-export function drawNumbers(context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, ink: string, paper: string): void {
+export function drawNumbers(
+  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper, sans }: Ink,
+): void {
   const { view } = pane;
   if (pane.level > 0 || Math.min(view.sx, view.sy) < 34) return;
-  context.font = "11px system-ui, sans-serif";
+  context.font = `11px ${sans}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
   const [r0, r1] = rowsInSight(view), [k0, k1] = keysInSight(view);
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
     if (value === undefined || Number.isNaN(value)) continue;
-    const size = Math.abs(value), text = size >= 0.995 || size === 0 ? value.toFixed(size < 10 ? 1 : 0) : size < 0.005 ? "~0" : value.toFixed(2).replace("0.", ".");
+    const size = Math.abs(value), text = value.toFixed(size < 0.995 ? 2 : size < 10 ? 1 : 0).replace("0.", ".");
     context.fillStyle = Math.abs(scale.place(value)) > 0.6 ? paper : ink;
-    context.fillText(text, pane.x + view.ox + (key + 0.5) * view.sx, pane.y + view.oy + (row + 0.5) * view.sy);
+    const x = pane.x + view.ox + (key + 0.5) * view.sx, y = pane.y + view.oy + (row + 0.5) * view.sy;
+    context.fillText(text.replace("-", "−"), x, y);
   }
 }

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, diagram, embed, generate, look, train, verify, view
+from . import bench, compare, diagram, embed, generate, look, step, train, verify, view
 
 EXAMPLES = """
 Examples:
@@ -18,6 +18,8 @@ Examples:
   saccade view my-novel.txt
 
   saccade diagram attention --text "She said it was cold" --out attention.svg
+
+  saccade step "The cat sat because it was soft." --word it
 
   saccade generate "It was a dark night"
 
@@ -72,5 +74,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, view, diagram, generate, train, embed, verify, bench, compare):
+for command in (look, view, step, diagram, generate, train, embed, verify, bench, compare):
     command.register(app)

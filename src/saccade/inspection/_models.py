@@ -18,6 +18,7 @@ from .._weights import attention_weights
 from ..models import LanguageModel
 from ..models.decoding.generating import GeneratingModel
 from ..models.tokenizers.own import START
+from ..nn.stacks import Stack
 
 LayerObserver = Callable[[int, ObservedCall], None]
 
@@ -66,6 +67,16 @@ class TextModel(ABC):
     @property
     def generator(self) -> GeneratingModel | None:
         """What continues a text by this model; None where nothing here does."""
+        return None
+
+    @property
+    def stack(self) -> Stack | None:
+        """The blocks that make the calls, one each; None where they are not Saccade's own."""
+        return None
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The table of tokens, None where there is none to be found."""
         return None
 
     @abstractmethod
@@ -131,6 +142,14 @@ class SaccadeModel(TextModel):
     def generator(self) -> GeneratingModel:
         return self.lm
 
+    @property
+    def stack(self) -> Stack:
+        return self.lm.model.decoder
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.lm.model.embedding
+
     def encode(self, text: str) -> Tokens:
         encoding = self.lm.tokenizer.encode(text)
         return Tokens(encoding.ids, encoding.spans)
@@ -154,6 +173,14 @@ class ModelWithProgress(TextModel):
     @property
     def module(self) -> nn.Module:
         return self._model.module
+
+    @property
+    def stack(self) -> Stack | None:
+        return self._model.stack
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        return self._model.embedding
 
     def encode(self, text: str) -> Tokens:
         return self._model.encode(text)

@@ -13,6 +13,7 @@ from ..models.decoding.generating import GeneratingModel
 from ..models.text.decoder import TextDecoder
 from ..models.text.encoder import TextEncoder
 from ..models.text.encoder_decoder import EncoderDecoder
+from ..nn.stacks import Stack
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
 Reader = TextEncoder | TextDecoder | EncoderDecoder
@@ -24,7 +25,7 @@ class PublishedModel(TextModel):
     def __init__(self, model: Reader, name: str):
         self.name, self._model = name, model
         self.tokenizer: Any = model.tokenizer
-        stack: Any = model.decoder if isinstance(model, TextDecoder) else model.encoder
+        stack: Any = self.stack
         mechanism = stack.blocks[0].attention.config.mechanism
         if mechanism is not None:
             raise ValueError(
@@ -45,6 +46,14 @@ class PublishedModel(TextModel):
     @property
     def generator(self) -> GeneratingModel | None:
         return self._model if isinstance(self._model, GeneratingModel) else None
+
+    @property
+    def stack(self) -> Stack:
+        return self._model.decoder if isinstance(self._model, TextDecoder) else self._model.encoder
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self._model.tokens
 
     def encode(self, text: str) -> Tokens:
         found = self.tokenizer.encode(text)

@@ -21,6 +21,7 @@ from ..maps import SIDE, HeadSummary, MapCall, Run, Side
 from ..maps._head import Pool, What
 from ..maps._overview import THUMBNAIL
 from ._params import MOST_TOKENS, Params, RequestError
+from ._steps import MOST_STEPS, has_steps, steps_of_row
 
 VERSION = 1  # of the protocol
 MOST_TOP = 1000
@@ -54,15 +55,11 @@ class Place:
 
 @dataclass(eq=False)
 class Session:
-    """Runs that are shown together, and the place to show first. Several threads may ask at once.
-
-    ``steps``: what computes the steps of one row (run, call, head, item, row); None where no model is behind the maps.
-    """
+    """Runs that are shown together, and the place to show first. Several threads may ask at once."""
 
     runs: Sequence[Run]
     title: str
     shown: Place
-    steps: Callable[[Run, MapCall, int, int, int], dict[str, Any]] | None = None
 
     def reply(self, op: object, params: object) -> Reply:
         """The answer to a request, or one sentence that says what is wrong with it. Never raises."""
@@ -93,7 +90,7 @@ class Session:
             "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
             "shown": vars(self.shown),
             "findings": _findings(self.runs[int(self.shown.run)]),
-            "step": self.steps is not None,
+            "step": any(map(has_steps, self.runs)),
         }
 
     # --- what a request names ---
@@ -264,10 +261,11 @@ def _search(session: Session, params: Params) -> Answer:
 
 
 def _step(session: Session, params: Params) -> Answer:
-    if session.steps is None:
-        raise RequestError("step: there is no model behind this map, so its steps are not known")
-    run, call, head, item = session._map(params)
-    return session.steps(run, call, head, item, params.integer("row", 0, call.shape[2] - 1)), []
+    run, call, head, _ = session._map(params)
+    row = params.integer("row", 0, call.shape[2] - 1)
+    if not has_steps(run):
+        raise RequestError(f"step: steps are shown of a text of at most {MOST_STEPS:,} tokens that a model reads")
+    return steps_of_row(run, call, head, row), []
 
 
 def _alive(session: Session, params: Params) -> Answer:
