@@ -1,8 +1,9 @@
-"""Executes the notebooks, and tells what they print."""
+"""Executes the notebooks, tells what they print and draw, and writes one of them as a page."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -11,9 +12,16 @@ from nbclient import NotebookClient
 from pages import ROOT
 from warm import pythonpath
 
+SVG = "image/svg+xml"
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+HOUR = FOLDER / "self-attention-in-an-hour.ipynb"
+PAGE = ROOT / "docs" / "self-attention-in-an-hour.md"
+PICTURES = ROOT / "docs" / "figures" / "self-attention-in-an-hour"
+
 
 def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """The notebook with fresh outputs, of which only text is kept: small, and readable wherever it is shown."""
+    """The notebook with fresh outputs, of which text and SVG are kept: small, and readable wherever they are shown."""
     notebook = nbformat.read(path, as_version=4)
     with mock.patch.dict(os.environ, PYTHONPATH=pythonpath(), COLUMNS="80"):
         NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
@@ -21,22 +29,67 @@ def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
         cell.metadata.clear()
         for output in cell.get("outputs", ()):
             if "data" in output:
-                output.data = nbformat.NotebookNode({"text/plain": output.data["text/plain"]})
+                kept = {kind: output.data[kind] for kind in ("text/plain", SVG) if kind in output.data}
+                output.data = nbformat.NotebookNode(kept)
+                output.metadata = nbformat.NotebookNode()
     notebook.metadata.language_info = nbformat.NotebookNode(name="python")
     return notebook
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """What each code cell prints or shows, as text."""
+    """What each code cell prints, shows as text, and draws."""
     return [
-        "".join(output["text"] if "text" in output else output["data"]["text/plain"] for output in cell.outputs)
+        "\n".join(text for output in cell.outputs for text in (_text(output), _picture(output)) if text)
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
+
+
+def pictures(notebook: nbformat.NotebookNode) -> list[str]:
+    """The SVG of every picture, in order."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [picture for cell in cells for output in cell.outputs if (picture := _picture(output))]
+
+
+def as_page(notebook: nbformat.NotebookNode) -> str:
+    """The notebook as a page of docs/: what is printed stands below its code, and pictures lie in `PICTURES`."""
+    parts, drawn = [], 0
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            parts.append(cell.source.replace("](../", "]("))
+            continue
+        parts.append(f"```python\n{cell.source}\n```")
+        for output in cell.outputs:
+            if svg := _picture(output):
+                title = re.search(r"<title[^>]*>(.*?)</title>", svg, re.DOTALL)
+                file = f"{os.path.relpath(PICTURES, PAGE.parent)}/{drawn}.svg"
+                parts.append(f"![{title[1] if title else 'Picture'}]({file})")
+                drawn += 1
+            else:
+                parts.append(f"```text\n{_text(output).rstrip()}\n```")
+    title, _, rest = "\n\n".join(parts).partition("\n\n")
+    place = os.path.relpath(HOUR, PAGE.parent)
+    link = f"This page is a notebook: [open it]({place}), change numbers and run the cells."
+    return f"{title}\n\n{link}\n\n{rest}\n"
+
+
+def write_page(notebook: nbformat.NotebookNode) -> None:
+    """`PAGE` and its pictures, and no others beside them."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for old in PICTURES.glob("*.svg"):
+        old.unlink()
+    for number, svg in enumerate(pictures(notebook)):
+        (PICTURES / f"{number}.svg").write_text(svg, encoding="utf-8")
+    PAGE.write_text(as_page(notebook), encoding="utf-8")
 
 
 def stored(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+def _text(output: nbformat.NotebookNode) -> str:
+    return output["text"] if "text" in output else output["data"].get("text/plain", "")
+
+
+def _picture(output: nbformat.NotebookNode) -> str:
+    return output["data"].get(SVG, "") if "data" in output else ""
