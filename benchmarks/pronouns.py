@@ -33,7 +33,7 @@ import torch
 from pronoun_sentences import KINDS, Kind, Sentence, sentences
 
 from saccade._numbers import two_decimals
-from saccade.analysis._uncertainty import LEVEL, half_width, student
+from saccade.analysis._uncertainty import LEVEL, student
 from saccade.inspection import TextModel, weights_of
 from saccade.inspection._models import SaccadeModel
 from saccade.models import LanguageModel, load
@@ -99,8 +99,6 @@ class Mean(NamedTuple):
 def over_pairs(values: np.ndarray, comparisons: int = 1) -> Mean:
     """The mean over axis 0 and half of its 95 % interval, widened for so many comparisons at once (Bonferroni)."""
     n = len(values)
-    if comparisons == 1:
-        return Mean(np.asarray(values.mean(0)), half_width(values.std(0, ddof=1), np.array(n)))
     t = student(n - 1, 1 - (1 - LEVEL) / comparisons)
     return Mean(values.mean(0), t * values.std(0, ddof=1) / np.sqrt(n))
 
@@ -215,22 +213,23 @@ def attention_table(studies: Sequence[Study], heads: int) -> tuple[list[str], in
     """
     comparisons = sum(len(one.kind.spots) * one.weights.shape[-2] for one in studies)
     lines = [
-        "| decided by | looks | most to the right noun | clear of 0: right, wrong "
+        "| decided by | looks | most to the right noun | widest interval | clear of 0: right, wrong "
         "| chosen on one half: on the other | right |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in studies:
         difference, share = right_minus_wrong(one.weights), share_right(one.weights)
         for spot, name in enumerate(one.kind.spots):
             found = over_pairs(difference[:, :, spot].mean(1), comparisons)
             if np.abs(found.mean).max() < 1e-6:
-                lines.append(f"| {one.kind.name} | {name} | 0 | 0, 0 | 0 | |")
+                lines.append(f"| {one.kind.name} | {name} | 0 | 0 | 0, 0 | 0 | |")
                 continue
-            best = int(found.mean.argmax())
+            best, widest = int(found.mean.argmax()), int(found.half.argmax())
             left = held_out(difference[:, :, spot])
             rights = [share[h.reported_on :: 2, h.reported_on :: 2, spot, h.head].mean() for h in left]
             lines.append(
                 f"| {one.kind.name} | {name} | {layer_head(best, heads)}: {found.of(best)} "
+                f"| {layer_head(widest, heads)}: ± {found.half[widest]:.3f} "
                 f"| {(found.clear & (found.mean > 0)).sum()}, {(found.clear & (found.mean < 0)).sum()} "
                 f"| {', '.join(f'{layer_head(h.head, heads)}: {h.found.of()}' for h in left)} "
                 f"| {', '.join(map(two_decimals, rights))} |"
@@ -271,11 +270,11 @@ def layer_head(number: int, heads: int) -> str:
 
 ATTENTION = """\
 Weight on the noun that is meant minus weight on the other, for the head of all {heads} with the largest mean, over all
-sentences; intervals are 95 %, widened for {comparisons} comparisons. Then how many heads are clear of 0, to the right
-noun and to the wrong one. Then the best head of one half of nouns and frames, as it does on the other half (95 % for
-one comparison), and in which share of those sentences the right noun gets more weight. Place, distance, noun and
-frequency alone give 0 and .50. The last row checks the measure: a noun comes again, and the heads that copy look at
-what followed it last time."""
+sentences; intervals are 95 %, widened for {comparisons} comparisons. Then the head that is known least, and how many
+heads are clear of 0, to the right noun and to the wrong one. Then the best head of one half of nouns and frames, as it
+does on the other half (95 % for one comparison), and in which share of those sentences the right noun gets more weight.
+Place, distance, noun and frequency alone give 0 and .50. The last row checks the measure: a noun comes again, and the
+heads that copy look at what followed it last time."""
 PLACES = """\
 Weights from the pronoun, averaged over the three kinds that a pronoun decides, of the heads that look at the two nouns
 most. Uniform attention gives {uniform} to a noun."""
