@@ -13,6 +13,13 @@ from pages import ROOT
 from warm import pythonpath
 
 SVG = "image/svg+xml"
+# Figures as SVG that is the same every time: no date, identifiers from a fixed seed, letters as letters.
+_FIGURES = [
+    "--InlineBackend.figure_formats=svg",
+    "--InlineBackend.rc={'svg.hashsalt': 'saccade', 'svg.fonttype': 'none'}",
+]
+_PIXELS = re.compile(r"data:image/png;base64,[\w\s+/=]*")
+_ENVIRONMENT = {"COLUMNS": "80", "SOURCE_DATE_EPOCH": "0"}
 FOLDER = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 HOUR = FOLDER / "self-attention-in-an-hour.ipynb"
@@ -23,23 +30,36 @@ PICTURES = ROOT / "docs" / "figures" / "self-attention-in-an-hour"
 def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
     """The notebook with fresh outputs, of which text and SVG are kept: small, and readable wherever they are shown."""
     notebook = nbformat.read(path, as_version=4)
-    with mock.patch.dict(os.environ, PYTHONPATH=pythonpath(), COLUMNS="80"):
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    with mock.patch.dict(os.environ, _ENVIRONMENT, PYTHONPATH=pythonpath()):
+        NotebookClient(
+            notebook,
+            timeout=300,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+            extra_arguments=_FIGURES,
+        ).execute()
     for cell in notebook.cells:
         cell.metadata.clear()
         for output in cell.get("outputs", ()):
             if "data" in output:
-                kept = {kind: output.data[kind] for kind in ("text/plain", SVG) if kind in output.data}
-                output.data = nbformat.NotebookNode(kept)
+                output.data = _kept(output.data)
                 output.metadata = nbformat.NotebookNode()
     notebook.metadata.language_info = nbformat.NotebookNode(name="python")
     return notebook
 
 
+def _kept(data: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Text and SVG, also where it is shown as HTML; nothing that needs a script."""
+    kept = {kind: data[kind] for kind in ("text/plain", SVG) if kind in data}
+    if data.get("text/html", "").lstrip().startswith("<svg"):
+        kept[SVG] = data["text/html"]
+    return nbformat.NotebookNode(kept)
+
+
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """What each code cell prints, shows as text, and draws."""
+    """What each code cell prints, shows as text, and draws; not the pixels in a drawing, which differ by renderer."""
     return [
-        "\n".join(text for output in cell.outputs for text in (_text(output), _picture(output)) if text)
+        _PIXELS.sub("(pixels)", "\n".join(text for o in cell.outputs for text in (_text(o), _picture(o)) if text))
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
@@ -63,7 +83,7 @@ def as_page(notebook: nbformat.NotebookNode) -> str:
             if svg := _picture(output):
                 title = re.search(r"<title[^>]*>(.*?)</title>", svg, re.DOTALL)
                 file = f"{os.path.relpath(PICTURES, PAGE.parent)}/{drawn}.svg"
-                parts.append(f"![{title[1] if title else 'Picture'}]({file})")
+                parts.append(f"![{title[1] if title else 'What this cell draws'}]({file})")
                 drawn += 1
             else:
                 parts.append(f"```text\n{_text(output).rstrip()}\n```")
