@@ -34,9 +34,11 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_lse",
+    "draw",
     "explain",
     "merge",
     "statistics",
+    "step",
     "verify",
     "watch",
 ]
@@ -70,9 +72,11 @@ _HOMES = {  # of all names but the masks
     "attention": "_attention",
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
+    "draw": "viewer",
     "explain": "_explain",
     "merge": "_attention",
     "statistics": "_statistics",
+    "step": "viewer",
     "verify": "verification",
     "watch": "monitoring",
 }
@@ -128,6 +132,7 @@ if TYPE_CHECKING:
     from .acceleration import Acceleration, accelerate
     from .monitoring import watch
     from .verification import verify
+    from .viewer import draw, step
 else:
 
     def __getattr__(name: str) -> object:

@@ -192,6 +192,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
     assert usages == {
         "": "COMMAND [ARGS]...",
         "look": "[TEXT]...",
+        "step": "[TEXT]...",
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
         "verify": "TARGET",

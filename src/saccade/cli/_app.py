@@ -8,12 +8,14 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, embed, generate, look, train, verify
+from . import bench, compare, embed, generate, look, step, train, verify
 
 EXAMPLES = """
 Examples:
 
   saccade look "I will go if you will go with me."
+
+  saccade step "The cat sat because it was soft." --word it
 
   saccade generate "It was a dark night"
 
@@ -68,5 +70,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, generate, train, embed, verify, bench, compare):
+for command in (look, step, generate, train, embed, verify, bench, compare):
     command.register(app)

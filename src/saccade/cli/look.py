@@ -107,8 +107,8 @@ def look(
             raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
-    given = _word_range(_given(text), chosen.first, chosen.last)
-    wanted = MapOptions(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
+    given = _word_range(given_text(text), chosen.first, chosen.last)
+    wanted = MapOptions(parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in FIGURES
     if out is not None and out.suffix.lower() not in REPORTS + FIGURES and not out.is_dir():
         raise UserError(
@@ -131,15 +131,16 @@ def look(
 # The text
 
 
-def _given(arguments: list[str] | None) -> InputText:
+def given_text(arguments: list[str] | None, command: str = "look") -> InputText:
+    """The text that the arguments of `saccade <command>` are, name or ask for."""
     if arguments and len(arguments) > 1:
         if "-" in arguments:
             raise UserError("both a text and - for standard input came; give one of them")
         raise UserError(
-            f"{len(arguments)} arguments came; put the text in quotes: saccade look {_quoted(' '.join(arguments))}"
+            f"{len(arguments)} arguments came; put the text in quotes: saccade {command} {_quoted(' '.join(arguments))}"
         )
     if not arguments or arguments == ["-"]:
-        return _from_standard_input(asked=bool(arguments))
+        return _from_standard_input(command, asked=bool(arguments))
     argument = arguments[0]
     path = _as_file(argument)
     if path is None:
@@ -147,9 +148,9 @@ def _given(arguments: list[str] | None) -> InputText:
     return InputText(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
 
 
-def _from_standard_input(*, asked: bool) -> InputText:
+def _from_standard_input(command: str, *, asked: bool) -> InputText:
     if sys.stdin is None or (sys.stdin.isatty() and not asked):
-        raise UserError('no text came: saccade look "The cat sat on the mat."')
+        raise UserError(f'no text came: saccade {command} "The cat sat on the mat."')
     text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
     return InputText(text, _again(" ".join(text.split()[:12])), "from standard input")
 
@@ -226,7 +227,8 @@ def _word_range(given: InputText, first: int | None, last: int | None) -> InputT
 # The look
 
 
-def _parse_head(head: str | None) -> tuple[int, int] | None:
+def parse_head(head: str | None) -> tuple[int, int] | None:
+    """(layer, head) of `2.5`."""
     if head is None:
         return None
     match = re.fullmatch(r"(\d{1,6})[.:](\d{1,6})", head.strip())

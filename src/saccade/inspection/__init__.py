@@ -15,20 +15,25 @@ from ._open import open_model
 from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
+from ._steps import SWITCHES, Step, Steps, example, step_of_call, step_of_tokens, steps_of
 from ._words import START, Word, group, split_words
 
 __all__ = [
     "ROLE_NAMES",
     "RULES",
     "START",
+    "SWITCHES",
     "AttentionMap",
     "Look",
     "MapFinding",
+    "Step",
+    "Steps",
     "TextModel",
     "Tokens",
     "Word",
     "as_text_model",
     "collect",
+    "example",
     "find",
     "group",
     "here",
@@ -40,6 +45,9 @@ __all__ = [
     "role_of",
     "short_number",
     "split_words",
+    "step_of_call",
+    "step_of_tokens",
+    "steps_of",
     "telling",
     "weights_of",
     "words_that_fit",

@@ -17,6 +17,7 @@ from .._call import ObservedCall
 from .._weights import attention_weights
 from ..models import LanguageModel
 from ..models.tokenizers.own import START
+from ..nn.stacks import Stack
 
 LayerObserver = Callable[[int, ObservedCall], None]
 
@@ -61,6 +62,16 @@ class TextModel(ABC):
     @abstractmethod
     def module(self) -> nn.Module:
         """The model itself."""
+
+    @property
+    def stack(self) -> Stack | None:
+        """The blocks that make the calls, one each; None where they are not Saccade's own."""
+        return None
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The table of tokens, None where there is none to be found."""
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> Tokens:
@@ -121,6 +132,14 @@ class SaccadeModel(TextModel):
     def module(self) -> nn.Module:
         return self.lm.model
 
+    @property
+    def stack(self) -> Stack:
+        return self.lm.model.decoder
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.lm.model.embedding
+
     def encode(self, text: str) -> Tokens:
         encoding = self.lm.tokenizer.encode(text)
         return Tokens(encoding.ids, encoding.spans)
@@ -144,6 +163,14 @@ class ModelWithProgress(TextModel):
     @property
     def module(self) -> nn.Module:
         return self._model.module
+
+    @property
+    def stack(self) -> Stack | None:
+        return self._model.stack
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        return self._model.embedding
 
     def encode(self, text: str) -> Tokens:
         return self._model.encode(text)

@@ -12,6 +12,7 @@ from ..models import LanguageModel, Model, load
 from ..models.text.decoder import TextDecoder
 from ..models.text.encoder import TextEncoder
 from ..models.text.encoder_decoder import EncoderDecoder
+from ..nn.stacks import Stack
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
 Reader = TextEncoder | TextDecoder | EncoderDecoder
@@ -23,7 +24,7 @@ class PublishedModel(TextModel):
     def __init__(self, model: Reader, name: str):
         self.name, self._model = name, model
         self.tokenizer: Any = model.tokenizer
-        stack: Any = model.decoder if isinstance(model, TextDecoder) else model.encoder
+        stack: Any = self.stack
         mechanism = stack.blocks[0].attention.config.mechanism
         if mechanism is not None:
             raise ValueError(
@@ -40,6 +41,14 @@ class PublishedModel(TextModel):
     @property
     def module(self) -> nn.Module:
         return self._model
+
+    @property
+    def stack(self) -> Stack:
+        return self._model.decoder if isinstance(self._model, TextDecoder) else self._model.encoder
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self._model.tokens
 
     def encode(self, text: str) -> Tokens:
         found = self.tokenizer.encode(text)

@@ -50,6 +50,10 @@ class TransformersModel(TextModel):
     def module(self) -> nn.Module:
         return self._module
 
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self._module.get_input_embeddings()
+
     def encode(self, text: str) -> Tokens:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         if max(found["input_ids"], default=0) >= self._vocabulary:

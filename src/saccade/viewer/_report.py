@@ -39,7 +39,7 @@ def render_report(look: Look, version: str, *, most: int | None = None) -> str:
         title=_title(look.seen.text),
         css=Markup(_asset("report.css")),
         script=Markup(_asset("report.js")),
-        data=_embed(_data(look, columns, heads, focus)),
+        data=embedded_json(_data(look, columns, heads, focus)),
         facts=_facts(look),
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
@@ -68,7 +68,7 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _embed(data: dict[str, Any]) -> Markup:
+def embedded_json(data: dict[str, Any]) -> Markup:
     """JSON that cannot close the script element it stands in."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

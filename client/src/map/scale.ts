@@ -1,0 +1,112 @@
+// From values to colours: linear or logarithmic, from one side or two, with what a legend needs to say.
+import { mix, type Palette, type Rgb } from "../colours";
+import type { What } from "../protocol";
+
+export type Tone = "linear" | "log";
+
+export interface Tick {
+  /** Place along the legend, 0 to 1. */
+  at: number;
+  text: string;
+}
+
+export interface ColourScale {
+  /** Place of a value along the scale, 0 to 1, cut at the ends. */
+  place(value: number): number;
+  ticks: Tick[];
+  /** Colours at STEPS places as pixels of ImageData (little endian). */
+  pixels: Uint32Array;
+  colourAt(place: number): Rgb;
+}
+
+export const STEPS = 1024;
+
+/** Numbers of any size, short: 0.125, 4.2e-5, 1.00. */
+export function write(value: number): string {
+  if (!Number.isFinite(value)) return value < 0 ? "−∞" : value > 0 ? "∞" : "none";
+  const size = Math.abs(value);
+  const text = size !== 0 && size < 1e-3 ? value.toExponential(1) : value.toFixed(size < 10 ? 3 : size < 1000 ? 1 : 0);
+  return text.replace(/^-/, "−").replace("e-", "e−");
+}
+
+const plain = (value: number): string => String(Number(value.toPrecision(6))).replace("-", "−");
+const raised = (digits: string): string => digits.replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
+const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : "10" + raised(String(exponent)));
+
+/** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
+export const lowestPower = (keys: number): number => -Math.min(9, Math.max(3, Math.ceil(Math.log10(keys)) + 1));
+
+/** 1, 2 or 5 times a power of ten, not below `value`. */
+function roundUp(value: number): number {
+  const base = 10 ** Math.floor(Math.log10(value));
+  return base * ([1, 2, 5].find((n) => n * base >= value * 0.9999) ?? 10);
+}
+
+/** Ends around [low, high] that stay the same while a few more values come. */
+export function roundRange(low: number, high: number): [number, number] {
+  if (!(low <= high)) return [0, 1];
+  if (low === high) return [low - 0.5, high + 0.5];
+  const step = roundUp((high - low) / 4);
+  return [Math.floor(low / step) * step, Math.ceil(high / step) * step];
+}
+
+function table(colour: (place: number) => Rgb): Uint32Array {
+  return Uint32Array.from({ length: STEPS }, (_, i) => {
+    const [r, g, b] = colour(i / (STEPS - 1)).map(Math.round);
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  });
+}
+
+/** From `low` (paper) to `high` (accent) in equal steps. */
+function linear(palette: Palette, low: number, high: number): ColourScale {
+  const colourAt = (place: number): Rgb => mix(palette.paper, palette.accent, place);
+  const place = (value: number): number => Math.max(0, Math.min(1, (value - low) / (high - low)));
+  const ticks = [low, (low + high) / 2, high].map((value) => ({ at: place(value), text: plain(value) }));
+  return { place, ticks, colourAt, pixels: table(colourAt) };
+}
+
+/** Weights from 10 ** lowest to 1 in equal steps of the logarithm; anything less has the colour of 0. */
+function logarithmic(palette: Palette, lowest: number): ColourScale {
+  const colourAt = (place: number): Rgb => mix(palette.paper, palette.accent, place);
+  const place = (value: number): number => (value > 0 ? Math.max(0, Math.min(1, 1 - Math.log10(value) / lowest)) : 0);
+  const every = lowest < -4 ? 2 : 1;
+  const ticks: Tick[] = [];
+  for (let e = 0; e >= lowest; e -= every)
+    ticks.unshift({ at: 1 - e / lowest, text: (e === lowest ? "≤ " : "") + power(e) });
+  return { place, ticks, colourAt, pixels: table(colourAt) };
+}
+
+/** Differences from -top (against) over 0 (paper) to top (accent). */
+function twoSided(palette: Palette, top: number, lowest: number | null): ColourScale {
+  const colourAt = (place: number): Rgb =>
+    mix(palette.paper, place < 0.5 ? palette.against : palette.accent, Math.abs(place - 0.5) * 2);
+  const size = (value: number): number => (lowest === null ? value / top : value && 1 - Math.log10(value) / lowest);
+  const cut = (share: number): number => Math.max(0, Math.min(1, share));
+  const place = (value: number): number => 0.5 + 0.5 * Math.sign(value) * cut(size(Math.abs(value)));
+  const marks = lowest === null ? [top / 2, top] : [10 ** Math.round(lowest / 2), 1];
+  const values = [...marks.map((m) => -m).reverse(), 0, ...marks];
+  const ticks = values.map((value) => ({ at: place(value), text: plain(value) }));
+  return { place, ticks, colourAt, pixels: table(colourAt) };
+}
+
+/** The scale of what is shown. Weights reach from 0 to 1 everywhere, so that heads compare; the others over `range`. */
+export function makeScale(
+  palette: Palette, what: What, tone: Tone, keys: number, range: [number, number], compared: boolean,
+): ColourScale {
+  const weights = what === "weights";
+  if (compared) {
+    const top = weights ? 1 : Math.max(Math.abs(range[0]), Math.abs(range[1])) || 1;
+    return twoSided(palette, top, weights && tone === "log" ? lowestPower(keys) : null);
+  }
+  if (!weights) return linear(palette, ...range);
+  return tone === "log" ? logarithmic(palette, lowestPower(keys)) : linear(palette, 0, 1);
+}
+
+/** Writes the colours of `data` into pixels of the same count; NaN becomes transparent. */
+export function colourInto(pixels: Uint32Array, data: Float32Array, scale: ColourScale): void {
+  const last = STEPS - 1, { pixels: colours, place } = scale;
+  for (let i = 0; i < data.length; i++) {
+    const value = data[i];
+    pixels[i] = value !== value ? 0 : colours[(place(value) * last + 0.5) | 0];
+  }
+}

@@ -1,0 +1,141 @@
+// The requests of protocol version 1. Row i of a map is query token i, column j is key token j.
+
+export type What = "weights" | "logits" | "bias";
+export type Pool = "max" | "mean";
+
+/** One sequence of tokens of a run; `prompt`: tokens from this one on were generated. */
+export interface Side {
+  id: string;
+  name: string;
+  tokens: number;
+  words: number;
+  named: boolean;
+  prompt: number | null;
+}
+
+/** One call of attention: a map per head and item, (rows.length, keys.length). */
+export interface Call {
+  id: string;
+  name: string;
+  layer: number;
+  kind: "self" | "cross";
+  heads: number;
+  kv_heads: number;
+  width: number;
+  items: number;
+  rows: { side: string; length: number; placed: number };
+  keys: { side: string; length: number };
+  causal: boolean;
+  mask: string | null;
+  bias: string | null;
+  scale: number;
+  softcap: number | null;
+  sink: boolean;
+}
+
+export interface Run {
+  id: string;
+  model: string;
+  text: string;
+  sides: Side[];
+  calls: Call[];
+}
+
+export interface Finding {
+  sentence: string;
+  call: string;
+  head: number;
+  row: number;
+  key: number;
+}
+
+export interface Manifest {
+  version: number;
+  title: string;
+  saccade: string;
+  runs: Run[];
+  shown: { run: string; call: string; head: number; item: number };
+  findings: Finding[];
+  step: boolean;
+}
+
+/** [text, label, first_token, end_token, special, gap_before (the text between it and the word before), token texts] */
+export type WordTuple = [string, string, number, number, 0 | 1, string, string[]];
+
+export interface HeadSummary {
+  call: string;
+  head: number;
+  role: string | null;
+  decided_by: string | null;
+  score: number | null;
+  sampled: number;
+  entropy: number | null;
+  evenness: number | null;
+  largest: number | null;
+  distance: number | null;
+  self: number | null;
+  previous: number | null;
+  next: number | null;
+  first: number | null;
+  sink: number | null;
+  alarms: string[];
+}
+
+export interface Place {
+  run: string;
+  call: string;
+  head: number;
+  item: number;
+}
+
+export interface TileParams extends Place {
+  what: What;
+  pool: Pool;
+  level: number;
+  row: number;
+  key: number;
+  exact: boolean;
+}
+
+export interface LineParams extends Place {
+  tokens: number[];
+  start: number;
+  stop: number;
+  top: number;
+}
+
+/** Every request: its parameters and the header of its reply. */
+export interface Protocol {
+  open: { params: Record<string, never>; header: Manifest };
+  words: {
+    params: { run: string; side: string; start: number; stop: number };
+    header: { words: WordTuple[] };
+  };
+  overview: { params: { run: string; item: number }; header: { side: number; heads: HeadSummary[] } };
+  tile: { params: TileParams; header: { rows: number; keys: number; sampled: number } };
+  row: { params: LineParams; header: { top: [number, number][]; entropy: number | null; sum: number | null } };
+  column: { params: LineParams; header: { top: [number, number][]; received: number | null } };
+  cell: {
+    params: Place & { row: number; key: number };
+    header: {
+      weight: number | null;
+      rank: number | null;
+      seen: number;
+      logit: number | null;
+      product: number | null;
+      bias: number | null;
+      visible: boolean;
+    };
+  };
+  rows: { params: Place & { start: number; stop: number }; header: { names: string[]; received: boolean } };
+  search: {
+    params: { run: string; side: string; query: string; limit: number };
+    header: { total: number; found: [number, number, number, string, string, string][] };
+  };
+  step: { params: Place & { row: number }; header: Record<string, unknown> };
+}
+
+export type Op = keyof Protocol;
+
+/** A reply: the header's fields, and the numbers of its first buffer (empty when there is none). */
+export type Answer<O extends Op> = Protocol[O]["header"] & { data: Float32Array };

@@ -1,0 +1,127 @@
+"""`saccade step`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._errors import UserError
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
+from .look import given_text, parse_head
+
+if TYPE_CHECKING:
+    from ..inspection import Steps
+
+PAGES = (".html", ".htm")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What is shown"""
+
+    head: str | None = option(
+        None,
+        "The head, as 1.4: layer 1 head 4.  [default: where it looks most at a word not beside it]",
+        metavar="LAYER.HEAD",
+    )
+    word: str | None = option(
+        None,
+        "The word that asks: it, its second occurrence it:2, or its number from 1.  [default: the last]",
+        metavar="WORD",
+    )
+    nth: int | None = option(None, "The occurrence of the word, from 1.", metavar="N")
+    without: str | None = option(
+        None,
+        "Leave out scale, mask, position or shift (several with commas) and see the weights change.",
+        metavar="LIST",
+    )
+    example: bool = option(False, "Two keys by hand, with numbers to check on paper; no TEXT, no model.", "--example")
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """Options"""
+
+    model: str | None = option(
+        None,
+        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
+        "[default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    out: Path | None = option(
+        None, "Write one page for a browser instead, with switches and the steps by arrow key.", metavar="FILE.html"
+    )
+    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
+    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("step", cls=GroupedCommand, short_help="Show one head and one word step by step, with its numbers.")(
+        flattened(step)
+    )
+
+
+def step(
+    *,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
+    ] = None,
+    chosen: StepOptions,
+    common: CommonOptions,
+) -> None:
+    """Show attention step by step: the real numbers of one head for one word, from the embedding to the output.
+
+    Every step has its formula, its shapes, and what would happen without it.
+    """
+    if common.out is not None and common.out.suffix.lower() not in PAGES:
+        raise UserError(f"--out {common.out}: a page is written to an .html")
+    made = _example(text, chosen, common) if chosen.example else _of_text(text, chosen, common)
+    if common.out is not None:
+        _write(made, common.out, force=common.force)
+    if common.as_numbers:
+        typer.echo(json.dumps(made.as_json(), separators=(",", ":"), allow_nan=False))
+        return
+    console = result_console()
+    if common.out is not None:
+        from rich.text import Text
+
+        console.print(Text.assemble(("Page  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
+        return
+    from ..viewer import print_steps
+
+    print_steps(console, made)
+
+
+def _example(text: list[str] | None, chosen: StepOptions, common: CommonOptions) -> Steps:
+    if text or common.model or chosen.head or chosen.word or chosen.nth:
+        raise UserError("--example has a text and a head of its own; leave TEXT, --head, --word, --nth and --model out")
+    from ..inspection import example
+
+    return example(without=_listed(chosen.without))
+
+
+def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions) -> Steps:
+    given, head = given_text(text, "step"), parse_head(chosen.head)
+    if common.out is not None:
+        from ..viewer import check_target
+
+        check_target(common.out, force=common.force)
+    from ..viewer import step as steps_of
+
+    return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=_listed(chosen.without))
+
+
+def _listed(without: str | None) -> list[str]:
+    return [] if without is None else [name.strip() for name in without.split(",") if name.strip()]
+
+
+def _write(made: Steps, out: Path, *, force: bool) -> None:
+    from ..viewer import check_target, write_whole
+
+    write_whole(check_target(out, force=force), made.html().encode("utf-8"))

@@ -1,0 +1,106 @@
+"""The steps after the weights: what the head gives, and where it goes.
+
+Written for readers who know matrices and have not seen attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ._parts import Step, Vector
+from ._writer import Writer, length, shape
+
+
+class AfterWeights(Writer):
+    """The weighted sum, the other heads, the output projection and the residual."""
+
+    def steps(self) -> Iterator[Step]:
+        numbers, weights = self.numbers, self.numbers.softmax.weights
+        out = numbers.mixed(weights)
+        if out is None or numbers.value is None:
+            return
+        order = np.argsort(-weights, kind="stable")[: min(3, len(weights))]
+        mean = (
+            numbers.value.mean(0) if numbers.scores.visible is None else numbers.value[numbers.scores.visible].mean(0)
+        )
+        yield Step(
+            "sum",
+            "Weighted sum of values",
+            "o = Σ_j w_j v_j",
+            f"w ({len(weights)},), v {shape(numbers.value)}, o {shape(out)}",
+            f"The output of the head: a mixture of the values, each as strong as its weight. This is what {self.name} "
+            "takes from the tokens it looks at.",
+            f"Without the weights it would be the plain mean of all values, whatever the query asks: |o − mean| is "
+            f"{length(out - mean):.3g}, |o| is {length(out):.3g}.",
+            vectors=(
+                *(
+                    Vector(
+                        f"{self._share(weights[j])} · v of '{self.labels[j]}'", weights[j] * numbers.value[j], "value"
+                    )
+                    for j in order
+                ),
+                Vector("o", out, "value"),
+            ),
+        )
+        if numbers.joined is not None and self.inputs.heads > 1:
+            yield self._concat(out)
+        if numbers.written is not None:
+            yield from self._output()
+
+    def _concat(self, out: np.ndarray) -> Step:
+        inputs, numbers = self.inputs, self.numbers
+        assert numbers.joined is not None
+        start = inputs.head * len(out)
+        vectors = [Vector("c", numbers.joined)]
+        formula, says = f"c = [o_0, …, o_{inputs.heads - 1}]", ""
+        if numbers.gated is not numbers.joined and numbers.gated is not None:
+            vectors.append(Vector("c gated", numbers.gated))
+            says = " Each number is then multiplied by a gate between 0 and 1, sigmoid(W_g n)."
+        return Step(
+            "concat",
+            "Concatenate the heads",
+            formula,
+            f"o {shape(out)}, c {shape(numbers.joined)}",
+            f"The {inputs.heads} heads work side by side, each with queries, keys and values of its own; their outputs "
+            f"are put in a row. Head {inputs.head} fills places {start} to {start + len(out) - 1}.{says}",
+            "With a single head a token would have one set of weights: it could not look at two places for two "
+            "different reasons.",
+            vectors=tuple(vectors),
+        )
+
+    def _output(self) -> Iterator[Step]:
+        inputs, numbers, around = self.inputs, self.numbers, self.inputs.around
+        assert around is not None and numbers.written is not None and numbers.gated is not None
+        width = len(numbers.gated) // inputs.heads
+        part = slice(inputs.head * width, (inputs.head + 1) * width)
+        own = around.output.weight[:, part] @ numbers.gated[part]
+        yield Step(
+            "output",
+            "Output projection",
+            "a = W_o c" + (" + b" if around.output.bias is not None else ""),
+            f"W_o {shape(around.output.weight)}, c {shape(numbers.gated)}, a {shape(numbers.written)}",
+            "One more learned matrix mixes the heads and brings the vector back to the width of the model.",
+            "Without it no number of one head could be added to one of another.",
+            vectors=(Vector("a", numbers.written), Vector(f"of it from head {inputs.head}", own)),
+        )
+        if numbers.result is None:
+            return
+        x = numbers.stream
+        assert x is not None
+        formula, more = "y = x + a", ""
+        if around.placement == "post":
+            formula, more = "y = norm(x + a)", " The sum is then brought to one size by a norm."
+        elif around.placement == "parallel":
+            more = " The feed-forward layer's output is added at the same time; it is not in y here."
+        yield Step(
+            "residual",
+            "Residual",
+            formula,
+            f"x {shape(x)}, a {shape(numbers.written)}, y {shape(numbers.result)}",
+            "What attention found is added to what the token had: it writes into the vector and does not replace it."
+            + more,
+            f"Without x the token itself would be lost: |x| is {length(x):.3g}, |a| is {length(numbers.written):.3g}.",
+            vectors=(Vector("x", x), Vector("a", numbers.written), Vector("y", numbers.result)),
+        )

@@ -1,0 +1,189 @@
+"""The steps before the scores: from the token to its query, key and value.
+
+Written for readers who know matrices and have not seen attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ._parts import HeadNumbers, Step, Vector
+from ._writer import Writer, length, shape
+
+
+class BeforeScores(Writer):
+    """The embedding, the residual stream, the norm, the projections and what turns them."""
+
+    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int, token: tuple[int, np.ndarray] | None):
+        super().__init__(numbers, labels, digits)
+        self.token = token  # the row's token, and its row of the embedding
+
+    def steps(self) -> Iterator[Step]:
+        around, numbers, row = self.inputs.around, self.numbers, self.inputs.row
+        if self.token is not None:
+            yield self._embedding(*self.token)
+        if around is None or numbers.projected is None or numbers.normed is None:
+            yield self._given()
+            return
+        if self.inputs.layer:
+            yield self._stream()
+        if around.placement != "post":
+            yield self._norm()
+        query, key, value = numbers.projected
+        bias = " + b" if around.query.bias is not None else ""
+        n = "x" if around.placement == "post" else "n"
+        width = len(numbers.normed)
+        shared = ""
+        if self.inputs.kv_heads < self.inputs.heads:
+            group = self.inputs.heads // self.inputs.kv_heads
+            shared = f" {group} query heads share one key and value head, here number {self.inputs.kv_head}."
+        yield Step(
+            "project",
+            "Query, key and value",
+            f"q = W_q {n}{bias},  k_j = W_k {n}_j{bias},  v_j = W_v {n}_j{bias}",
+            f"W_q {shape(around.query.weight)}, W_k {shape(around.key.weight)}, W_v {shape(around.value.weight)}; "
+            f"{n} ({width},), q {shape(query)}, k {shape(key)}, v {shape(value)}",
+            "Three learned matrices turn the vector of each token into three short ones. The query says what this "
+            "token looks for, a key what a token offers, a value what it hands over when it is looked at." + shared,
+            "Without the matrices query and key would be the same vector, and a token would look mostly at tokens "
+            "like itself.",
+            vectors=(
+                Vector(f"q of {self.name}", query, "query"),
+                Vector(f"k of {self.name}", key[row], "key"),
+                Vector(f"v of {self.name}", value[row], "value"),
+            ),
+        )
+        if around.query_norm is not None and numbers.head_normed is not None:
+            yield self._head_norm(*numbers.head_normed)
+        if around.rotation is not None:
+            yield self._rotation()
+
+    def _embedding(self, token: int, table_row: np.ndarray) -> Step:
+        around = self.inputs.around
+        vectors = [Vector(f"W[{token}]", table_row)]
+        formula, made = f"x_0 = W[{token}]", ""
+        if around is not None:
+            vectors.append(Vector("x_0", around.embedded))
+            scale = _factor(table_row, around.embedded)
+            if scale is None:
+                formula = f"x_0 = W[{token}] + position, normed where the model norms it"
+                made = " What the model adds for the position is in x_0 already."
+            elif scale != 1.0:
+                root = f"√{len(table_row)}" if abs(scale**2 - len(table_row)) < 1e-3 else f"{scale:.4g}"
+                formula = f"x_0 = {root} · W[{token}]"
+        return Step(
+            "token",
+            "Token and embedding",
+            formula,
+            f"x_0 {shape(table_row)}",
+            f"The text is cut into tokens, and each token has a number: {self.name} is {token}. The number picks a row "
+            f"of a learned table W: all that the model knows of a token before it reads the others.{made}",
+            "Without the table a token would be a bare number, and nothing would make 'cat' more like 'dog' than "
+            "like 'because'.",
+            vectors=tuple(vectors),
+        )
+
+    def _stream(self) -> Step:
+        layer, x = self.inputs.layer, self.numbers.stream
+        assert x is not None
+        layers = "layer 0" if layer == 1 else f"layers 0 to {layer - 1}"
+        return Step(
+            "stream",
+            f"What layer {layer} reads",
+            "x = what the layer before gives",
+            f"x {shape(x)}",
+            f"{layers[0].upper()}{layers[1:]} changed the vector: it now holds what was found in other tokens, too.",
+            f"Without the layers before, every head would see {self.name} as it stands in the table, whatever the "
+            "text.",
+            vectors=(Vector("x", x),),
+        )
+
+    def _norm(self) -> Step:
+        around = self.inputs.around
+        x, n = self.numbers.stream, self.numbers.normed
+        assert around is not None and x is not None and n is not None
+        kind, formula = "Norm", "n = norm(x)"
+        if around.norm is not None and around.norm.kind == "rms":
+            kind, formula = "Norm (RMS)", "n = x / √(mean(x²) + ε) · g"
+        elif around.norm is not None:
+            kind, formula = "Norm (layer norm)", "n = (x − mean(x)) / √(var(x) + ε) · g"
+            formula += " + b" if around.norm.bias is not None else ""
+        return Step(
+            "norm",
+            kind,
+            formula,
+            f"x {shape(x)}, n {shape(n)}",
+            "Every vector is brought to the same size before it is compared; g holds a learned factor for each "
+            "component.",
+            f"Without it large vectors would get large scores, and they grow from layer to layer: |x| is "
+            f"{length(x):.3g} here, |n| is {length(n):.3g}.",
+            vectors=(Vector("x", x), Vector("n", n)),
+        )
+
+    def _head_norm(self, query: np.ndarray, key: np.ndarray) -> Step:
+        return Step(
+            "head norm",
+            "Norm of query and key",
+            "q = norm(q),  k_j = norm(k_j)",
+            f"q {shape(query)}, k {shape(key)}",
+            "Queries and keys of each head are brought to one size, so that scores cannot grow without bound.",
+            vectors=(
+                Vector(f"q of {self.name}", query, "query"),
+                Vector(f"k of {self.name}", key[self.inputs.row], "key"),
+            ),
+        )
+
+    def _rotation(self) -> Step:
+        (query, key), row = self.numbers.placed, self.inputs.row
+        before = self.numbers.head_normed
+        assert before is not None
+        return Step(
+            "position",
+            "Positions (rotary)",
+            "q = R_i q,  k_j = R_j k_j",
+            f"R ({len(query)}, {len(query)}), q {shape(query)}, k {shape(key)}; i = {row}",
+            f"Pairs of components are turned by an angle that grows with the position: {self.name} is token {row}. "
+            "The product of a query and a key then depends on how far apart the two stand.",
+            f"Without positions a word would get the same score wherever it stands. {self._changed('position')}",
+            "position",
+            vectors=(
+                Vector("q before", before[0], "query"),
+                Vector("q turned", query, "query"),
+                Vector("k before", before[1][row], "key"),
+                Vector("k turned", key[row], "key"),
+            ),
+        )
+
+    def _given(self) -> Step:
+        query, key, row = self.inputs.query, self.inputs.key, self.inputs.row
+        vectors = [Vector("q", query, "query")]
+        keys = [row] if row < len(key) and len(key) > 4 else range(min(len(key), 4))
+        vectors += [Vector(f"k of '{self.labels[j]}'", key[j], "key") for j in keys]
+        if self.inputs.value is not None:
+            vectors += [Vector(f"v of '{self.labels[j]}'", self.inputs.value[j], "value") for j in keys]
+        return Step(
+            "given",
+            "Query, keys and values",
+            "q, k_j, v_j",
+            f"q {shape(query)}, k {shape(key)}"
+            + ("" if self.inputs.value is None else f", v {shape(self.inputs.value)}"),
+            "The query says what this token looks for, a key what a token offers, a value what it hands over when it "
+            "is looked at.",
+            "Without separate queries and keys a token would look mostly at tokens like itself.",
+            vectors=tuple(vectors),
+        )
+
+
+def _factor(row: np.ndarray, made: np.ndarray) -> float | None:
+    """The number by which the table's row is multiplied to give ``made``; None where it is not that alone."""
+    if row.shape != made.shape:
+        return None
+    at = int(np.abs(row).argmax())
+    if row[at] == 0:
+        return None
+    factor = float(made[at] / row[at])
+    if not np.allclose(row * factor, made, rtol=1e-5, atol=1e-6):
+        return None
+    return 1.0 if abs(factor - 1) < 1e-6 else factor

@@ -1,0 +1,71 @@
+"""Which word is meant: by its text, its occurrence, or its number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from .._words import Word
+
+_NEAR = 3  # names that an error gives
+
+
+def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None = None) -> tuple[int, str]:
+    """The index of the word that is meant, and what is to be said of the choice ("" where it was clear).
+
+    Args:
+        words: of the text, special ones included.
+        wanted: a word (``it``), one of its occurrences (``it:2``), or a number counted from 1 without special tokens;
+            None is the last word that is no punctuation.
+        nth: the occurrence, counted from 1.
+
+    Raises:
+        ValueError: no such word, occurrence or number; the message names words that are like it.
+    """
+    ordinary = [i for i, word in enumerate(words) if not word.special]
+    if wanted is None:
+        spoken = [i for i in ordinary if not words[i].is_delimiter] or ordinary
+        return spoken[-1], f"no word was asked for: the last one, '{words[spoken[-1]].label}', is taken"
+    if isinstance(wanted, int):
+        return _numbered(ordinary, wanted), ""
+    text = wanted.strip()
+    places = _places(words, text)
+    match = re.fullmatch(r"(.+):(\d{1,9})", text, re.DOTALL)
+    if not places and match and nth is None:
+        text, nth = match[1], int(match[2])
+        places = _places(words, text)
+    if not places and text.isdigit() and nth is None:
+        return _numbered(ordinary, int(text)), ""
+    if not places:
+        raise ValueError(f"word: {text!r} is not in the text; {_near(words, text)}")
+    if nth is not None and not 1 <= nth <= len(places):
+        times = "once" if len(places) == 1 else f"{len(places)} times"
+        raise ValueError(f"word: {text!r} is there {times}, so there is no occurrence {nth}")
+    chosen = places[(nth or 1) - 1]
+    if nth is None and len(places) > 1:
+        return (
+            chosen,
+            f"'{words[chosen].label}' is there {len(places)} times: the first is taken ({text}:2 is the next)",
+        )
+    return chosen, ""
+
+
+def _numbered(ordinary: list[int], number: int) -> int:
+    if not 1 <= number <= len(ordinary):
+        raise ValueError(f"word: {number} is no word of this text, which has 1 to {len(ordinary):,}")
+    return ordinary[number - 1]
+
+
+def _places(words: Sequence[Word], text: str) -> list[int]:
+    """Where the word stands; where it stands nowhere as it is written, in any case of letters."""
+    exact = [i for i, word in enumerate(words) if word.text == text]
+    return exact or [i for i, word in enumerate(words) if word.text.casefold() == text.casefold()]
+
+
+def _near(words: Sequence[Word], text: str) -> str:
+    spoken = list(dict.fromkeys(word.label for word in words if not word.special))
+    near = get_close_matches(text, spoken, _NEAR, 0.5)
+    if near:
+        return f"like it there is {' and '.join(repr(name) for name in near)}"
+    return f"the text begins with {', '.join(map(repr, spoken[:_NEAR]))}"

@@ -1,0 +1,211 @@
+"""The parts of `Steps`: a vector, what there is for each key, one step, and the computation that steps show.
+
+Shape legend: L keys, D key width, Dv value width, E model width, Hq query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ._inputs import HeadInputs, Surroundings, numbers
+from ._scores import Scores, Softmax
+
+_BLOCK = 4096  # rows
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """A vector of one step. ``kind`` gives its colour: "query", "key", "value" or "" for the rest."""
+
+    name: str
+    values: np.ndarray
+    kind: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One number for each key, (L,)."""
+
+    name: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step: its formula with shapes, what it is for, what would happen without it, and the numbers.
+
+    Attributes:
+        id: "token", "norm", "project", "position", "dot", "scale", "mask", "softmax", "sum", "concat", "output", ...
+        formula: in plain text; ``x_j`` is x with the index j.
+        shapes: of what the formula names.
+        says: one or two sentences on what it does.
+        without: what would happen without it, with this head's numbers where they are known.
+        switch: the name in ``without=`` that leaves it out; "" where nothing does.
+        vectors, columns: the numbers; the last column is the one that keys are ordered by.
+        facts: single numbers by name.
+    """
+
+    id: str
+    name: str
+    formula: str
+    shapes: str
+    says: str
+    without: str = ""
+    switch: str = ""
+    vectors: tuple[Vector, ...] = ()
+    columns: tuple[Column, ...] = ()
+    facts: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNumbers:
+    """Every number of one row of one head, computed anew in float64 from what the block read and its parameters.
+
+    What is not known of a model (its projections, say) is None, and what follows is computed from the observed call.
+    """
+
+    inputs: HeadInputs
+
+    @cached_property
+    def stream(self) -> np.ndarray | None:
+        """(E,) the row of the residual stream that the block reads."""
+        around = self.inputs.around
+        return None if around is None else numbers(around.stream[self.inputs.row])
+
+    @cached_property
+    def normed(self) -> np.ndarray | None:
+        """(E,) the row that the projections read."""
+        around, row = self.inputs.around, self.inputs.row
+        return None if around is None else _read(around, slice(row, row + 1))[0]
+
+    @cached_property
+    def projected(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """q (D,), k (L, D) and v (L, Dv) as they are projected."""
+        around = self.inputs.around
+        if around is None or self.normed is None:
+            return None
+        # Block by block: of a long text the vectors of all tokens in float64 would be gigabytes.
+        keys, values = [], []
+        for start in range(0, len(around.stream), _BLOCK):
+            block = _read(around, slice(start, start + _BLOCK))
+            keys.append(around.key(block))
+            values.append(around.value(block))
+        return around.query(self.normed), np.concatenate(keys), np.concatenate(values)
+
+    @cached_property
+    def head_normed(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """q and k after the norm of each head, where there is one."""
+        around = self.inputs.around
+        if around is None or self.projected is None:
+            return None
+        query, key, _ = self.projected
+        return (
+            query if around.query_norm is None else around.query_norm(query),
+            key if around.key_norm is None else around.key_norm(key),
+        )
+
+    @cached_property
+    def placed(self) -> tuple[np.ndarray, np.ndarray]:
+        """q (D,) and k (L, D) that are compared: turned to their positions where the model turns them."""
+        around = self.inputs.around
+        if around is None or self.head_normed is None:
+            return self.inputs.query, self.inputs.key
+        query, key = self.head_normed
+        if around.rotation is None:
+            return query, key
+        return around.rotation(query, self.inputs.row), around.rotation(key)
+
+    @cached_property
+    def value(self) -> np.ndarray | None:
+        """(L, Dv)."""
+        return self.inputs.value if self.projected is None else self.projected[2]
+
+    @property
+    def unplaced(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """q and k before positions turn them; None where nothing turns them."""
+        around = self.inputs.around
+        return None if around is None or around.rotation is None else self.head_normed
+
+    @cached_property
+    def scores(self) -> Scores:
+        inputs, (query, key), before = self.inputs, self.placed, self.unplaced
+        return Scores(
+            products=key @ query,
+            unplaced=None if before is None else before[1] @ before[0],
+            scale=inputs.scale,
+            softcap=inputs.softcap,
+            bias=inputs.bias,
+            bias_of_positions=inputs.bias_of_positions,
+            visible=inputs.visible,
+            sink=inputs.sink,
+            dtype=inputs.dtype,
+        )
+
+    @cached_property
+    def softmax(self) -> Softmax:
+        return self.scores.softmax()
+
+    def mixed(self, weights: np.ndarray) -> np.ndarray | None:
+        """(Dv,) the weighted sum of values."""
+        return None if self.value is None else weights @ self.value
+
+    @cached_property
+    def joined(self) -> np.ndarray | None:
+        """(Hq Dv,): this head's output beside those of the others, which are the model's own."""
+        out = self.mixed(self.softmax.weights)
+        if out is None or self.inputs.outputs is None:
+            return None
+        heads = self.inputs.outputs.copy()
+        heads[self.inputs.head] = out
+        return heads.reshape(-1)
+
+    @cached_property
+    def gated(self) -> np.ndarray | None:
+        """(Hq Dv,): the same, each number times sigmoid(x W_g) where the model has such a gate."""
+        around, joined = self.inputs.around, self.joined
+        if around is None or around.gate is None or joined is None or self.normed is None:
+            return joined
+        return joined / (1 + np.exp(-around.gate(self.normed)))
+
+    @cached_property
+    def written(self) -> np.ndarray | None:
+        """(E,) what attention adds to the residual stream."""
+        around = self.inputs.around
+        return None if around is None or self.gated is None else around.output(self.gated)
+
+    @cached_property
+    def result(self) -> np.ndarray | None:
+        """(E,) the residual stream after attention."""
+        around = self.inputs.around
+        if around is None or self.written is None or self.stream is None:
+            return None
+        total = self.stream + self.written
+        if around.placement == "post":
+            return None if around.norm is None else around.norm(total)
+        return total
+
+    def differences(self) -> dict[str, float]:
+        """The largest difference between a number of these and the model's own, by name, relative to the largest."""
+        inputs, around = self.inputs, self.inputs.around
+        query, key = self.placed
+        pairs = {"weights": (self.softmax.weights, inputs.weights)}
+        if around is not None:
+            pairs |= {"query": (query, inputs.query), "key": (key, inputs.key)}
+            pairs["output"] = (self.written, around.written)  # type: ignore[assignment]
+        mixed = self.mixed(self.softmax.weights)
+        if mixed is not None and inputs.outputs is not None:
+            pairs["head"] = (mixed, inputs.outputs[inputs.head])
+        return {
+            name: float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
+            for name, (ours, theirs) in pairs.items()
+        }
+
+
+def _read(around: Surroundings, rows: slice) -> np.ndarray:
+    """What the projections read of these rows: normed where the norm comes first."""
+    if around.placement == "post":
+        return numbers(around.stream[rows])
+    return numbers(around.read[rows]) if around.norm is None else around.norm(numbers(around.stream[rows]))

@@ -1,0 +1,187 @@
+"""What `saccade.step` gives.
+
+Shape legend: L keys, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .._words import Word
+from ._json import FEW, listed, part, plain, rows, scores_json, shown_keys, step_json
+from ._parts import HeadNumbers, Step
+from ._scores import SWITCHES, Scores
+
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The attention of one query row in one head, every number of it; iterating gives each `Step`.
+
+    Attributes:
+        text, model, title: what was read, by what, and what is shown of it.
+        layer, head, row: the head, and the token that asks (from 0, special tokens counted).
+        layers, heads: of the model and of the layer.
+        labels: each key as it can be shown.
+        steps: in order.
+        without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
+        notes: what was chosen or had to be left out.
+        digits: decimals that show the numbers.
+    """
+
+    text: str
+    model: str
+    layers: int
+    title: str
+    labels: tuple[str, ...]
+    numbers: HeadNumbers
+    steps: tuple[Step, ...]
+    word: Word | None = None
+    without: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    digits: int = 3
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, id: str) -> Step:
+        """The step of that id; KeyError names those there are."""
+        for step in self.steps:
+            if step.id == id:
+                return step
+        raise KeyError(f"{id!r}; there are {', '.join(step.id for step in self.steps)}")
+
+    @property
+    def layer(self) -> int:
+        return self.numbers.inputs.layer
+
+    @property
+    def head(self) -> int:
+        return self.numbers.inputs.head
+
+    @property
+    def heads(self) -> int:
+        return self.numbers.inputs.heads
+
+    @property
+    def row(self) -> int:
+        return self.numbers.inputs.row
+
+    @property
+    def scores(self) -> Scores:
+        return self.numbers.scores
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(L,) the weights of the row."""
+        return self.numbers.softmax.weights
+
+    @property
+    def output(self) -> np.ndarray | None:
+        """(Dv,) what the head gives."""
+        return self.numbers.mixed(self.weights)
+
+    @cached_property
+    def weights_without(self) -> np.ndarray:
+        """(L,) the weights once `without` is left out; the weights themselves where that is nothing."""
+        return self.scores.softmax(self.without).weights
+
+    @property
+    def output_without(self) -> np.ndarray | None:
+        """(Dv,) what the head would give then."""
+        return self.numbers.mixed(self.weights_without)
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """The largest difference from the model's own numbers by name: "query", "key", "weights", "head", "output".
+
+        Relative to the largest number there, or to 1 where that is smaller.
+        """
+        return self.numbers.differences()
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What can be left out of this head."""
+        return tuple(name for name in SWITCHES if not self.scores.why_not(name))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it; numbers have 7 significant digits, and what is not finite is null.
+
+        ::
+
+            {version: 1, text, title, model, layers, layer, head, heads, kv_head, row, dtype, digits,
+             word: {text, first, last} | null, labels: [key, ...], notes: [sentence, ...],
+             without: [switch, ...], switches: [those that can be left out, ...],
+             steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
+                      vectors: [{name, kind: "query" | "key" | "value" | "", size, length, values: [the first 32]}],
+                      columns: [{name, values: [one for each key or for each of ``shown``, null where hidden]}],
+                      facts: [[name, number], ...]}],
+             scores: {products: [...], unplaced: [...] | null, scale, softcap | null, bias: [...] | null,
+                      bias_of_positions, visible: [0 | 1, ...] | null, sink | null},
+             weights: [...], weights_without: [...], output: [the first 8] | null, output_without,
+             keys: [[the first 8 of each key], ...], unplaced_keys: the same before positions | null,
+             values: the same of values | null,
+             shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
+             differences: {name: number}}
+
+        A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
+        ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
+        """
+        inputs, scores, word = self.numbers.inputs, self.scores, self.word
+        shown, before = shown_keys(scores, self.row), self.numbers.unplaced
+        return {
+            "version": VERSION,
+            "text": self.text,
+            "title": self.title,
+            "model": self.model,
+            "layers": self.layers,
+            "layer": self.layer,
+            "head": self.head,
+            "heads": self.heads,
+            "kv_head": inputs.kv_head,
+            "row": self.row,
+            "word": None if word is None else {"text": word.label, "first": word.first, "last": word.last},
+            "dtype": str(inputs.dtype).removeprefix("torch."),
+            "labels": list(self.labels),
+            "without": list(self.without),
+            "switches": list(self.switches),
+            "notes": list(self.notes),
+            "digits": self.digits,
+            "shown": None if shown is None else shown.tolist(),
+            "steps": [step_json(one, shown) for one in self],
+            "scores": scores_json(scores),
+            "weights": listed(self.weights),
+            "weights_without": listed(self.weights_without),
+            "output": part(self.output, FEW),
+            "output_without": part(self.output_without, FEW),
+            "keys": rows(self.numbers.placed[1], shown),
+            "unplaced_keys": None if before is None else rows(before[1], shown),
+            "values": rows(self.numbers.value, shown),
+            "differences": {name: plain(value) for name, value in self.differences.items()},
+        }
+
+    def html(self) -> str:
+        """One self-contained page that shows the steps, offline."""
+        return str(import_module("saccade.viewer").render_steps(self))
+
+    def __str__(self) -> str:
+        return str(import_module("saccade.viewer").steps_as_text(self))
+
+    def __repr__(self) -> str:
+        label = self.labels[self.row] if self.row < len(self.labels) else self.row
+        return (
+            f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
+        )
+
+    def _repr_html_(self) -> str:
+        return str(import_module("saccade.viewer").framed_steps(self))

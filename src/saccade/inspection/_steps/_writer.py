@@ -1,0 +1,59 @@
+"""What every writer of steps needs: the numbers, the labels, and how both are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._parts import HeadNumbers
+
+
+class Writer:
+    """Writes steps of ``numbers``, with keys named by ``labels``. Abstract: a subclass writes one stretch of them."""
+
+    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int):
+        self.numbers, self.inputs, self.labels, self.digits = numbers, numbers.inputs, labels, digits
+        self.name = f"'{labels[self.inputs.row]}'" if self.inputs.row < len(labels) else "the query"
+
+    def _changed(self, switch: str) -> str:
+        """What the largest weight becomes where ``switch`` is left out."""
+        names = {
+            "scale": "the scale",
+            "mask": "it",
+            "position": "it" if self.numbers.scores.unplaced is None else "them",
+        }
+        before, after = self.numbers.softmax.weights, self.numbers.scores.softmax((switch,)).weights
+        if not np.isfinite(after).all():
+            return f"Without {names[switch]} the weights are NaN."
+        if np.abs(after - before).max() < 0.005:
+            return f"Without {names[switch]} no weight of this row would change by a hundredth."
+        old, new = int(before.argmax()), int(after.argmax())
+        if old == new:
+            return (
+                f"Without {names[switch]} {self._key(old)} would get the weight {self._share(after[old])}, and not "
+                f"{self._share(before[old])}."
+            )
+        return (
+            f"Without {names[switch]} {self._key(new)} would get the largest weight, {self._share(after[new])}; as it "
+            f"is, {self._key(old)} has {self._share(before[old])}."
+        )
+
+    def _share(self, weight: float) -> str:
+        return f"{weight:.3f}".replace("0.", ".", 1) if self.digits < 6 else f"{weight:.{self.digits}f}"
+
+    def _key(self, j: int) -> str:
+        return f"'{self.labels[j]}' ({j})" if self.labels.count(self.labels[j]) > 1 else f"'{self.labels[j]}'"
+
+
+def shape(values: np.ndarray) -> str:
+    return str(values.shape)
+
+
+def length(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values))
+
+
+def weight_text(value: float) -> str:
+    """With two decimals and no leading zero."""
+    return f"{value:.2f}".replace("0.", ".", 1) if value >= 0.005 else "less than .01"

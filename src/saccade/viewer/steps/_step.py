@@ -1,0 +1,46 @@
+"""`saccade.step`. Importing it imports no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...inspection import Steps, TextModel
+    from ...models import Model
+
+
+def step(
+    text: str,
+    head: tuple[int, int] | None = None,
+    word: str | int | None = None,
+    model: TextModel | Model | str | Path | None = None,
+    *,
+    nth: int | None = None,
+    without: Iterable[str] = (),
+) -> Steps:
+    """Attention step by step: the real numbers of one head for one word of ``text``.
+
+    Numbers are computed anew, in float64, from what the block read and its parameters; ``differences`` says how far
+    they are from what the model computed. Of a model whose modules are not Saccade's only the call itself is seen, so
+    steps begin with query, key and value. ``print`` shows them, a notebook a page, which ``html()`` gives.
+
+    Args:
+        text: what the model reads.
+        head: (layer, head); None is the head in which the word looks most at a word that is not beside it.
+        word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
+            last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
+        model: a folder, a name on the hub, or an open model; None is the embedded one.
+        nth: the occurrence of the word, from 1.
+        without: what to leave out: "scale", "mask", "position", "shift". ``weights_without`` are then the weights.
+
+    Raises:
+        ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
+        FileNotFoundError: no such model.
+    """
+    from ...inspection import open_model, steps_of
+
+    opened = open_model(model) if model is None or isinstance(model, str | Path) else model
+    name = "embedded model" if model is None else None
+    return steps_of(opened, text, head, word, nth=nth, without=without, name=name)

@@ -1,0 +1,76 @@
+"""Steps as text: nothing wider than the terminal, plain where it is piped, every number one that was computed."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.cells import cell_len
+from rich.console import Console
+
+import saccade
+from saccade._call import AttentionCall
+from saccade.inspection import example, step_of_call
+from saccade.viewer import print_steps, steps_as_text
+
+TEXT = "The cat sat on the mat because it was soft."
+NASTY = "<b>cat</b> " + 10 * "\u732b" + " saw [bold]it[/bold] $x$ and it was uncharacteristically soft."
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return saccade.step(TEXT, (1, 4), "it", without=["scale", "mask"])
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("text", [TEXT, NASTY])
+def test_no_line_is_wider_than_the_terminal(text, width):
+    found = steps_as_text(saccade.step(text, (2, 5), "it", without="mask"), width)
+    lines = found.splitlines()
+    assert max(cell_len(line) for line in lines) <= width and "\x1b" not in found
+    assert "[bold]" not in found or "[bold]" in text  # rich reads no markup in a text
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_in_a_terminal_there_are_colours():
+    out = io.StringIO()
+    print_steps(Console(file=out, width=80, force_terminal=True, color_system="truecolor"), example())
+    assert "\x1b[38;2;61;139;234mq" in out.getvalue()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert plain.split() == str(example()).split()
+
+
+def test_every_step_says_what_it_is(steps):
+    text = str(steps)
+    flat = " ".join(text.split())
+    for number, step in enumerate(steps, 1):
+        assert f"{number:>2}  {step.name}" in text
+        for said in (step.formula, step.shapes, step.says, step.without):
+            assert " ".join(said.split()) in flat
+    assert flat.startswith("Head 1.4, 'it' asks: token 9 of 13, counted from 0 'The cat sat")
+
+
+def test_the_numbers_shown_are_the_numbers(steps):
+    text = str(steps)
+    after = text[text.index("Weights without scale and mask") :]
+    rows = re.findall(r"^ +(\d+) \S+ +([\d.]+) +([\d.]+)(?:  █*)?$", after, re.MULTILINE)[:5]
+    assert len(rows) == 5
+    for key, before, without in rows:
+        assert float(before) == pytest.approx(steps.weights[int(key)], abs=5e-4)
+        assert float(without) == pytest.approx(steps.weights_without[int(key)], abs=5e-4)
+    assert int(rows[0][0]) == steps.weights_without.argmax()
+    softmax = text[text.index(" Softmax") :]
+    folded = float(re.search(r"8 more, together ([\d.]+)", softmax)[1])
+    assert folded == pytest.approx(np.sort(steps.weights)[:8].sum(), abs=5e-4)
+
+
+def test_an_overflow_is_shown_as_it_is():
+    assert "NaN" not in str(example(without="shift"))  # in float64
+    one = torch.tensor([[[[4.0]]]], dtype=torch.float16)
+    keys = torch.tensor([[[[4.0], [1.0]]]], dtype=torch.float16)
+    call = AttentionCall(one, keys, keys, scale=1.0).observed(saccade.attention(one, keys, keys, scale=1.0), "by hand")
+    text = str(step_of_call(call, 0, 0, labels=["a", "b"], without="shift"))
+    assert "exp overflows in float16: the weights are no numbers any more (NaN)." in text
