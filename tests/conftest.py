@@ -8,6 +8,7 @@ import os
 import hypothesis
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 import looped
 
@@ -59,6 +60,17 @@ def uninitialised_memory_is_poison():
         for (owner, name), make in zip(POISONED, ORIGINALS, strict=True):
             patch.setattr(owner, name, _poisoned(make))
         yield
+
+
+@pytest.fixture
+def no_poison():
+    """PyTorch's own functions, which alone `torch.device("meta")` knows: models of gigabytes are built on no memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (owner, name), make in zip(POISONED, ORIGINALS, strict=True):
+            patch.setattr(owner, name, make)
+        _device_constructors.cache_clear()
+        yield
+    _device_constructors.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -47,6 +47,7 @@ COMPUTING = {
     "matplotlib",
     "numpy",
     "pandas",
+    "resvg_py",
     "rich",
     "safetensors",
     "sklearn",

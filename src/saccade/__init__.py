@@ -34,6 +34,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_lse",
+    "diagram",
     "draw",
     "explain",
     "merge",
@@ -72,6 +73,7 @@ _HOMES = {  # of all names but the masks
     "attention": "_attention",
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
+    "diagram": "viewer.diagrams",
     "draw": "viewer",
     "explain": "_explain",
     "merge": "_attention",
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
     from .monitoring import watch
     from .verification import verify
     from .viewer import draw, step
+    from .viewer.diagrams import diagram
 else:
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Renews what the documentation shows: `python tests/docs/refresh.py [PAGE ...]`. Read the diff before committing."""
+"""Renews what the documentation shows: `python tests/docs/refresh.py [FILE ...]`. Read the diff before committing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import checks_table
+import diagrams
 import nbformat
 from notebooks import HOUR, NOTEBOOKS, execute, write_page
 from pages import PAGES, blocks, console, run_shell, save_python
@@ -40,3 +41,6 @@ if __name__ == "__main__":
         for path in NOTEBOOKS:
             if not wanted or path in wanted:
                 refresh_notebook(path, Path(folder))
+    for name in diagrams.DIAGRAMS:
+        if not wanted or diagrams.path_of(name) in wanted:
+            diagrams.draw(name, diagrams.path_of(name))

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, embed, generate, look, step, train, verify
+from . import bench, compare, diagram, embed, generate, look, step, train, verify
 
 EXAMPLES = """
 Examples:
@@ -16,6 +16,8 @@ Examples:
   saccade look "I will go if you will go with me."
 
   saccade step "The cat sat because it was soft." --word it
+
+  saccade diagram attention --text "She said it was cold" --out attention.svg
 
   saccade generate "It was a dark night"
 
@@ -70,5 +72,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, step, generate, train, embed, verify, bench, compare):
+for command in (look, step, diagram, generate, train, embed, verify, bench, compare):
     command.register(app)

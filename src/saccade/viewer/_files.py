@@ -10,6 +10,7 @@ _OURS = (
     b'<meta name="generator" content="Saccade',
     b"Software\x00Saccade",
     b"<dc:title>Saccade",
+    b'data-generator="Saccade"',
     b'<testsuites name="saccade',
 )
 

@@ -1,0 +1,68 @@
+"""`saccade diagram`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._errors import UserError, require
+from ._options import GroupedCommand
+
+KINDS = ("attention", "multi-head", "block", "transformer", "decoder-step", "variants")
+FORMATS = (".svg", ".png", ".html", ".htm")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("diagram", cls=GroupedCommand, short_help="Draw attention from a real model, with its numbers.")(
+        diagram
+    )
+
+
+def diagram(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}.", show_default=False)],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="A model folder or a name on the Hugging Face hub; for block and transformer also vaswani, bert, "
+            "gpt2, llama, t5, bart, marian, vit, wav2vec2, esm, patchtst, gat or graphormer, as published, without "
+            "weights.  [default: the embedded model]",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What attention, multi-head and decoder-step read.")
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="LAYER.HEAD", help="The head, from 0.  [default: the one that weighs words most evenly]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An .svg, .png or .html.  [default: saccade-KIND.svg]")
+    ] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="Dark, whatever the reader's setting is.")] = False,
+    light: Annotated[bool, typer.Option("--light", help="Light, whatever the reader's setting is.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
+) -> None:
+    """Draw attention, a block, a whole model, a step of decoding or the variants, from a real module."""
+    if kind not in KINDS:
+        raise UserError(f"{kind}: no kind of diagram; expected one of {', '.join(KINDS)}")
+    if dark and light:
+        raise UserError("--dark and --light came; give one of them")
+    target = Path(f"saccade-{kind}.svg") if out is None else out
+    if target.suffix.lower() not in FORMATS:
+        raise UserError(f"--out {target}: a diagram is written as .svg, .png or .html")
+    if kind == "variants" and model is not None:
+        raise UserError("--model: variants are drawn from saccade.variants, not from a model")
+    if target.suffix.lower() == ".png":
+        require("resvg_py", "plot")
+
+    from ..viewer import check_target
+    from ..viewer.diagrams import diagram as draw
+
+    check_target(target, force=force)
+    theme = "dark" if dark else "light" if light else "auto"
+    made = draw(None, kind, text=text, model=model, head=head, theme=theme)
+    made.save(target, force=force)
+    typer.echo(f"{made.title}\nDiagram: {target}")

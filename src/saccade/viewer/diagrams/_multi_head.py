@@ -1,0 +1,167 @@
+"""All heads of one layer on a short text: split, attend, concatenate, project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._canvas import Canvas
+from ._fonts import width_of
+from ._head import LayerNumbers
+from ._shapes import NUMBER, Box, arrow, heat, number, row_labels, vectors
+from ._theme import head_role
+
+MOST_TOKENS = 12
+MOST_HEADS = 8  # columns of a picture; of more heads the first ones and the last are drawn
+_COLUMN, _GAP = 128.0, 16.0
+_SHOWN = 6  # components of the input and of the output
+_BAR = 34.0
+_PROJECTION = (300.0, 62.0)
+
+
+def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
+    """Draw it; returns the description. ``projection`` is the last linear map's (in, out), None where there is none."""
+    columns = _columns(numbers.heads)
+    wide = len(columns) * (_COLUMN + _GAP) - _GAP
+    lefts = [i * (_COLUMN + _GAP) for i in range(len(columns))]
+    bottom = _draw_tokens(canvas, numbers, numbers.inputs, "Input Embeddings", wide, 0)
+    middle = wide / 2
+    arrow(canvas, [(middle, bottom + 6), (middle, bottom + 44)])
+    split = Box(0, bottom + 46, wide, _BAR)
+    _draw_bar(canvas, split, columns, "Split to Heads", fill=False)
+    width = numbers.query.shape[-1]
+    per_head = "W_{Q}, W_{K}, W_{V} make each head its own queries, keys and values"
+    canvas.formula(middle + 18, bottom + 30, f"{per_head}, {width} wide", size=13, fill="soft")
+    top = split.bottom + 40
+    high = max(
+        _draw_head(canvas, numbers, head, left, split.bottom, top) for head, left in zip(columns, lefts, strict=True)
+    )
+    joined = Box(0, top + high + 40, wide, _BAR)
+    for head, left in zip(columns, lefts, strict=True):
+        if head is not None:
+            x = left + _COLUMN / 2
+            arrow(canvas, [(x, top + high + 2), (x, joined.y - 2)], stroke=head_role(head))
+    _draw_bar(canvas, joined, columns, "Concatenate", fill=True)
+    together = numbers.heads * numbers.out.shape[-1]
+    after = joined.bottom
+    arrow(canvas, [(middle, after + 2), (middle, after + 42)])
+    canvas.text(middle + 18, after + 27, f"{len(numbers.labels)} × {together:,}", size=13, fill="soft")
+    after += 44
+    where = Box(middle - _PROJECTION[0] / 2, after, *_PROJECTION)
+    canvas.rect(*where, fill="wash", stroke="ink", radius=10)
+    canvas.text(middle, where.y + 27, "Linear Projection", size=16, anchor="middle", bold=True)
+    shape = "none in this module" if projection is None else f"W_{{O}}: {projection[0]:,} × {projection[1]:,}"
+    canvas.formula(middle, where.y + 47, shape, size=13, fill="soft", anchor="middle")
+    arrow(canvas, [(middle, where.bottom + 2), (middle, where.bottom + 30)])
+    end = _draw_tokens(canvas, numbers, numbers.outputs, "Output", wide, where.bottom + 36, below=True)
+    canvas.text(middle, end + 34, _facts(numbers, parameters), size=13, fill="soft", anchor="middle")
+    return _description(numbers, columns, projection, parameters)
+
+
+def _columns(heads: int) -> list[int | None]:
+    """The heads that are drawn; None stands for those between."""
+    if heads <= MOST_HEADS:
+        return list(range(heads))
+    return [*range(MOST_HEADS - 2), None, heads - 1]
+
+
+def _draw_tokens(
+    canvas: Canvas,
+    numbers: LayerNumbers,
+    values: np.ndarray | None,
+    name: str,
+    wide: float,
+    y: float,
+    below: bool = False,
+) -> float:
+    """The words with what each holds, in the middle; returns where it ends."""
+    labels = numbers.labels
+    if values is None:
+        values = np.zeros((len(labels), 0))
+    shown = min(_SHOWN, values.shape[1])
+    room = min(90.0, max(width_of(label, NUMBER) for label in labels))
+    across = shown * 50.0 + (22 if values.shape[1] > shown else 0)
+    x = wide / 2 - across / 2
+    side = x - 9 - room - 24
+    top = y if below else 0.0
+    with canvas.group(f"{name}: {values.shape[0]} x {values.shape[1]}"):
+        where = vectors(canvas, x, top, values, shown=shown, role="plain", cell=(50, 27))
+        row_labels(canvas, where, labels, fill="soft", room=room)
+    middle = where.middle[1]
+    canvas.text(side, middle, name, size=16, anchor="end", bold=True)
+    canvas.text(side, middle + 20, f"{values.shape[0]} × {values.shape[1]:,}", size=13, fill="soft", anchor="end")
+    return where.bottom
+
+
+def _draw_bar(canvas: Canvas, where: Box, columns: Sequence[int | None], name: str, *, fill: bool) -> None:
+    """One piece for each head, side by side, and the name across them."""
+    step = _COLUMN + _GAP
+    for i, head in enumerate(columns):
+        role = "edge" if head is None else head_role(head)
+        wash = "wash" if head is None else f"{role}-wash"
+        left = where.x + i * step
+        if fill:  # without gaps: one vector
+            canvas.rect(left - _GAP / 2, where.y, step, where.height, fill=wash, stroke=role)
+        else:
+            canvas.rect(left, where.y, _COLUMN, where.height, fill=wash, stroke=role, radius=6)
+    size, x, y = 16.0, *where.middle
+    room = width_of(name, size, bold=True) + 28
+    canvas.rect(x - room / 2, where.y - 3, room, where.height + 6, fill="paper", stroke="edge", radius=10)
+    canvas.text(x, y + 5.6, name, size=size, anchor="middle", bold=True)
+
+
+def _draw_head(canvas: Canvas, numbers: LayerNumbers, head: int | None, left: float, above: float, top: float) -> float:
+    """One column; returns its height."""
+    size = len(numbers.labels)
+    cell = min(18.0, (_COLUMN - 28) / size)
+    high = 62 + cell * size + 44
+    x = left + _COLUMN / 2
+    if head is None:
+        canvas.text(x, top + high / 2, "…", size=26, fill="soft", anchor="middle")
+        between = numbers.heads - (MOST_HEADS - 1)
+        canvas.text(x, top + high / 2 + 24, f"{between} more", size=13, fill="soft", anchor="middle")
+        return high
+    role = head_role(head)
+    arrow(canvas, [(x, above + 2), (x, top - 2)], stroke=role)
+    with canvas.group(f"Self-Attention (Head {head + 1})"):
+        canvas.rect(left, top, _COLUMN, high, fill=f"{role}-wash", stroke=role, line=1.5, radius=10)
+        canvas.lines(
+            x, top + 24, ["Self-Attention", f"(Head {head + 1})"], size=14, step=18, anchor="middle", bold=True
+        )
+        visible = numbers.visible[head % len(numbers.visible)]
+        side = cell * size
+        heat(
+            canvas, x - side / 2, top + 56, numbers.weights[head], visible,
+            cell=(cell, cell), largest=1.0, numbers=False, role=role,
+        )  # fmt: skip
+        last = " ".join(number(v) for v in numbers.out[head, -1, :2])
+        canvas.text(x, top + 56 + side + 22, "output", size=12, fill="soft", anchor="middle")
+        canvas.text(x, top + 56 + side + 39, f"{last} …", size=12.5, anchor="middle")
+    return high
+
+
+def _facts(numbers: LayerNumbers, parameters: int) -> str:
+    shared = "" if numbers.kv_heads == numbers.heads else f", {numbers.kv_heads} of keys and values"
+    squares = f"Squares: weights, rows are queries. Numbers under them: output for “{numbers.labels[-1]}”."
+    return f"{numbers.heads} heads{shared}, {parameters:,} parameters. {squares}"
+
+
+def _description(
+    numbers: LayerNumbers, columns: Sequence[int | None], projection: tuple[int, int] | None, parameters: int
+) -> str:
+    told = []
+    for head in (h for h in columns if h is not None):
+        row = numbers.weights[head, -1]
+        j = int(row.argmax())
+        first = " ".join(number(v) for v in numbers.out[head, -1, :2])
+        told.append(f"head {head + 1} gives {numbers.labels[j]} {number(row[j])} and writes {first} …")
+    between = f" ({numbers.heads} heads; not all are drawn)" if None in columns else ""
+    linear = "" if projection is None else f" of {projection[0]} to {projection[1]}"
+    return (
+        f"Multi-head attention, from top to bottom. The input embeddings of the {len(numbers.labels)} words "
+        f"{', '.join(numbers.labels)} are split to {numbers.heads} heads{between}; each head performs self-attention "
+        f"on its own, {numbers.query.shape[-1]} wide; the outputs of all heads are concatenated and go through a "
+        f"linear projection{linear} to the output. {parameters:,} parameters. Of the last word, {numbers.labels[-1]}: "
+        f"{'; '.join(told)}."
+    )

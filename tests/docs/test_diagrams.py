@@ -1,0 +1,30 @@
+"""The pictures of the documentation are what the command makes, small, and shown with words for who cannot see them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from diagrams import DIAGRAMS, draw, path_of
+from pages import PAGES
+
+LARGEST = 60_000  # bytes
+
+
+@pytest.mark.usefixtures("no_poison")
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_pictures_are_what_the_command_makes(name, tmp_path, capsys):
+    draw(name, tmp_path / "made.svg")
+    made, kept = (tmp_path / "made.svg").read_bytes(), path_of(name).read_bytes()
+    assert made == kept, f"python tests/docs/refresh.py {path_of(name)}"
+    assert len(kept) < LARGEST
+
+
+def test_every_picture_is_on_a_page_with_words_of_its_own():
+    shown = {}
+    for page in PAGES:
+        for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            shown.setdefault((page.parent / target).resolve(), []).append(words)
+    for name in DIAGRAMS:
+        assert path_of(name) in shown, f"{name} is on no page"
+        assert all(len(words) > 20 for words in shown[path_of(name)])
