@@ -21,8 +21,9 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A command takes seconds, and some pages train."""
-    return [pytest.mark.slow] if language in ("sh", "console") or page.stem == "building" else []
+    """A command takes seconds, and some pages train or draw."""
+    slow = ("building", "self-attention-in-an-hour")
+    return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own

@@ -1,7 +1,7 @@
 """Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers, step by step.
 
-Begin with `_report.py`; `_draw.py` draws numbers one has, `diagrams` models and their numbers, `steps` shows one head for
-one word. Imports `inspection`. Names are imported when they are first used, as those of `saccade` are.
+Begin with `_report.py`; `_draw.py` draws numbers one has, `diagrams` models and their numbers, `steps` shows one head
+for one word. Imports `inspection`. Names are imported when they are first used, as those of `saccade` are.
 """
 
 from __future__ import annotations
