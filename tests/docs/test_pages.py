@@ -82,6 +82,7 @@ def test_same_output_tells_words_and_numbers_apart():
     assert not same_output("head 2.5 at .50", "head 2.5 at .60")
     assert not same_output("head 2.5 at .50", "layer 2.5 at .50")
     assert same_output("17 checks in 3.4 s", "17 checks in 7 s")
+    assert same_output("#7e5109", "#7e5109") and not same_output("#7e5109", "#7e5309")
     assert not same_output("17 checks in 3.4 s", "18 checks in 7 s")
 
 
