@@ -193,6 +193,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "": "COMMAND [ARGS]...",
         "look": "[TEXT]...",
         "step": "[TEXT]...",
+        "diagram": "KIND",
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
         "verify": "TARGET",

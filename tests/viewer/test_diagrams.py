@@ -21,6 +21,7 @@ from saccade.nn import (
     MultiHeadAttention,
     SelfAttention,
 )
+from saccade.positions import AlibiConfig
 from saccade.variants import LongformerConfig
 from saccade.variants.patterns import longformer
 from saccade.viewer.diagrams._architectures import ARCHITECTURES, ORIGINAL, architecture
@@ -112,6 +113,28 @@ def test_a_module_alone_reads_random_embeddings():
     _, weights = module(x, return_weights=True)
     np.testing.assert_allclose(picture.facts["weights"], weights[0].detach(), atol=1e-6)
     assert "mask" not in texts(root(picture)) and "x5" in texts(root(picture))
+
+
+def test_everything_between_scores_and_weights_is_told():
+    torch.manual_seed(3)
+    window = saccade.Window(left=2, right=0)
+    config = AttentionConfig(
+        24, 4, kv_heads=2, positions=AlibiConfig(), softcap=5.0, sink=True, window=window, scale=0.4
+    )
+    module = MultiHeadAttention(config).eval()
+    picture = saccade.diagram(module, "attention", head=(0, 3))
+    said = texts(root(picture))
+    steps = ["scale", "softcap", "bias", "mask", "softmax"]
+    assert [text for text in said if text in steps] == steps
+    assert {"× 0.4", "hide pairs", "a sink takes a share"} <= set(said)
+    x = torch.randn(1, 5, 24, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        _, weights = module(x, return_weights=True)
+    np.testing.assert_allclose(picture.facts["weights"], weights[0, 3], atol=1e-6)
+    query, key = (picture.facts[name] for name in ("query", "key"))
+    np.testing.assert_allclose(picture.facts["scores"], query @ key.T, atol=1e-6)
+    seen = weights[0, 3].numpy()[np.tri(5, dtype=bool) & ~np.tri(5, k=-3, dtype=bool)]
+    np.testing.assert_allclose(numbers(group(picture, "Attention weights")), seen, atol=STEP)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class TextModel(ABC):
 
         In evaluation mode, without gradients. Nothing in a call may be changed, and none is kept here.
         """
-        with _evaluating(self.module), torch.no_grad():
+        with evaluating(self.module), torch.no_grad():
             self._forward(tokens.to(next(self.module.parameters()).device), observe)
 
     def whole(self, ids: Sequence[int]) -> Tensor:
@@ -188,7 +188,7 @@ class ModelWithProgress(TextModel):
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """In evaluation mode meanwhile."""
     training = [part for part in module.modules() if part.training]
     module.eval()

@@ -166,7 +166,10 @@ def _draw_reading(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) 
     terms = " + ".join(f"{number(weights[j])} V(“{numbers.labels[j]}”)" for j in order)
     rest = " + …" if len(order) < int((weights > 0).sum()) else ""
     sentence = f"Output(“{numbers.labels[row]}”) = {terms}{rest}"
-    canvas.text(at.scores.x, at.value.middle[1] + 30, sentence, size=14, fill="soft")
+    below = at.value.middle[1] + 30
+    canvas.text(at.scores.x, below, sentence, size=14, fill="soft")
+    of = f"Layer {numbers.layer} head {head}, {numbers.model}" if numbers.words else numbers.model
+    canvas.text(at.scores.x, below + 24, fitted(of, 14, at.weights.x - at.scores.x), size=14, fill="soft")
 
 
 def reading_row(numbers: LayerNumbers, head: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..._call import ObservedCall
 from ..._numbers import size as bytes_of
 from ...inspection import TextModel, weights_of
+from ...inspection._models import evaluating
 from ...models import DecoderLM
 from ...models.text.decoder import TextDecoder
 from ...nn import KVCache
@@ -71,19 +72,16 @@ def step_numbers(model: TextModel, text: str, layer: int) -> StepNumbers:
         if at == layer:
             seen.append(call)
 
-    training = module.training
-    module.eval()
-    with torch.no_grad():
+    ids = ids.to(next(module.parameters()).device)
+    with evaluating(module), torch.no_grad():
         _logits(module, ids[:, :-1], cache, keep)
-        held = cache.nbytes
         logits = _logits(module, ids[:, -1:], cache, keep)
-    module.train(training)
     first, last = seen
-    shares = logits[0, -1].double().softmax(-1)
+    shares = logits[0, -1].double().cpu().softmax(-1)
     best = shares.topk(_BEST)
     words = [_shown_token(model, int(token)) for token in best.indices]
     call_scale = last.scale if last.scale is not None else last.query.shape[-1] ** -0.5
-    array = {name: getattr(last, name)[0].double().numpy() for name in ("query", "key", "value", "out")}
+    array = {name: getattr(last, name)[0].double().cpu().numpy() for name in ("query", "key", "value", "out")}
     return StepNumbers(
         labels=labels,
         layer=layer,
@@ -91,12 +89,12 @@ def step_numbers(model: TextModel, text: str, layer: int) -> StepNumbers:
         query=array["query"][:, 0],
         key=array["key"],
         value=array["value"],
-        weights=weights_of(last)[0, :, 0].double().numpy(),
+        weights=weights_of(last)[0, :, 0].double().cpu().numpy(),
         out=array["out"][:, 0],
         scale=float(call_scale),
         before=tuple(first.key.shape),
         after=tuple(last.key.shape),
-        token_bytes=_bytes_per_token(last, model.layers) if held else 0,
+        token_bytes=_bytes_per_token(last, model.layers),
         following=list(zip(words, best.values.tolist(), strict=True)),
     )
 
@@ -137,6 +135,7 @@ def draw_step(canvas: Canvas, numbers: StepNumbers, head: int) -> str:
     added = f"A token adds {bytes_of(numbers.token_bytes)} in {numbers.layers} layers."
     facts = f"Keys of a layer: {shape[0]} becomes {shape[1]}; values likewise. {added}"
     canvas.text(new, values.bottom + 52, facts, size=14, fill="soft")
+    canvas.text(new, values.bottom + 74, f"Layer {numbers.layer} head {head}.", size=14, fill="soft")
     return _description(numbers, head, facts)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ._canvas import Canvas
-from ._fonts import width_of
+from ._fonts import fitted, width_of
 from ._head import LayerNumbers
 from ._shapes import NUMBER, Box, arrow, heat, number, row_labels, vectors
 from ._theme import head_role
@@ -55,7 +55,8 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
     canvas.formula(middle, where.y + 47, shape, size=13, fill="soft", anchor="middle")
     arrow(canvas, [(middle, where.bottom + 2), (middle, where.bottom + 30)])
     end = _draw_tokens(canvas, numbers, numbers.outputs, "Output", wide, where.bottom + 36, below=True)
-    canvas.text(middle, end + 34, _facts(numbers, parameters), size=13, fill="soft", anchor="middle")
+    facts = fitted(_facts(numbers, parameters), 13, max(wide, 900))
+    canvas.text(middle, end + 34, facts, size=13, fill="soft", anchor="middle")
     return _description(numbers, columns, projection, parameters)
 
 
@@ -144,7 +145,8 @@ def _draw_head(canvas: Canvas, numbers: LayerNumbers, head: int | None, left: fl
 def _facts(numbers: LayerNumbers, parameters: int) -> str:
     shared = "" if numbers.kv_heads == numbers.heads else f", {numbers.kv_heads} of keys and values"
     squares = f"Squares: weights, rows are queries. Numbers under them: output for “{numbers.labels[-1]}”."
-    return f"{numbers.heads} heads{shared}, {parameters:,} parameters. {squares}"
+    of = f"Layer {numbers.layer}, {numbers.model}: " if numbers.words else ""
+    return f"{of}{numbers.heads} heads{shared}, {parameters:,} parameters. {squares}"
 
 
 def _description(
