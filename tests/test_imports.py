@@ -299,6 +299,7 @@ print(status, *sorted({{name.partition(".")[0] for name in sys.modules}}), file=
         (["--version"], 0),
         (["--help"], 0),
         (["look", "--help"], 0),
+        (["step", "--help"], 0),
         (["train", "lm", "--help"], 0),
         (["verify", "--help"], 0),
         (["compare", "--help"], 0),

@@ -17,6 +17,8 @@ export interface StepData {
   layer: number;
   head: number;
   row: number;
+  /** The key that is the row's token; null where queries are other tokens. */
+  own: number | null;
   dtype: string;
   digits: number;
   labels: string[];
@@ -69,12 +71,12 @@ class StepView {
   /** Where each of the keys stands in columns, keys and values. */
   private readonly places: number[];
   private readonly diagram: Diagram;
-  private readonly panel = h("section", { class: "panel", "aria-live": "polite" });
+  private readonly panel = h("section", { class: "s-panel", "aria-live": "polite" });
   private readonly place = h("span", { class: "place" });
   private readonly back: HTMLButtonElement;
   private readonly next: HTMLButtonElement;
   private readonly weights = h("div", { class: "weights" });
-  private readonly told = h("p", { class: "told", role: "status" });
+  private readonly told = h("p", { class: "s-told", role: "status" });
   private readonly boxes = new Map<string, HTMLInputElement>();
   private readonly slider: HTMLInputElement;
   private readonly scaleText = h("span", { class: "output", "aria-hidden": "true" });
@@ -85,7 +87,7 @@ class StepView {
     this.settings = { scale: data.scores.scale, mask: true, position: true, shift: true, format: known };
     this.original = softmaxOf(data.scores, this.settings);
     this.live = this.original;
-    this.keys = shownKeys(data.scores, data.row, MOST_KEYS, data.scores.scale, data.shown);
+    this.keys = shownKeys(data.scores, data.own, MOST_KEYS, data.scores.scale, data.shown);
     this.places = this.keys.map((j) => (data.shown ? data.shown.indexOf(j) : j));
     this.diagram = new Diagram(data.steps, this.keys, this.places, data.labels, data, (at) => this.choose(at));
     this.back = h("button", { type: "button", "aria-label": "Previous step", onclick: () => this.choose(this.at - 1) }, "←");
@@ -109,14 +111,14 @@ class StepView {
     return h("div", { class: "steps", tabindex: "-1" },
       h("header", {}, h("h2", {}, data.title), h("p", { class: "quiet" }, data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes),
       h("div", { class: "columns" },
-        h("div", { class: "flow" }, this.diagram.element),
+        h("div", { class: "s-flow" }, this.diagram.element),
         h("div", { class: "side" }, h("nav", { "aria-label": "Steps" }, this.back, this.place, this.next), this.swiped(this.panel), this.controls(), this.weights, this.told)),
       h("p", { class: "quiet end" }, `Largest difference from the model's own numbers: ${worst.toExponential(0)}.`));
   }
 
   private controls(): HTMLElement {
     const { data } = this;
-    const group = h("fieldset", { class: "controls" }, h("legend", {}, "Leave out a part, and see the weights change"));
+    const group = h("fieldset", { class: "s-controls" }, h("legend", {}, "Leave out a part, and see the weights change"));
     for (const name of data.switches) {
       const box = h("input", { type: "checkbox", checked: true, onchange: () => this.turn(name, box.checked) });
       this.boxes.set(name, box);
@@ -167,7 +169,7 @@ class StepView {
   /** Brings the shown step's box into the diagram's view, without moving the page. */
   private reveal(): void {
     const node = this.diagram.at(this.at).closest("li") as HTMLElement;
-    const flow = node.closest(".flow") as HTMLElement;
+    const flow = node.closest(".s-flow") as HTMLElement;
     const [box, view] = [node.getBoundingClientRect(), flow.getBoundingClientRect()];
     flow.scrollLeft += box.left + box.width / 2 - view.left - view.width / 2;
     flow.scrollTop += box.top + box.height / 2 - view.top - view.height / 2;
@@ -201,7 +203,7 @@ class StepView {
       return { name: c.name, values: this.keys.map((j, i) => (live ? live[j] : c.values[this.places[i]])) };
     });
     const head = h("tr", {}, h("th", { scope: "col" }, "key"), ...columns.map((c) => h("th", { scope: "col" }, c.name)));
-    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.row ? "own" : "" },
+    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.own ? "own" : "" },
       h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits)))));
     const folded = labels.length - this.keys.length;
     return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, step.name), h("thead", {}, head), h("tbody", {}, ...body)),
@@ -276,9 +278,9 @@ class StepView {
     for (const j of this.keys) {
       const weight = live.weights[j];
       const broken = !Number.isFinite(weight);
-      list.append(h("li", { class: j === data.row ? "own" : "" }, keyName(data.labels, j),
+      list.append(h("li", { class: j === data.own ? "own" : "" }, keyName(data.labels, j),
         h("span", { class: "track" },
-          h("i", { class: broken ? "bar broken" : "bar", style: `width: ${broken ? 100 : (100 * weight).toFixed(2)}%` }),
+          h("i", { class: broken ? "s-bar broken" : "s-bar", style: `width: ${broken ? 100 : (100 * weight).toFixed(2)}%` }),
           h("i", { class: "mark", style: `left: ${(100 * original.weights[j]).toFixed(2)}%` })),
         h("span", { class: "number", "data-key": String(j) }, numberText(weight, data.digits))));
     }

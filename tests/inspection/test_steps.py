@@ -322,6 +322,19 @@ def test_the_example_has_the_numbers_of_the_page():
     np.testing.assert_allclose(example(without="scale").weights_without, softmax(np.array([1.0, 0.0])))
 
 
+def test_a_call_between_two_sequences_has_a_query_of_its_own():
+    query, key, value = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 5)
+    call = AttentionCall(query, key, value).observed(saccade.attention(query, key, value), "by hand")
+    steps = step_of_call(call, 2, 3, item=1, labels=list("abcdefghi"), query="Katze")
+    expected = (query[1, 2, 3].double() @ key[1, 2].double().T / 8**0.5).softmax(-1)
+    np.testing.assert_allclose(steps.weights, expected.numpy(), atol=1e-7)
+    close(steps.output, call.out[1, 2, 3])
+    assert steps.as_json()["own"] is None and "sees all 9 keys." in steps["mask"].says
+    assert "This is what 'Katze' takes" in steps["sum"].says and "'d'" not in steps["sum"].says
+    with pytest.raises(ValueError, match="row: 4 does not exist; there are 0 to 3"):
+        step_of_call(call, 2, 4)
+
+
 def words_of(text):
     found = [Word("<s>", 0, 0, 0, 1, True)]
     return found + [Word(text[a:b], a, b, i, i + 1) for i, (a, b) in enumerate(split_words(text), 1)]

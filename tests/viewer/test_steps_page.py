@@ -135,13 +135,13 @@ def test_switches_change_the_weights_to_what_numpy_says(opened, steps):
     for position, scale in ((0, 0.0), (250, scores.scale / 2), (1000, 1.0)):
         slider.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }", position)
         near(page, softmax(np.where(visible, d * scale, -np.inf)))
-    assert page.locator(".told").inner_text().startswith("'sat' has 1.00 and not 0.79")
+    assert page.locator(".s-told").inner_text().startswith("'sat' has 1.00 and not 0.79")
     # Without the shift, in float16, exp of 30.97 is inf; in float32 it is not.
     turn("softmax shift")
     near(page, softmax(masked))
     page.get_by_label("numbers in").select_option("float16")
     assert any(np.isnan(value) for value in weights_on(page).values())
-    assert "exp overflows in float16" in page.locator(".told").inner_text()
+    assert "exp overflows in float16" in page.locator(".s-told").inner_text()
 
 
 @pytest.mark.slow
@@ -165,9 +165,9 @@ def test_arrow_keys_buttons_and_links(opened, steps):
         assert current.count() == 1
         assert (
             page.locator(".place").inner_text()
-            == f"Step {names.index(page.locator('.panel h3').inner_text()) + 1} of 13"
+            == f"Step {names.index(page.locator('.s-panel h3').inner_text()) + 1} of 13"
         )
-        return page.locator(".panel h3").inner_text()
+        return page.locator(".s-panel h3").inner_text()
 
     assert shown() == "Softmax"
     page.keyboard.press("ArrowRight")
@@ -203,7 +203,7 @@ def test_every_step_fits_its_screen(opened, theme, width):
         assert wide[0] <= wide[1]
         formula = page.locator(".formula math").first
         assert formula.bounding_box()["height"] > 10 and page.locator(".formula").get_attribute("aria-label")
-        box, flow = page.locator("[aria-current=step]").bounding_box(), page.locator(".flow").bounding_box()
+        box, flow = page.locator("[aria-current=step]").bounding_box(), page.locator(".s-flow").bounding_box()
         assert flow["x"] - 2 <= box["x"] + 60 and box["x"] <= flow["x"] + flow["width"]  # its box is in view
         page.keyboard.press("ArrowRight")
 

@@ -114,7 +114,7 @@ export class Diagram {
 }
 
 const group = (name: string, rows: HTMLElement[]): HTMLElement =>
-  h("span", { class: "group" }, h("small", {}, name), h("span", { class: "rows" }, ...rows));
+  h("span", { class: "group" }, h("small", {}, name), h("span", { class: "s-rows" }, ...rows));
 
 const largest = (rows: (number | null)[][], places: readonly number[]): number =>
   Math.max(...places.flatMap((at) => rows[at].map((v) => Math.abs(v ?? 0))), 1e-9);

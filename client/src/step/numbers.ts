@@ -90,8 +90,8 @@ export function rounder(format: Format): (x: number) => number {
   };
 }
 
-/** The keys to show, in the order of the text: those that some setting gives a large weight, and the row itself. */
-export function shownKeys(scores: Scores, row: number, most: number, scale: number, among: number[] | null = null): number[] {
+/** The keys to show, in the order of the text: those that some setting gives a large weight, and the row's own token. */
+export function shownKeys(scores: Scores, own: number | null, most: number, scale: number, among: number[] | null = null): number[] {
   const count = scores.products.length;
   const held = among && new Set(among);
   if (count <= most) return scores.products.map((_, j) => j);
@@ -102,7 +102,7 @@ export function shownKeys(scores: Scores, row: number, most: number, scale: numb
         const { weights } = softmaxOf(scores, { scale: factor, mask, position, shift: true, format: "float64" });
         weights.forEach((w, j) => (best[j] = Math.max(best[j], w)));
       }
-  if (row < count) best[row] = Infinity;
+  if (own !== null) best[own] = Infinity;
   const found = best.map((w, j) => [w, j] as const).filter(([, j]) => !held || held.has(j));
   return found.sort((a, b) => b[0] - a[0]).slice(0, most).map(([, j]) => j).sort((a, b) => a - b);
 }

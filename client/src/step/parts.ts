@@ -57,7 +57,7 @@ function formula(tree: Tree): Element {
 /** The components of a vector as cells, dark where they are large; two signs are told apart by shape as well. */
 export function cells(values: (number | null)[], kind: string, largest?: number): HTMLElement {
   const most = largest ?? Math.max(...values.map((v) => Math.abs(v ?? 0)), 1e-9);
-  const strip = h("span", { class: `cells ${kind || "plain"}`, "aria-hidden": "true" });
+  const strip = h("span", { class: `cells ${kind || "s-plain"}`, "aria-hidden": "true" });
   for (const value of values) strip.append(cell(value, most));
   return strip;
 }
@@ -72,7 +72,7 @@ export function vectorRow(vector: Vector, digits: number, most: number): HTMLEle
   const shown = vector.values.slice(0, most);
   const folded = vector.size - shown.length;
   return h("div", { class: "vector" },
-    h("span", { class: `name ${vector.kind || "plain"}` }, vector.name),
+    h("span", { class: `name ${vector.kind || "s-plain"}` }, vector.name),
     cells(vector.values, vector.kind),
     h("span", { class: "components" }, shown.map((v) => numberText(v, digits)).join("  "),
       folded > 0 && h("span", { class: "folded" }, `  and ${folded.toLocaleString("en")} more, length ${numberText(vector.length, digits)}`)));

@@ -16,8 +16,15 @@ from ._writer import Writer, length, shape
 class BeforeScores(Writer):
     """The embedding, the residual stream, the norm, the projections and what turns them."""
 
-    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int, token: tuple[int, np.ndarray] | None):
-        super().__init__(numbers, labels, digits)
+    def __init__(
+        self,
+        numbers: HeadNumbers,
+        labels: Sequence[str],
+        digits: int,
+        query: str | None,
+        token: tuple[int, np.ndarray] | None,
+    ):
+        super().__init__(numbers, labels, digits, query)
         self.token = token  # the row's token, and its row of the embedding
 
     def steps(self) -> Iterator[Step]:
@@ -68,8 +75,8 @@ class BeforeScores(Writer):
             vectors.append(Vector("x_0", around.embedded))
             scale = _factor(table_row, around.embedded)
             if scale is None:
-                formula = f"x_0 = W[{token}] + position, normed where the model norms it"
-                made = " What the model adds for the position is in x_0 already."
+                formula = f"x_0 = f(W[{token}], i)"
+                made = " x_0 also holds what the model adds for the position i, and a norm if it has one there."
             elif scale != 1.0:
                 root = f"√{len(table_row)}" if abs(scale**2 - len(table_row)) < 1e-3 else f"{scale:.4g}"
                 formula = f"x_0 = {root} · W[{token}]"
@@ -157,9 +164,9 @@ class BeforeScores(Writer):
         )
 
     def _given(self) -> Step:
-        query, key, row = self.inputs.query, self.inputs.key, self.inputs.row
+        query, key, own = self.inputs.query, self.inputs.key, self.inputs.own
         vectors = [Vector("q", query, "query")]
-        keys = [row] if row < len(key) and len(key) > 4 else range(min(len(key), 4))
+        keys = range(min(len(key), 4)) if own is None or len(key) <= 4 else [own]
         vectors += [Vector(f"k of '{self.labels[j]}'", key[j], "key") for j in keys]
         if self.inputs.value is not None:
             vectors += [Vector(f"v of '{self.labels[j]}'", self.inputs.value[j], "value") for j in keys]

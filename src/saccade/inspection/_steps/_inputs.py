@@ -119,6 +119,7 @@ class HeadInputs:
     bias_name: str
     visible: np.ndarray | None  # (L,) bool, None where nothing is hidden
     mask_name: str
+    own: int | None = None  # which key is the token that asks; None where queries are not the same tokens
     around: Surroundings | None = None
 
     @property
@@ -175,6 +176,7 @@ def of_call(call: ObservedCall, head: int, row: int, layer: int = 0, item: int =
         bias_name="" if bias is None or isinstance(bias, TensorBias) else type(bias).__name__,
         visible=visible,
         mask_name="" if visible is None else _named(checked),
+        own=row if rows == call.key.shape[2] else None,
     )
 
 

@@ -85,13 +85,13 @@ def rows(values: np.ndarray | None, shown: np.ndarray | None) -> list[list[float
     return None if values is None else [part(row, FEW) for row in (values if shown is None else values[shown])]
 
 
-def shown_keys(scores: Scores, row: int) -> np.ndarray | None:
+def shown_keys(scores: Scores, own: int | None) -> np.ndarray | None:
     """Of more keys than a page holds those that some setting gives the largest weights, in order; None: all."""
     count = len(scores.products)
     if count <= MOST_KEYS:
         return None
     able = [name for name in SWITCHES if name != "shift" and not scores.why_not(name)]
-    chosen = {row} if row < count else set()
+    chosen = set() if own is None else {own}
     for size in range(len(able) + 1):
         for without in itertools.combinations(able, size):
             chosen |= set(np.argsort(-scores.softmax(without).weights, kind="stable")[:_SHOWN].tolist())

@@ -120,6 +120,7 @@ class Steps:
         ::
 
             {version: 1, text, title, model, layers, layer, head, heads, kv_head, row, dtype, digits,
+             own: the key that is the row's token | null,
              word: {text, first, last} | null, labels: [key, ...], notes: [sentence, ...],
              without: [switch, ...], switches: [those that can be left out, ...],
              steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
@@ -138,7 +139,7 @@ class Steps:
         ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
         """
         inputs, scores, word = self.numbers.inputs, self.scores, self.word
-        shown, before = shown_keys(scores, self.row), self.numbers.unplaced
+        shown, before = shown_keys(scores, inputs.own), self.numbers.unplaced
         return {
             "version": VERSION,
             "text": self.text,
@@ -150,6 +151,7 @@ class Steps:
             "heads": self.heads,
             "kv_head": inputs.kv_head,
             "row": self.row,
+            "own": inputs.own,
             "word": None if word is None else {"text": word.label, "first": word.first, "last": word.last},
             "dtype": str(inputs.dtype).removeprefix("torch."),
             "labels": list(self.labels),
@@ -178,7 +180,8 @@ class Steps:
         return str(import_module("saccade.viewer").steps_as_text(self))
 
     def __repr__(self) -> str:
-        label = self.labels[self.row] if self.row < len(self.labels) else self.row
+        own = self.numbers.inputs.own
+        label = self.row if own is None else self.labels[own]
         return (
             f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
         )

@@ -93,11 +93,15 @@ def step_of_call(
     layer: int = 0,
     item: int = 0,
     labels: Sequence[str] | None = None,
+    query: str | None = None,
     without: Iterable[str] = (),
 ) -> Steps:
-    """The steps that can be seen in one observed call, for batch item ``item``: from query and key to the output."""
+    """The steps that can be seen in one observed call, for batch item ``item``: from query and key to the output.
+
+    ``labels`` are of the keys, ``query`` is the label of the row; None is that of its key in self-attention.
+    """
     shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
-    return _steps(of_call(call, head, row, layer, item), shown, None, without, ())
+    return _steps(of_call(call, head, row, layer, item), shown, None, without, (), query=query)
 
 
 def example(without: Iterable[str] = ()) -> Steps:
@@ -106,7 +110,7 @@ def example(without: Iterable[str] = ()) -> Steps:
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
     call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
-    found = _steps(of_call(call, 0, 0), ("A", "B"), None, without, (), digits=6)
+    found = _steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="A", digits=6)
     return replace(
         found,
         title="Attention by hand: the query A = [1, 0] and two keys",
@@ -120,14 +124,17 @@ def _steps(
     token: tuple[int, np.ndarray] | None,
     without: Iterable[str],
     notes: Sequence[str],
+    *,
+    query: str | None = None,
     digits: int = 3,
 ) -> Steps:
     numbers, labels = HeadNumbers(inputs), tuple(labels)
     left_out = checked_switches(without, numbers.scores)
-    before = BeforeScores(numbers, labels, digits, token)
-    writers = before, Weighing(numbers, labels, digits), AfterWeights(numbers, labels, digits)
+    before = BeforeScores(numbers, labels, digits, query, token)
+    writers = before, Weighing(numbers, labels, digits, query), AfterWeights(numbers, labels, digits, query)
     written = tuple(step for writer in writers for step in writer.steps())
-    title = f"Head {inputs.layer}.{inputs.head}: token {inputs.row} of {len(labels):,}, counted from 0"
+    of = "" if inputs.own is None else f" of {len(labels):,}"
+    title = f"Head {inputs.layer}.{inputs.head}: token {inputs.row}{of}, counted from 0"
     return Steps("", "", 1, title, labels, numbers, written, None, left_out, tuple(notes), digits)
 
 

@@ -111,15 +111,14 @@ class Weighing(Writer):
                 "Mask",
                 "every key is seen",
                 f"s ({length},)",
-                f"There is no mask here: {self.name} sees all {length:,} keys, those after it, too."
-                if length > 2
-                else "There is no mask here: both keys are seen.",
+                f"There is no mask here: {self.name} sees all {length:,} keys"
+                + (", those after it, too." if self.inputs.own is not None else "."),
             )
         hidden = int((~visible).sum())
-        later = ~visible[: self.inputs.row + 1]
-        causal = not later.any() and hidden == length - self.inputs.row - 1
+        own = self.inputs.own
+        causal = own is not None and visible[: own + 1].all() and hidden == length - own - 1
         if not hidden:
-            says = "Keys that must not be seen get −∞. From this token none is hidden: it is the last."
+            says = "Keys that must not be seen get −∞. From here none is hidden."
         elif causal:
             says = (
                 f"The {counted(hidden, 'token')} after {self.name} must not be seen, since the model learns to predict "

@@ -12,9 +12,10 @@ from ._parts import HeadNumbers
 class Writer:
     """Writes steps of ``numbers``, with keys named by ``labels``. Abstract: a subclass writes one stretch of them."""
 
-    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int):
+    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int, query: str | None = None):
         self.numbers, self.inputs, self.labels, self.digits = numbers, numbers.inputs, labels, digits
-        self.name = f"'{labels[self.inputs.row]}'" if self.inputs.row < len(labels) else "the query"
+        query = labels[self.inputs.own] if query is None and self.inputs.own is not None else query
+        self.name = "the query" if query is None else f"'{query}'"
 
     def _changed(self, switch: str) -> str:
         """What the largest weight becomes where ``switch`` is left out."""

@@ -51,7 +51,7 @@ def print_steps(console: Console, steps: Steps) -> None:
 def _print_title(console: Console, steps: Steps) -> None:
     for line in Text(steps.title, style="bold").wrap(console, console.width):
         _print_line(console, line)
-    shape = f" of {steps.layers} layers" if steps.layers > 1 else ""
+    shape = f", {steps.layers} layers" if steps.layers > 1 else ""
     text = [repr(shorten(" ".join(steps.text.split()), 200))] if steps.text else []
     _print_wrapped(console, ", ".join([*text, steps.model + shape]), "dim", 0)
     for note in steps.notes:
