@@ -37,6 +37,7 @@ def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
             extra_arguments=_FIGURES,
+            coalesce_streams=True,
         ).execute()
     for cell in notebook.cells:
         cell.metadata.clear()
