@@ -9,7 +9,7 @@ from pathlib import Path
 import checks_table
 import diagrams
 import nbformat
-from notebooks import NOTEBOOKS, execute
+from notebooks import HOUR, NOTEBOOKS, execute, write_page
 from pages import PAGES, blocks, console, run_shell, save_python
 
 
@@ -26,7 +26,10 @@ def refresh_page(page: Path, folder: Path) -> None:
 
 
 def refresh_notebook(path: Path, folder: Path) -> None:
-    path.write_text(nbformat.writes(execute(path, folder)) + "\n", encoding="utf-8")
+    notebook = execute(path, folder)
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    if path == HOUR:
+        write_page(notebook)
 
 
 if __name__ == "__main__":

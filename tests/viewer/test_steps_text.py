@@ -74,3 +74,10 @@ def test_an_overflow_is_shown_as_it_is():
     call = AttentionCall(one, keys, keys, scale=1.0).observed(saccade.attention(one, keys, keys, scale=1.0), "by hand")
     text = str(step_of_call(call, 0, 0, labels=["a", "b"], without="shift"))
     assert "exp overflows in float16: the weights are no numbers any more (NaN)." in text
+
+
+def test_in_jupyter_the_text_is_returned_and_nothing_is_shown(monkeypatch):
+    """rich shows every line as an output of its own there, whatever file it is given."""
+    expected = steps_as_text(example())
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert steps_as_text(example()) == expected and "0.669762" in expected

@@ -28,7 +28,11 @@ _COLOURS = {"query": "#3d8bea", "key": "#d07a1f", "value": "#1f9d77", "weight": 
 def steps_as_text(steps: Steps, width: int = 80) -> str:
     """Everything as plain text."""
     out = io.StringIO()
-    print_steps(CleanedConsole(file=out, width=width, color_system=None, force_terminal=False, highlight=False), steps)
+    # In Jupyter rich would show every line as an output of its own, whatever file it is given.
+    console = CleanedConsole(
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False, highlight=False
+    )
+    print_steps(console, steps)
     return out.getvalue()
 
 
