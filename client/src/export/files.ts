@@ -10,11 +10,9 @@ import type { Words } from "../words";
 import { csvOf } from "./csv";
 import { differenceOf, levelFor, namesOf, numbersInView, type Numbers } from "./numbers";
 import { savedPage } from "./page";
-import { record, wishesOf } from "./record";
+import { record, type Told } from "./record";
 import { MOST_CELLS, svgOf } from "./svg";
 
-/** How far a file is: done of all. */
-export type Told = (done: number, all: number) => void;
 export interface Work { picture: Picture; told: Told; signal: AbortSignal }
 
 /** Hands a file to the browser, from the document that the client is in: a notebook's, too. */
@@ -102,7 +100,7 @@ export async function saveHtml(context: Context, { picture, told, signal }: Work
   const client = await context.transport.source!();
   for (const [axis, [start, stop]] of [["row", picture.rows], ["key", picture.keys]] as const)
     if (context.side(axis).named && stop - start < 4096) await context.wordsOf(axis).need(start, stop);
-  const table = await record(context, wishesOf(context, picture), told, signal);
+  const table = await record(context, picture, told, signal);
   const state = { ...context.store.get(), panel: "text" };
   download(context, [savedPage(titleOf(context), client, { hash: toHash(state), table })], "text/html", fileName(context, "html"));
 }

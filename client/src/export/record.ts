@@ -1,23 +1,26 @@
 // Which requests a saved page can answer: what is in view, for hovering, choosing words and zooming out.
-import type { Context, Picture } from "../context";
+import type { Axis, Context, Picture } from "../context";
 import { topLevel } from "../map/viewport";
 import { sameTokens } from "../panels/data";
-import { BLOCK, lineParams, placeOf } from "../panels/lines";
+import { ALONG, BLOCK, directionsOf, Lines, placeOf } from "../panels/lines";
+import { sharesOf } from "../panels/shares";
 import { ROWS } from "../panels/statistics";
 import { pagesOf } from "../panels/virtual";
 import type { Place, TileParams } from "../protocol";
-import { encodeFrame, recordedKey, RequestError, type Reply } from "../transport";
+import { ask, encodeFrame, recordedKey, RequestError, type Transport } from "../transport";
 import { PAGE } from "../words";
 import { inTurn } from "./numbers";
 
 const TILE = 256;
 const MOST_TILES = 40; // of 350 kB each
-const MOST_LINES = 1200, MOST_CELLS = 2500, MOST_HEADS_CELLS = 4096;
+const MOST_CELLS = 4096, MOST_CHOICES = 300;
 
-export type Wish = [op: string, params: object];
+type Wish = [op: string, params: object];
+type Seen = Pick<Picture, "rows" | "keys">;
+export type Told = (done: number, all: number) => void;
 
 /** Tiles of one head over the view: all coarser levels, and finer ones while they are few. */
-function tiles(context: Context, place: Place, { rows, keys }: Pick<Picture, "rows" | "keys">, whole: boolean): Wish[] {
+function tiles(context: Context, place: Place, { rows, keys }: Seen, whole: boolean): Wish[] {
   const { what, pool, compare } = context.store.get(), call = context.call();
   const top = topLevel(call.rows.length, call.keys.length);
   const places = [place, ...(compare && !whole ? [{ run: compare.run, call: compare.call, head: compare.head, item: place.item }] : [])];
@@ -34,43 +37,20 @@ function tiles(context: Context, place: Place, { rows, keys }: Pick<Picture, "ro
   return wishes;
 }
 
-/** Rows and columns of every word in view and of the chosen ones, as the text asks for them. */
-function lines(context: Context, place: Place, { rows, keys }: Pick<Picture, "rows" | "keys">): Wish[] {
-  const call = context.call(), wishes: Wish[] = [], both = sameTokens(call);
-  const { axis, tokens } = context.store.get();
-  const add = (axis: "row" | "key", tokens: number[], blocks: readonly number[]): void => {
-    const one = (op: "row" | "column", length: number): void => {
-      for (const block of new Set([0, ...blocks])) if (block * BLOCK < length) wishes.push([op, lineParams(place, tokens, block, length)]);
-    };
-    if (axis === "row" || both) one("row", call.keys.length);
-    if (axis === "key" || both) one("column", call.rows.length);
-  };
-  const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK, BLOCK).slice(0, 8);
-  if (tokens.length) add(axis, [...tokens], near);
-  for (const axis of both ? (["row"] as const) : (["row", "key"] as const)) {
-    const [start, stop] = axis === "row" ? rows : keys;
-    if ((stop - start) * near.length > MOST_LINES) continue;
-    for (const word of context.wordsOf(axis).between(start, stop))
-      add(axis, Array.from({ length: word.end - word.first }, (_, i) => word.first + i), near);
-    if (!context.side(axis).named) for (let token = start; token < stop; token++) add(axis, [token], near);
-  }
-  return wishes;
-}
-
-/** All requests to record. Words must be loaded where words are in view. */
-export function wishesOf(context: Context, picture: Pick<Picture, "rows" | "keys">): Wish[] {
+/** What a page asks for before anything is chosen. */
+function wishesOf(context: Context, picture: Seen): Wish[] {
   const place = placeOf(context), { run, item } = place, call = context.call(), wishes: Wish[] = [["open", {}], ["overview", { run, item }]];
   for (const [axis, range] of [["row", picture.rows], ["key", picture.keys]] as const) {
     const side = context.side(axis);
     if (side.named) for (const page of new Set([0, ...pagesOf(range[0], range[1], PAGE)]))
       wishes.push(["words", { run, side: side.id, start: page * PAGE, stop: Math.min(side.tokens, (page + 1) * PAGE) }]);
   }
-  wishes.push(...tiles(context, place, picture, false), ...lines(context, place, picture));
+  wishes.push(...tiles(context, place, picture, false));
   const [r0, r1] = picture.rows, [k0, k1] = picture.keys;
   if ((r1 - r0) * (k1 - k0) <= MOST_CELLS)
     for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) wishes.push(["cell", { ...place, row, key }]);
   for (const other of context.run().calls) {
-    if (other.rows.length * other.keys.length > MOST_HEADS_CELLS || other.rows.length !== call.rows.length || other.keys.length !== call.keys.length) continue;
+    if (other.rows.length * other.keys.length > MOST_CELLS || other.rows.length !== call.rows.length || other.keys.length !== call.keys.length) continue;
     for (let head = 0; head < other.heads; head++)
       if (other.id !== call.id || head !== place.head) wishes.push(...tiles(context, { ...place, call: other.id, head }, picture, true));
   }
@@ -79,28 +59,57 @@ export function wishesOf(context: Context, picture: Pick<Picture, "rows" | "keys
   return wishes;
 }
 
+/** Every word in view, and what is chosen, as tokens of an axis. */
+function choices(context: Context, { rows, keys }: Seen): [Axis, number[]][] {
+  const { axis, tokens } = context.store.get(), out: [Axis, number[]][] = tokens.length ? [[axis, [...tokens]]] : [];
+  for (const axis of sameTokens(context.call()) ? (["row"] as const) : (["row", "key"] as const)) {
+    const [start, stop] = axis === "row" ? rows : keys, named = context.side(axis).named;
+    if (stop - start > MOST_CHOICES) continue;
+    const words = named ? context.wordsOf(axis).between(start, stop) : Array.from({ length: stop - start }, (_, i) => ({ first: start + i, end: start + i + 1 }));
+    for (const { first, end } of words) out.push([axis, Array.from({ length: end - first }, (_, i) => first + i)]);
+  }
+  return out;
+}
+
+/** Asks what the text panel asks when these tokens are chosen; the text around the view is shaded, too. */
+async function choose(context: Context, [axis, tokens]: [Axis, number[]], { rows, keys }: Seen): Promise<void> {
+  const state = { ...context.store.get(), axis, tokens };
+  const chosen = { ...context, store: { ...context.store, get: () => state } }, lines = new Lines(chosen);
+  await sharesOf(chosen, lines);
+  const { rows: { length }, keys: { length: across } } = context.call();
+  const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK, BLOCK).slice(0, 8);
+  for (const direction of directionsOf(chosen))
+    for (const block of near) if (block * BLOCK < (ALONG[direction] === "key" ? across : length)) await lines.load(direction, block);
+}
+
 function base64(bytes: ArrayBuffer): string {
   const all = new Uint8Array(bytes), parts: string[] = [];
   for (let at = 0; at < all.length; at += 0x6000) parts.push(btoa(String.fromCharCode(...all.subarray(at, at + 0x6000))));
   return parts.join("");
 }
 
-/** Asks for all of them; `told` hears how many are here. Exact tiles answer requests for quick ones. */
-export async function record(
-  context: Context, wishes: readonly Wish[], told: (done: number, all: number) => void, signal: AbortSignal,
-): Promise<Record<string, string>> {
+/** What answers the requests of a saved page: `told` hears how far it is. */
+export async function record(context: Context, picture: Seen, told: Told, signal: AbortSignal): Promise<Record<string, string>> {
   const table: Record<string, string> = {}, { store, transport, manifest } = context;
-  let done = 0;
-  await inTurn(wishes, async ([op, params]) => {
-    let reply: Reply = await transport.request(op, params, signal);
+  const request: Transport["request"] = async (op, params) => {
+    let reply = await transport.request(op, params, signal);
     if (typeof reply.header["error"] === "string") throw new RequestError(reply.header["error"]);
     if (op === "open") {
       const { run, call, head, item, compare } = store.get();
       const runs = manifest.runs.filter(({ id }) => id === run || id === compare?.run);
       reply = { ...reply, header: { ...reply.header, runs, shown: { run, call, head, item }, findings: [], step: false } };
     }
+    // Exact tiles answer requests for quick ones.
     table[recordedKey(op, op === "tile" ? { ...params, exact: false } : params)] = base64(encodeFrame(reply));
-    if (++done % 16 === 0) told(done, wishes.length);
+    return reply;
+  };
+  const asking: Context = { ...context, ask: (op, params) => ask({ kind: transport.kind, request }, op, params) };
+  const wishes = wishesOf(context, picture), words = choices(context, picture);
+  const jobs = [...wishes.map(([op, params]) => () => request(op, params)), ...words.map((one) => () => choose(asking, one, picture))];
+  let done = 0;
+  await inTurn(jobs, async (job) => {
+    await job();
+    if (++done % 16 === 0) told(done, jobs.length);
   }, signal);
   return table;
 }

@@ -1,8 +1,7 @@
 // Keys and gestures, and how to read the colours.
 import type { Panel } from "../context";
 import { h } from "../dom";
-import { makeDialog } from "./dialog";
-import { isTyping } from "./search";
+import { makeDialog, onKey } from "./dialog";
 
 const READ = [
   "Each row of the map is a token that looks (query), each column a token that is looked at (key). A row gives one unit of attention; the darker a cell, the more of it that key gets.",
@@ -27,12 +26,10 @@ export const help: Panel = {
       ...KEYS.flatMap(([title, , keys]) => [h("h3", {}, title),
         h("dl", { class: "facts keys" }, ...keys.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)]))]));
     el.append(h("button", { type: "button", "aria-label": "Help", title: "Help (?)", onclick: () => dialog.showModal() }, "?"));
-    const open = (event: KeyboardEvent): void => {
-      if (event.key !== "?" || isTyping(event) || event.ctrlKey || event.metaKey) return;
-      event.preventDefault();
-      dialog.showModal();
+    const end = onKey(context, "?", () => dialog.showModal());
+    return () => {
+      end();
+      dialog.remove();
     };
-    context.root.addEventListener("keydown", open);
-    return () => dialog.remove();
   },
 };

@@ -4,7 +4,8 @@ import { sameTokens } from "./data";
 import type { LineParams, Place } from "../protocol";
 
 export const BLOCK = 512;
-export const TOP = 24;
+/** Tokens that the first block brings as the largest. */
+export const TOP = 96;
 const MOST_BLOCKS = 256;
 
 /** `from`: the weights on keys, averaged over the chosen tokens; `by`: the weights of rows, summed over them. */

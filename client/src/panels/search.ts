@@ -2,11 +2,14 @@
 import type { Axis, Context } from "../context";
 import { h } from "../dom";
 import { sameTokens } from "./data";
+import { onKey } from "./dialog";
 
 const LIMIT = 200;
 type Found = [word: number, first: number, end: number, before: string, text: string, after: string];
 
-class Search {
+/** The search of the text panel; `/` anywhere in the client goes to its field. */
+export class Search {
+  readonly end: () => void;
   readonly el: HTMLElement;
   readonly #field: HTMLInputElement;
   readonly #count = h("span", { class: "quiet number", role: "status" });
@@ -32,6 +35,11 @@ class Search {
     this.#steps = [step(-1, "Previous place", "↑"), step(1, "Next place", "↓")];
     this.el = h("div", { class: "search", role: "search" }, h("div", { class: "tools" }, this.#field, ...this.#steps), this.#count, this.#list);
     this.#count.hidden = this.#list.hidden = true;
+    this.end = onKey(context, "/", () => {
+      context.store.set({ panel: "text" });
+      this.#field.focus();
+      this.#field.select();
+    });
     this.#field.value = context.store.get().searched;
     context.store.subscribe(({ searched }) => {
       if (searched === this.#field.value) return;
@@ -40,11 +48,6 @@ class Search {
     }, ["searched"]);
     context.store.subscribe(() => void this.#run(false), ["run"]);
     if (this.#field.value) void this.#run(false);
-  }
-
-  focus(): void {
-    this.#field.focus();
-    this.#field.select();
   }
 
   #later(): void {
@@ -120,18 +123,3 @@ class Search {
     this.#list.scrollTop = current.offsetTop - this.#list.offsetTop - this.#list.clientHeight / 2;
   }
 }
-
-/** The search of the text panel; `/` anywhere in the client goes to its field. */
-export function makeSearch(context: Context): HTMLElement {
-  const search = new Search(context);
-  context.root.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
-    event.preventDefault();
-    context.store.set({ panel: "text" });
-    search.focus();
-  });
-  return search.el;
-}
-
-/** Whether a key press belongs to a field. */
-export const isTyping = (event: Event): boolean => (event.composedPath()[0] as Element).matches?.("input, select, textarea") ?? false;

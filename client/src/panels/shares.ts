@@ -8,23 +8,28 @@ export interface WordShare extends Share { first: number; end: number }
 export interface Shares { from: WordShare[]; by: WordShare[]; entropy: number | null; received: number | null; directions: Direction[] }
 
 const MOST = 12;
+/** Up to here all words are summed; of a longer text those that hold the largest tokens. */
+const WHOLE = 2 * BLOCK;
 
 async function largest(context: Context, lines: Lines, direction: Direction): Promise<[WordShare[], number | null, number | null]> {
-  const words = context.wordsOf(ALONG[direction]);
+  const words = context.wordsOf(ALONG[direction]), { rows, keys } = context.call();
+  const length = (ALONG[direction] === "key" ? keys : rows).length;
   const { top, total, entropy } = await lines.load(direction, 0);
-  await Promise.all(top.map(([token]) => words.need(token, token + 1)));
-  const spans = new Map<number, WordShare>();
-  for (const [token] of top.slice(0, 2 * MOST)) {
+  const tokens = length > WHOLE ? top.map(([token]) => token) : Array.from({ length }, (_, token) => token);
+  await Promise.all(tokens.map((token) => words.need(token, token + 1)));
+  const spans = new Map<number, WordShare>(), weights = new Map(top);
+  for (const token of tokens) {
     const word = words.at(token), first = word?.first ?? token;
-    spans.set(first, { word: word?.label ?? words.name(token), first, end: word?.end ?? token + 1, weight: 0 });
+    const share = spans.get(first) ?? { word: word?.label ?? words.name(token), first, end: word?.end ?? token + 1, weight: 0 };
+    share.weight += weights.get(token) ?? 0;
+    spans.set(first, share);
   }
-  const shares = [...spans.values()];
-  const weights = new Map(top);
-  const parts = shares.filter((share) => share.end - share.first > 1);
+  let shares = [...spans.values()];
+  if (length > WHOLE) shares = shares.sort((a, b) => b.weight - a.weight).slice(0, MOST + 4);
+  const parts = shares.filter((share) => length <= WHOLE || share.end - share.first > 1);
   const blocks = new Set(parts.flatMap((share) => pagesOf(share.first, share.end, BLOCK)));
   await Promise.all([...blocks].map((block) => lines.load(direction, block)));
-  for (const share of shares)
-    share.weight = share.end - share.first > 1 ? lines.ofWord(direction, share) : weights.get(share.first)!;
+  for (const share of parts) share.weight = lines.ofWord(direction, share);
   return [shares.filter((s) => s.weight > 0).sort((a, b) => b.weight - a.weight || a.first - b.first).slice(0, MOST), total, entropy];
 }
 

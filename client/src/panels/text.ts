@@ -7,7 +7,7 @@ import { Flow, stepsOf } from "./flow";
 import { Lines } from "./lines";
 import { Marks } from "./marks";
 import { partNodes, plain, sentence, short } from "./reading";
-import { makeSearch } from "./search";
+import { Search } from "./search";
 import { chosenWords, sharesOf, type Shares, type WordShare } from "./shares";
 
 interface At { el: HTMLElement; words: Words; first: number; end: number }
@@ -15,6 +15,7 @@ interface At { el: HTMLElement; words: Words; first: number; end: number }
 const lengthOf = (context: Context, axis: Axis): number => context.call()[axis === "row" ? "rows" : "keys"].length;
 
 class TextPanel {
+  readonly #search: Search | null;
   readonly #lines: Lines;
   readonly #marks: Marks;
   readonly flow: Flow;
@@ -33,6 +34,7 @@ class TextPanel {
 
     // A saved page shows what it has; that the rest of the text is not shaded is no error.
     const failed = (error: unknown): void => (context.transport.kind === "recorded" ? undefined : context.fail(error));
+    this.#search = context.transport.kind === "recorded" ? null : new Search(context);
     this.#lines = new Lines(context);
     this.flow = new Flow((block) => this.#marks.block(block), failed);
     this.#marks = new Marks(context, this.#lines, this.flow, failed);
@@ -40,9 +42,14 @@ class TextPanel {
     this.flow.el.setAttribute("aria-label", "Words of the text; the arrow keys move from word to word, with Shift they choose several");
     this.flow.el.addEventListener("click", (event) => this.#click(event));
     this.flow.el.addEventListener("keydown", (event) => this.#key(event));
-    el.append(context.transport.kind === "recorded" ? "" : makeSearch(context), this.#reading, h("p", { class: "shades quiet" },
+    el.append(this.#search?.el ?? "", this.#reading, h("p", { class: "shades quiet" },
       h("span", {}, h("span", { class: "shade from" }), "what it looks at"), h("span", {}, h("span", { class: "shade by" }), "what looks at it"),
     ), this.flow.el, this.#lists);
+  }
+
+  close(): void {
+    this.#search?.end();
+    this.flow.clear();
   }
 
   /** Shows the sides of the present call; nothing moves while they are the same. */
@@ -211,7 +218,7 @@ export const text: Panel = {
     return () => {
       end();
       ends.forEach((one) => one());
-      panel.flow.clear();
+      panel.close();
     };
   },
 };
