@@ -40,5 +40,10 @@ export function toggles(
   return group;
 }
 
+/** Shows another of the toggles as pressed. */
+export function press(group: HTMLElement, chosen: string): void {
+  for (const button of group.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset["value"] === chosen));
+}
+
 /** A word in running text: isolated, so that a right-to-left word does not turn the sentence around. */
 export const bdi = (text: string): HTMLElement => h("bdi", {}, text);

@@ -1,6 +1,6 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
-import { choice, h, toggles } from "./dom";
+import { choice, h } from "./dom";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -138,12 +138,10 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
       });
     });
   ends.push(store.subscribe((state) => (runs.querySelector("select")!.value = state.run), ["run"]));
-  const theme = toggles("Colours", [["auto", "Auto", "As the system"], ["light", "Light"], ["dark", "Dark"]],
+  const theme = choice("Colours", [["auto", "Auto colours"], ["light", "Light"], ["dark", "Dark"]],
     store.get().theme, (value) => store.set({ theme: value as "auto" | "light" | "dark" }));
-  ends.push(store.subscribe((state) => {
-    for (const button of theme.querySelectorAll("button"))
-      button.setAttribute("aria-pressed", String(button.dataset["value"] === state.theme));
-  }, ["theme"]));
+  ends.push(store.subscribe((state) => (theme.querySelector("select")!.value = state.theme), ["theme"]));
+  theme.firstElementChild!.className = "unseen";
   return h("header", { class: "top" },
     h("p", { class: "brand" }, "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
 }

@@ -39,39 +39,44 @@ function nameOf(word: Word | undefined, token: number): string {
 
 /** Lets a few requests run at once, the others after them. */
 class Gate {
-  private free = 2;
-  private readonly waiting: (() => void)[] = [];
+  #free = 2;
+  readonly #waiting: (() => void)[] = [];
 
   async run<T>(work: () => Promise<T>): Promise<T> {
-    if (this.free > 0) this.free--;
-    else await new Promise<void>((go) => this.waiting.push(go));
+    if (this.#free > 0) this.#free--;
+    else await new Promise<void>((go) => this.#waiting.push(go));
     try {
       return await work();
     } finally {
-      const next = this.waiting.shift();
+      const next = this.#waiting.shift();
       if (next) next();
-      else this.free++;
+      else this.#free++;
     }
   }
 }
 
 /** The words of one side of one run. */
 export class SideWords implements Words {
-  private readonly pages = new Map<number, Word[]>();
-  private readonly loading = new Map<number, Promise<boolean>>();
-  private readonly failedAt = new Map<number, number>();
-  private readonly listeners = new Set<() => void>();
-  private readonly views = new Map<number, Words>();
+  readonly #pages = new Map<number, Word[]>();
+  readonly #loading = new Map<number, Promise<boolean>>();
+  readonly #failedAt = new Map<number, number>();
+  readonly #listeners = new Set<() => void>();
+  readonly #views = new Map<number, Words>();
 
-  constructor(
-    readonly run: string, readonly side: string, readonly length: number, readonly named: boolean,
-    private readonly transport: Transport, private readonly gate: Gate,
-  ) {}
+  readonly named: boolean;
+  readonly #length: number;
+  readonly #fetch: (start: number, stop: number) => Promise<WordTuple[]>;
+
+  constructor(length: number, named: boolean, fetch: (start: number, stop: number) => Promise<WordTuple[]>) {
+    this.#length = length;
+    this.named = named;
+    this.#fetch = fetch;
+  }
 
   /** The same words by tokens counted from `placed` on. */
   from(placed: number): Words {
     if (!placed) return this;
-    const known = this.views.get(placed);
+    const known = this.#views.get(placed);
     if (known) return known;
     const shifted = (word: Word): Word => ({ ...word, first: word.first - placed, end: word.end - placed });
     const at = (token: number): Word | undefined => {
@@ -83,27 +88,27 @@ export class SideWords implements Words {
       between: (start, stop) => this.between(start + placed, stop + placed).map(shifted),
       name: (token) => nameOf(at(token), token), onload: (listener) => this.onload(listener),
     };
-    this.views.set(placed, view);
+    this.#views.set(placed, view);
     return view;
   }
 
   /** Tells `listener` when a page has come; returns what ends that. */
   onload(listener: () => void): () => void {
-    this.listeners.add(listener);
-    return () => void this.listeners.delete(listener);
+    this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
   }
 
   /** Loads the words over tokens [start, stop); resolves to whether any were missing. */
   async need(start: number, stop: number): Promise<boolean> {
-    const first = Math.floor(Math.max(0, start) / PAGE), last = Math.floor((Math.min(this.length, stop) - 1) / PAGE);
+    const first = Math.floor(Math.max(0, start) / PAGE), last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
     const missing: Promise<boolean>[] = [];
-    for (let page = first; page <= last && this.named; page++) if (!this.pages.has(page)) missing.push(this.load(page));
+    for (let page = first; page <= last && this.named; page++) if (!this.#pages.has(page)) missing.push(this.#load(page));
     return (await Promise.all(missing)).some(Boolean);
   }
 
   /** The word of a token; undefined while its page is not here, or when the side has no known words. */
   at(token: number): Word | undefined {
-    const words = this.pages.get(Math.floor(token / PAGE));
+    const words = this.#pages.get(Math.floor(token / PAGE));
     if (!words) return undefined;
     let low = 0, high = words.length - 1;
     while (low <= high) {
@@ -119,8 +124,8 @@ export class SideWords implements Words {
   between(start: number, stop: number): Word[] {
     const out: Word[] = [];
     let end = -1;
-    for (let page = Math.floor(Math.max(0, start) / PAGE); page * PAGE < Math.min(stop, this.length); page++) {
-      for (const word of this.pages.get(page) ?? []) {
+    for (let page = Math.floor(Math.max(0, start) / PAGE); page * PAGE < Math.min(stop, this.#length); page++) {
+      for (const word of this.#pages.get(page) ?? []) {
         if (word.end <= start || word.first >= stop || word.first < end) continue;
         out.push(word);
         end = word.end;
@@ -133,42 +138,49 @@ export class SideWords implements Words {
     return nameOf(this.at(token), token);
   }
 
-  private load(page: number): Promise<boolean> {
-    const known = this.loading.get(page);
+  #load(page: number): Promise<boolean> {
+    const known = this.#loading.get(page);
     if (known) return known;
-    if (performance.now() - (this.failedAt.get(page) ?? -Infinity) < RETRY_AFTER) return Promise.resolve(false);
-    const start = page * PAGE, stop = Math.min(this.length, start + PAGE);
-    const promise = this.gate.run(() => ask(this.transport, "words", { run: this.run, side: this.side, start, stop }))
-      .then(({ words }) => {
-        if (this.pages.size >= MOST_PAGES) this.pages.delete(this.pages.keys().next().value!);
-        this.pages.set(page, words.map(fromTuple));
-        for (const listener of [...this.listeners]) listener();
+    if (performance.now() - (this.#failedAt.get(page) ?? -Infinity) < RETRY_AFTER) return Promise.resolve(false);
+    const start = page * PAGE, stop = Math.min(this.#length, start + PAGE);
+    const promise = this.#fetch(start, stop)
+      .then((words) => {
+        if (this.#pages.size >= MOST_PAGES) this.#pages.delete(this.#pages.keys().next().value!);
+        this.#pages.set(page, words.map(fromTuple));
+        for (const listener of [...this.#listeners]) listener();
         return true;
       })
       .catch((error: unknown) => {
-        this.failedAt.set(page, performance.now());
+        this.#failedAt.set(page, performance.now());
         throw error;
       })
-      .finally(() => this.loading.delete(page));
-    this.loading.set(page, promise);
+      .finally(() => this.#loading.delete(page));
+    this.#loading.set(page, promise);
     return promise;
   }
 }
 
 /** The words of every side of every run. */
 export class WordCache {
-  private readonly sides = new Map<string, SideWords>();
-  private readonly gate = new Gate();
+  readonly #sides = new Map<string, SideWords>();
+  readonly #gate = new Gate();
 
-  constructor(private readonly manifest: Manifest, private readonly transport: Transport) {}
+  readonly #manifest: Manifest;
+  readonly #transport: Transport;
+
+  constructor(manifest: Manifest, transport: Transport) {
+    this.#manifest = manifest;
+    this.#transport = transport;
+  }
 
   side(run: string, side: string): SideWords {
     const key = JSON.stringify([run, side]);
-    let found = this.sides.get(key);
+    let found = this.#sides.get(key);
     if (!found) {
-      const about = this.manifest.runs.find((r) => r.id === run)?.sides.find((s) => s.id === side);
-      found = new SideWords(run, side, about?.tokens ?? 0, about?.named ?? false, this.transport, this.gate);
-      this.sides.set(key, found);
+      const about = this.#manifest.runs.find((r) => r.id === run)?.sides.find((s) => s.id === side);
+      found = new SideWords(about?.tokens ?? 0, about?.named ?? false, (start, stop) =>
+        this.#gate.run(async () => (await ask(this.#transport, "words", { run, side, start, stop })).words));
+      this.#sides.set(key, found);
     }
     return found;
   }

@@ -1,6 +1,6 @@
 // Above the map: which head, what of it, with which other. Below: the legend and the buttons for zooming.
 import type { Context } from "../context";
-import { choice, h, toggles } from "../dom";
+import { choice, h, press, toggles } from "../dom";
 import type { Call, Run } from "../protocol";
 import type { Compare, State } from "../store";
 import { cssOf } from "../colours";
@@ -82,45 +82,46 @@ function compareControls(context: Context, compare: Compare, own: Run): HTMLElem
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
   return h("div", { class: "compare" },
-    manifest.runs.length > 1 && choice("with run", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id, (id) => put({ run: id })),
-    choice("with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => put({ call: id })),
-    choice("with head", range(call.heads), String(compare.head), (n) => put({ head: Number(n) })),
+    manifest.runs.length > 1 && choice("with", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id, (id) => put({ run: id })),
+    choice(manifest.runs.length > 1 ? "Layer" : "with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => put({ call: id })),
+    choice("Head", range(call.heads), String(compare.head), (n) => put({ head: Number(n) })),
     toggles("How two maps are compared", [["side", "Side by side"], ["difference", "Difference", "The first minus the second"]],
       compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
 }
 
-/** The colours and what they mean, with the choice between equal steps and powers of ten. */
-export function legend(context: Context, zoom: (factor: number | null) => void): {
-  element: HTMLElement; show(scale: ColourScale, of: string, choosable: boolean, mask: string | null): void;
-} {
-  const bar = h("canvas", { width: 160, height: 1, "aria-hidden": "true" }), ticks = h("div", { class: "ticks", "aria-hidden": "true" });
-  const label = h("span", { class: "of" }), hidden = h("span", { class: "hidden-sign" });
+/** The buttons in the corner between the margins. */
+export const zoomButtons = (zoom: (factor: number | null) => void): HTMLElement =>
+  h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
+    h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
+    h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"),
+    h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"));
+
+type Legend = ((scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void) & { element: HTMLElement };
+
+/** The colours and what they mean, with the choice between equal steps and powers of ten. Called, it shows a scale. */
+export function legend(context: Context): Legend {
+  const bar = h("canvas", { width: 160, height: 1 }), ticks = h("div", { class: "ticks" });
+  const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
   const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log", (value) =>
     context.store.set({ tone: value as State["tone"] }));
-  const buttons = h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
-    h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
-    h("button", { type: "button", onclick: () => zoom(null) }, "Whole"),
-    h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
-  const element = h("div", { class: "legend" }, label, h("div", { class: "scale" }, bar, ticks), tone, hidden, buttons);
-  let shown: unknown = null;
-  return {
-    element,
-    show(scale, of, choosable, mask) {
-      const key = [scale, of, choosable, mask];
-      if (Array.isArray(shown) && key.every((part, i) => part === (shown as unknown[])[i])) return;
-      shown = key;
-      label.textContent = of;
-      const pen = bar.getContext("2d")!;
-      for (let i = 0; i < 160; i++) {
-        pen.fillStyle = cssOf(scale.colourAt(i / 159));
-        pen.fillRect(i, 0, 1, 1);
-      }
-      ticks.replaceChildren(...scale.ticks.map(({ at, text }) => h("span", { style: `left: ${at * 100}%` }, text)));
-      tone.hidden = !choosable;
-      for (const button of tone.querySelectorAll("button"))
-        button.setAttribute("aria-pressed", String(button.dataset["value"] === context.store.get().tone));
-      hidden.hidden = mask === null;
-      hidden.replaceChildren(h("span", { class: "swatch" }), `hidden by ${mask}`);
-    },
+  const element = h("div", { class: "legend" }, label, h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks), tone, hidden);
+  let shown: unknown[] = [];
+  const show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null): void => {
+    const next = [scale, of, choosable, mask];
+    if (next.every((part, i) => part === shown[i])) return;
+    shown = next;
+    label.textContent = of;
+    const pen = bar.getContext("2d")!;
+    for (let i = 0; i < 160; i++) {
+      pen.fillStyle = cssOf(scale.colourAt(i / 159));
+      pen.fillRect(i, 0, 1, 1);
+    }
+    ticks.replaceChildren(...scale.ticks.map(({ at, text }) => h("span", { style: `left: ${at * 100}%` }, text)));
+    tone.hidden = !choosable;
+    press(tone, context.store.get().tone);
+    hidden.hidden = mask === null;
+    hidden.title = `hidden by ${mask}`;
+    hidden.replaceChildren(h("span", { class: "swatch" }), hidden.title);
   };
+  return Object.assign(show, { element });
 }

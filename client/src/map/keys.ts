@@ -1,44 +1,73 @@
-// The keys of the map.
+// The keyboard's cursor: it walks over the cells that are drawn, so that every value can be reached and heard.
 import type { Context } from "../context";
-import { step } from "./controls";
-import type { Cell } from "./viewport";
-
-export interface KeyActions {
-  cursor(): Cell;
-  /** Moves the cursor by cells; the first time it appears where it starts. */
-  step(rows: number, keys: number): void;
-  zoom(factor: number | null): void;
-  go(row: number, key: number): void;
-  page(): Cell;
-  choose(axis: "row" | "key", add: boolean): void;
-}
+import { step as stepHead } from "./controls";
+import type { Pane } from "./pane";
+import { centreOf, including, keysInSight, rowsInSight, zoomed, type Cell, type View } from "./viewport";
 
 const ARROWS: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const END = Number.MAX_SAFE_INTEGER;
 
+export interface KeyTarget {
+  context: Context;
+  /** The pane that the cursor walks on. */
+  pane(): Pane;
+  /** Shows a view at once. */
+  show(view: View): void;
+  /** Says that the cursor was moved by a key. */
+  walked(): void;
+  choose(axis: "row" | "key", cell: Cell, add: boolean): void;
+}
+
+/** Where the cursor is, or begins: the middle of what is in sight, on a pair that causality does not hide. */
+function cursorOf({ context, pane }: KeyTarget): Cell {
+  const { cursor } = context.store.get(), { view, call } = pane();
+  if (cursor) return cursor;
+  const [r0, r1] = rowsInSight(view), [k0, k1] = keysInSight(view), row = Math.floor((r0 + r1) / 2);
+  const last = call.causal ? Math.min(k1 - 1, row + call.rows.placed) : k1 - 1;
+  return { row, key: Math.max(k0, Math.min(Math.floor((k0 + k1) / 2), last)) };
+}
+
+function go(target: KeyTarget, row: number, key: number): void {
+  const { view } = target.pane();
+  const cell = { row: Math.max(0, Math.min(view.rows - 1, row)), key: Math.max(0, Math.min(view.keys - 1, key)) };
+  target.walked();
+  target.context.store.set({ cursor: cell });
+  target.show(including(view, cell));
+}
+
+/** Moves by drawn cells, or by pages, of which a little stays in sight; the first time the cursor only appears. */
+function walk(target: KeyTarget, [rows, keys]: [number, number], page: boolean): void {
+  const started = target.context.store.get().cursor !== null, at = cursorOf(target), { view, level } = target.pane();
+  const bin = 2 ** level, leap = (room: number, scale: number): number =>
+    !started ? 0 : page ? Math.max(bin, Math.floor((0.9 * room) / scale / bin) * bin) : bin;
+  go(target, at.row + rows * leap(view.height, view.sy), at.key + keys * leap(view.width, view.sx));
+}
+
+/** Zooms around the cursor, or the middle of the plot; null: the whole map. */
+export function zoomBy(context: Context, pane: Pane, factor: number | null): void {
+  const { store } = context, { view } = pane, { cursor } = store.get();
+  const at = (offset: number, scale: number, token: number | undefined, room: number): number =>
+    token === undefined ? room / 2 : Math.max(0, Math.min(room, offset + (token + 0.5) * scale));
+  store.set(factor === null ? { scale: 0 }
+    : centreOf(zoomed(view, at(view.ox, view.sx, cursor?.key, view.width), at(view.oy, view.sy, cursor?.row, view.height), factor)));
+}
+
 /** Acts on a key; false where it means nothing here. */
-export function onKey(event: KeyboardEvent, context: Context, actions: KeyActions): boolean {
+export function onKey(event: KeyboardEvent, target: KeyTarget): boolean {
   if (event.altKey || event.metaKey) return false;
-  const { key, shiftKey } = event, far = event.ctrlKey, arrow = ARROWS[key];
-  if (arrow) {
-    const by = shiftKey || far ? actions.page() : { row: 1, key: 1 };
-    actions.step(arrow[0] * by.row, arrow[1] * by.key);
-    return true;
-  }
-  if (key === "Home" || key === "End") {
-    const to = key === "Home" ? 0 : END;
-    actions.go(far ? to : actions.cursor().row, to);
-    return true;
-  }
-  if (far) return false;
-  const simple: Record<string, () => void> = {
-    PageUp: () => actions.step(-actions.page().row, 0), PageDown: () => actions.step(actions.page().row, 0),
-    "+": () => actions.zoom(2), "=": () => actions.zoom(2), "-": () => actions.zoom(0.5), "0": () => actions.zoom(null),
-    "[": () => step(context, -1, 0), "]": () => step(context, 1, 0), "{": () => step(context, 0, -1), "}": () => step(context, 0, 1),
-    Enter: () => actions.choose("row", shiftKey), " ": () => actions.choose("key", shiftKey),
+  const { key, shiftKey } = event, far = event.ctrlKey, { context } = target;
+  const zoom = (factor: number | null) => (): void => zoomBy(context, target.pane(), factor);
+  const end = (to: number) => (): void => go(target, far ? to : cursorOf(target).row, to);
+  const actions: Record<string, () => void> = {
+    Home: end(0), End: end(END), PageUp: () => walk(target, [-1, 0], true), PageDown: () => walk(target, [1, 0], true),
+    Enter: () => target.choose("row", cursorOf(target), shiftKey), " ": () => target.choose("key", cursorOf(target), shiftKey),
+    "[": () => stepHead(context, -1, 0), "]": () => stepHead(context, 1, 0),
+    "{": () => stepHead(context, 0, -1), "}": () => stepHead(context, 0, 1),
+    "+": zoom(2), "=": zoom(2), "-": zoom(0.5), "0": zoom(null),
     Escape: () => context.store.set({ cursor: null, tokens: [] }),
   };
-  const act = simple[key];
-  if (act) act();
+  const arrow = ARROWS[key];
+  const act = arrow ? () => walk(target, arrow, shiftKey || far) : far && key !== "Home" && key !== "End" ? undefined : actions[key];
+  act?.();
   return act !== undefined;
 }

@@ -39,9 +39,13 @@ export function tokenText(word: Word | undefined, token: number): string {
   return word.end - word.first === 1 ? word.label : visible(word.tokens[token - word.first] ?? word.label).trim() || word.label;
 }
 
-/** 1, 2 or 5 times a power of ten tokens, so that labels `line` pixels high do not touch. */
+/** How far from its place a label may stand, in tokens, to begin a sentence. */
+const shift = (step: number): number => Math.min(step / 2, 64);
+
+/** 1, 2 or 5 times a power of ten tokens, so that labels `line` pixels high do not touch even if one is shifted. */
 export function stride(scale: number, line: number): number {
-  for (let base = 1; ; base *= 10) for (const n of [1, 2, 5]) if (n * base * scale >= line) return n * base;
+  for (let base = 1; ; base *= 10)
+    for (const n of [1, 2, 5]) if ((n * base - shift(n * base)) * scale >= line) return n * base;
 }
 
 export function layLabels(axis: LabelAxis, words: WordsView): Label[] {
@@ -86,16 +90,15 @@ const ENDS = /[.!?…。！？]["'”’)\]]*$/;
 
 /** The start of the first sentence in [from, to), else the word at `from`. */
 function sentenceStart(words: WordsView, from: number, to: number): Word | undefined {
-  const near = words.between(from, to);
+  const near = from === 0 ? [] : words.between(from, to);
   for (let i = 1; i < near.length; i++) if (near[i].first < to && ENDS.test(near[i - 1].text.trim())) return near[i];
   return words.at(from);
 }
 
 function numbered(axis: LabelAxis, words: WordsView, start: number, stop: number, label: Make): Label[] {
-  // Twice the room: a sentence start may stand up to half a step after its number's place.
-  const step = stride(axis.scale, axis.line * 2), out: Label[] = [];
+  const step = stride(axis.scale, axis.line * 1.2), out: Label[] = [];
   for (let t = Math.floor(start / step) * step; t < stop; t += step) {
-    const word = words.named ? sentenceStart(words, t, Math.min(axis.length, t + Math.max(1, Math.min(step / 2, 64)))) : undefined;
+    const word = words.named ? sentenceStart(words, t, Math.min(axis.length, t + Math.max(1, shift(step)))) : undefined;
     const token = word && word.first >= t ? word.first : t;
     if (token >= start && token < stop) out.push(label(token, token + 1, word?.label ?? "", String(token)));
   }

@@ -7,6 +7,7 @@ import { keysInSight, rowsInSight, type Cell } from "./viewport";
 export interface Ink {
   ink: string;
   quiet: string;
+  line: string;
   accent: string;
   paper: string;
   serif: string;
@@ -44,6 +45,9 @@ function clipped(context: CanvasRenderingContext2D, pane: Pane, draw: () => void
 export function drawMarks(context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null, prompts: Record<Axis, number | null>, ink: Ink): void {
   const { view, x, y } = pane;
   const right = Math.min(view.width, view.ox + view.keys * view.sx), bottom = Math.min(view.height, view.oy + view.rows * view.sy);
+  context.lineWidth = 1;
+  context.strokeStyle = ink.line;
+  context.strokeRect(x - 0.5, y - 0.5, right + 1, bottom + 1);
   clipped(context, pane, () => {
     context.strokeStyle = ink.ink;
     for (const [start, end] of runsOf(chosen.row, ...rowsInSight(view)))
@@ -93,8 +97,7 @@ export function drawLabels(context: CanvasRenderingContext2D, pane: Pane, chosen
   const keys: LabelAxis = { offset: view.ox, scale: view.sx, length: view.keys, room: view.width, line: LINE };
   context.direction = "ltr"; // the margins stay where they are; the letters of a word keep their own order
   context.textBaseline = "middle";
-  for (const [axis, where, words, shown] of [["row", rows, pane.rowWords, pane.labelRows], ["key", keys, pane.keyWords, pane.labelKeys]] as const) {
-    if (!shown) continue;
+  for (const [axis, where, words] of [["row", rows, pane.rowWords], ["key", keys, pane.keyWords]] as const) {
     const special = [...(cursor ? [axis === "row" ? cursor.row : cursor.key] : []), ...visibleOf(chosen[axis], where)];
     const marked = special.filter((t) => t < where.length).map((t): Label => {
       const text = tokenText(words.at(t), t);
@@ -139,7 +142,8 @@ function drawLabel(context: CanvasRenderingContext2D, label: Label, axis: Axis, 
     number.width = context.measureText(number.text).width + (label.text ? 5 : 0);
   }
   context.font = special ? `11px ui-monospace, Menlo, Consolas, monospace` : `${strong ? "600 " : ""}13px ${ink.serif}`;
-  const text = label.text && fit(context, label.text, room - number.width);
+  const cut = label.text && fit(context, label.text, room - number.width);
+  const text = cut.length < 4 && cut.endsWith("…") && number.text ? "" : cut; // a letter or two tell nothing
   const width = text ? context.measureText(text).width : 0;
   const start = axis === "row" ? -width - number.width : 0;
   context.textAlign = "left";
@@ -149,4 +153,14 @@ function drawLabel(context: CanvasRenderingContext2D, label: Label, axis: Axis, 
   context.font = number.font;
   context.fillStyle = strong ? ink.accent : ink.quiet;
   context.fillText(number.text, start, 0);
+}
+
+/** The name of a pane above it, at height `y`. */
+export function drawCaption(context: CanvasRenderingContext2D, pane: Pane, y: number, ink: Ink): void {
+  if (!pane.caption) return;
+  context.font = `600 13px ${ink.sans}`;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  context.fillStyle = ink.ink;
+  context.fillText(pane.caption, pane.x, y);
 }

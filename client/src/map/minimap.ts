@@ -8,12 +8,12 @@ const SIDE = 104;
 
 export class Minimap {
   readonly element = h("canvas", { class: "minimap", "aria-hidden": "true", hidden: true });
-  private pane: Pane | null = null;
+  #pane: Pane | null = null;
 
   constructor(go: (x: number, y: number) => void) {
     const move = (event: PointerEvent): void => {
-      if (!this.pane || !event.buttons) return;
-      const box = this.element.getBoundingClientRect(), { rows, keys } = this.pane.view;
+      if (!this.#pane || !event.buttons) return;
+      const box = this.element.getBoundingClientRect(), { rows, keys } = this.#pane.view;
       go(((event.clientX - box.left) / box.width) * keys, ((event.clientY - box.top) / box.height) * rows);
     };
     this.element.addEventListener("pointerdown", (event) => {
@@ -24,12 +24,14 @@ export class Minimap {
   }
 
   draw(pane: Pane, scale: ColourScale, hatch: string, accent: string, ratio: number): void {
-    this.pane = pane;
+    this.#pane = pane;
     const { rows, keys, width, height } = pane.view, longest = Math.max(rows, keys);
     const small = Math.min(SIDE, width / 3, height / 3);
     this.element.hidden = isWhole(pane.view) || small < 40;
     if (this.element.hidden) return;
     const w = pane.view.square ? Math.max(12, (small * keys) / longest) : small, t = pane.view.square ? Math.max(12, (small * rows) / longest) : small;
+    this.element.style.top = `${pane.y + 8}px`;
+    this.element.style.right = "14px";
     this.element.style.width = `${w}px`;
     this.element.style.height = `${t}px`;
     this.element.width = Math.round(w * ratio);

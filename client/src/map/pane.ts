@@ -1,6 +1,7 @@
 // One map on the canvas: its tiles, with coarser ones where finer ones are still to come.
 import type { Call } from "../protocol";
 import type { Words } from "../words";
+import type { Ink } from "./marks";
 import { colourInto, type ColourScale } from "./scale";
 import type { MapOf, Tile } from "./tiles";
 import { cover, isHidden, keysInSight, rowsInSight, TILE, topLevel, type TileAt, type View } from "./viewport";
@@ -16,8 +17,6 @@ export interface Pane {
   caption: string;
   rowWords: Words;
   keyWords: Words;
-  labelRows: boolean;
-  labelKeys: boolean;
   /** The tile of a place, or of the difference at it; undefined while it is not here. */
   tile(at: TileAt): Tile | undefined;
 }
@@ -83,6 +82,10 @@ export function drawTiles(
   const px = (key: number): number => Math.round((pane.x + view.ox + key * view.sx) * ratio);
   const py = (row: number): number => Math.round((pane.y + view.oy + row * view.sy) * ratio);
   const lack: Shortfall = { missing: 0, sampled: 0 };
+  context.save();
+  context.beginPath();
+  context.rect(Math.round(pane.x * ratio), Math.round(pane.y * ratio), Math.round(view.width * ratio), Math.round(view.height * ratio));
+  context.clip();
   for (const at of cover(view, pane.level)) {
     const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size), r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
     const x = px(k0), y = py(r0), width = px(k1) - x, height = py(r1) - y;
@@ -98,6 +101,7 @@ export function drawTiles(
     context.imageSmoothingEnabled = width < across; // bins smaller than a pixel are averaged, larger ones stay squares
     context.drawImage(paint(found.tile, scale), left, top, across, down, x, y, width, height);
   }
+  context.restore();
   return lack;
 }
 
@@ -110,10 +114,10 @@ export function valueAt(pane: Pane, row: number, key: number, level = pane.level
 }
 
 /** Writes the weights into the cells, where these are large enough. */
-export function drawNumbers(context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, ink: string, paper: string): void {
+export function drawNumbers(context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper, sans }: Ink): void {
   const { view } = pane;
   if (pane.level > 0 || Math.min(view.sx, view.sy) < 34) return;
-  context.font = "11px system-ui, sans-serif";
+  context.font = `11px ${sans}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
   const [r0, r1] = rowsInSight(view), [k0, k1] = keysInSight(view);

@@ -53,47 +53,54 @@ const plain = (parts: readonly Part[]): string =>
 
 /** The line below the map. */
 export class Reading {
-  readonly element = h("p", { class: "reading" });
-  private timer = 0;
-  private request: AbortController | null = null;
-  private exact: { key: string; header: CellHeader } | null = null;
-  private spoken = "";
+  readonly element = h("p", { class: "reading", id: "reading" });
+  readonly #context: Context;
+  readonly #complain: (error: unknown) => void;
+  #timer = 0;
+  #request: AbortController | null = null;
+  #asked = "";
+  #exact: { key: string; header: CellHeader } | null = null;
+  #said = "";
 
-  constructor(private readonly context: Context) {}
+  constructor(context: Context, complain: (error: unknown) => void) {
+    this.#context = context;
+    this.#complain = complain;
+  }
 
-  /** Shows a cell, or the whole where there is none; `speak` says it to screen readers as well. */
-  show(pane: Pane, cell: Cell | null, other: ((cell: Cell) => { value: number; name: string } | null) | null, speak: boolean): void {
+  /** Shows a cell, or `note` or the whole where there is none; `speak` says it to screen readers as well. */
+  show(pane: Pane, cell: Cell | null, other: (cell: Cell) => { value: number; name: string } | null, speak: boolean, note: string | null): void {
     if (!cell) {
       this.drop();
-      this.fill(overall(pane));
+      this.#fill(note ? [note] : overall(pane));
       return;
     }
-    const { run, call, head, item } = pane.map, params = { run, call, head, item, ...cell };
-    const key = JSON.stringify(params), known = this.exact?.key === key ? this.exact.header : null;
-    const parts = describe(pane, cell, pane.level ? null : known, other?.(cell) ?? null);
-    this.fill(parts);
-    const done = known !== null || pane.level > 0;
-    if (speak && done && plain(parts) !== this.spoken) this.context.announce((this.spoken = plain(parts)));
-    if (done) return;
+    const { run, call, head, item } = pane.map, params = { run, call, head, item, row: cell.row, key: cell.key };
+    const key = JSON.stringify(params), known = this.#exact?.key === key ? this.#exact.header : null;
+    const parts = describe(pane, cell, pane.level ? null : known, other(cell)), done = known !== null || pane.level > 0;
+    this.#fill(parts);
+    if (speak && done && plain(parts) !== this.#said) this.#context.announce((this.#said = plain(parts)));
+    if (done || this.#asked === key) return;
     this.drop();
-    this.timer = window.setTimeout(() => {
-      const request = (this.request = new AbortController());
-      this.context.ask("cell", params, request.signal).then((header) => {
-        this.exact = { key, header };
-        this.show(pane, cell, other, speak);
+    this.#asked = key;
+    this.#timer = window.setTimeout(() => {
+      const request = (this.#request = new AbortController());
+      this.#context.ask("cell", params, request.signal).then((header) => {
+        this.#exact = { key, header };
+        this.show(pane, cell, other, speak, note);
       }, (error: unknown) => {
-        if (!request.signal.aborted && this.context.transport.kind !== "recorded") this.context.fail(error);
+        if (!request.signal.aborted) this.#complain(error);
       });
     }, WAIT);
   }
 
   drop(): void {
-    window.clearTimeout(this.timer);
-    this.request?.abort();
-    this.request = null;
+    window.clearTimeout(this.#timer);
+    this.#request?.abort();
+    this.#request = null;
+    this.#asked = "";
   }
 
-  private fill(parts: readonly Part[]): void {
+  #fill(parts: readonly Part[]): void {
     this.element.replaceChildren(...parts.map((p) =>
       typeof p === "string" ? p : "word" in p ? h("b", {}, "‘", bdi(p.word), "’") : h("i", {}, p.value)));
   }

@@ -55,82 +55,84 @@ function keyOf(wanted: Wanted): string {
 }
 
 export class TileStore {
-  private readonly tiles: Lru<Tile>;
-  private readonly running = new Map<string, { request: AbortController; exact: boolean }>();
-  private readonly failures = new Map<string, number>();
-  private queue: Wanted[] = [];
-  private timer: ReturnType<typeof setTimeout> | undefined;
+  readonly #tiles: Lru<Tile>;
+  readonly #running = new Map<string, { request: AbortController; exact: boolean }>();
+  readonly #failures = new Map<string, number>();
+  #queue: Wanted[] = [];
+  #timer: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(
-    private readonly fetchTile: FetchTile,
-    private readonly loaded: (tile: Tile, of: MapOf) => void,
-    private readonly failed: (error: unknown) => void,
-    budget = BUDGET,
-  ) {
-    this.tiles = new Lru(budget);
+  readonly #fetch: FetchTile;
+  readonly #loaded: (tile: Tile, of: MapOf) => void;
+  readonly #failed: (error: unknown) => void;
+
+  constructor(fetch: FetchTile, loaded: (tile: Tile, of: MapOf) => void, failed: (error: unknown) => void, budget = BUDGET) {
+    this.#fetch = fetch;
+    this.#loaded = loaded;
+    this.#failed = failed;
+    this.#tiles = new Lru(budget);
   }
 
   get(map: MapOf, at: TileAt): Tile | undefined {
-    return this.tiles.get(keyOf({ map, at }));
+    return this.#tiles.get(keyOf({ map, at }));
   }
 
   /** Whether tiles of the last `want` are still to come. */
   get busy(): boolean {
-    return this.running.size > 0 || this.queue.length > 0;
+    return this.#running.size > 0 || this.#queue.length > 0;
   }
 
   /** Asks for these, first things first. Requests for anything else are dropped. */
   want(wanted: readonly Wanted[]): void {
-    this.queue = [...wanted];
+    this.#queue = [...wanted];
     const kept = new Set(wanted.map(keyOf));
-    for (const [key, { request }] of this.running) if (!kept.has(key)) {
+    for (const [key, { request }] of this.#running) if (!kept.has(key)) {
       request.abort();
-      this.running.delete(key);
+      this.#running.delete(key);
     }
-    this.next();
+    this.#next();
   }
 
   close(): void {
     this.want([]);
-    clearTimeout(this.timer);
+    clearTimeout(this.#timer);
   }
 
   /** Starts requests: missing tiles first, then exact ones for those that are sampled. */
-  private next(): void {
-    this.queue = this.queue.filter((w) => {
-      const tile = this.tiles.get(keyOf(w));
-      return !(tile && (tile.sampled === 0 || w.rough)) && (this.failures.get(keyOf(w)) ?? 0) < MOST_FAILURES;
+  #next(): void {
+    this.#queue = this.#queue.filter((w) => {
+      const tile = this.#tiles.get(keyOf(w));
+      return !(tile && (tile.sampled === 0 || w.rough)) && (this.#failures.get(keyOf(w)) ?? 0) < MOST_FAILURES;
     });
     for (const missing of [true, false])
-      for (const wanted of this.queue) {
-        if (this.running.size >= MOST_AT_ONCE) return;
-        if (!missing && [...this.running.values()].filter((r) => r.exact).length >= MOST_EXACT_AT_ONCE) return;
+      for (const wanted of this.#queue) {
+        if (this.#running.size >= MOST_AT_ONCE) return;
+        if (!missing && [...this.#running.values()].filter((r) => r.exact).length >= MOST_EXACT_AT_ONCE) return;
         const key = keyOf(wanted);
-        if (!this.running.has(key) && missing === (this.tiles.get(key) === undefined)) void this.start(wanted, key, !missing);
+        if (!this.#running.has(key) && missing === (this.#tiles.get(key) === undefined)) void this.#start(wanted, key, !missing);
       }
   }
 
-  private async start(wanted: Wanted, key: string, exact: boolean): Promise<void> {
+  async #start(wanted: Wanted, key: string, exact: boolean): Promise<void> {
     const request = new AbortController();
-    this.running.set(key, { request, exact });
+    this.#running.set(key, { request, exact });
     try {
-      const { rows, keys, sampled, data } = await this.fetchTile(paramsOf(wanted, exact), request.signal);
+      const { rows, keys, sampled, data } = await this.#fetch(paramsOf(wanted, exact), request.signal);
       if (request.signal.aborted) return;
       if (data.length !== rows * keys) throw new Error("A tile came with the wrong number of values.");
       const tile = { level: wanted.at.level, rows, keys, sampled: exact ? 0 : sampled, data, ...span(data) };
-      this.tiles.set(key, tile, data.length * PIXEL);
-      this.failures.delete(key);
-      this.loaded(tile, wanted.map);
+      this.#tiles.set(key, tile, data.length * PIXEL);
+      this.#failures.delete(key);
+      this.#loaded(tile, wanted.map);
     } catch (error) {
       if (request.signal.aborted) return;
-      this.failures.set(key, (this.failures.get(key) ?? 0) + 1);
-      this.failed(error);
+      this.#failures.set(key, (this.#failures.get(key) ?? 0) + 1);
+      this.#failed(error);
     }
-    if (this.running.get(key)?.request === request) this.running.delete(key);
-    if (this.failures.has(key)) {
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => this.next(), RETRY_AFTER);
-    } else this.next();
+    if (this.#running.get(key)?.request === request) this.#running.delete(key);
+    if (this.#failures.has(key)) {
+      clearTimeout(this.#timer);
+      this.#timer = setTimeout(() => this.#next(), RETRY_AFTER);
+    } else this.#next();
   }
 }
 

@@ -1,0 +1,119 @@
+// Which maps stand where: one, two beside or below each other, or one of their difference.
+import type { Context } from "../context";
+import type { Call, Run } from "../protocol";
+import type { Pane } from "./pane";
+import { difference, type MapOf, type Tile, type TileStore, type Wanted } from "./tiles";
+import { cover, isHidden, levelOf, makeView, topLevel, type Centre, type Extent, type TileAt } from "./viewport";
+
+export const GAP = 18;
+export const CAPTION = 18;
+
+export interface Layout {
+  panes: Pane[];
+  /** The second map where the only pane is a difference. */
+  subtracted: MapOf | null;
+  /** Widths of the row margin and heights of the key margin. */
+  margin: { row: number; key: number };
+  /** Why there is no difference although one is asked for. */
+  note: string | null;
+}
+
+export interface Room {
+  width: number;
+  height: number;
+  ratio: number;
+}
+
+type Source = Pick<Pane, "map" | "call" | "caption" | "rowWords" | "keyWords">;
+
+/** Numbers that came so far, by map: the ends of scales that weights do not have. */
+export class Ranges {
+  readonly #known = new Map<string, [number, number]>();
+
+  static key(...maps: readonly MapOf[]): string {
+    return maps.map((m) => [m.run, m.call, m.head, m.item, m.what].join("|")).join(" - ");
+  }
+
+  /** Whether the range of `key` became wider. */
+  add(key: string, { low, high }: { low: number; high: number }): boolean {
+    const [a, b] = this.#known.get(key) ?? [Infinity, -Infinity];
+    if (low >= a && high <= b) return false;
+    this.#known.set(key, [Math.min(a, low), Math.max(b, high)]);
+    return true;
+  }
+
+  /** The range over several keys; low > high where nothing is known. */
+  over(keys: readonly string[]): [number, number] {
+    const known = keys.flatMap((key) => [this.#known.get(key) ?? []]).filter((r) => r.length === 2) as [number, number][];
+    return [Math.min(...known.map((r) => r[0])), Math.max(...known.map((r) => r[1]))];
+  }
+}
+
+function source({ store, words }: Context, run: Run, call: Call, head: number): Source {
+  const { item, what, pool } = store.get();
+  return {
+    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool }, call,
+    caption: `Layer ${call.layer} head ${head}`,
+    rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
+  };
+}
+
+/** The second map that is asked for, or null. */
+function second(context: Context): Source | null {
+  const { compare } = context.store.get(), run = compare && context.manifest.runs.find((r) => r.id === compare.run);
+  const call = run && run.calls.find((c) => c.id === compare.call);
+  return call ? source(context, run, call, compare.head) : null;
+}
+
+const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;
+
+/** Lays the panes out in `room`; `centre` gives the centre of what is shown, for the extent of a pane. */
+export function layOut(
+  context: Context, tiles: TileStore, ranges: Ranges, room: Room, centre: (extent: Extent) => Centre,
+): Layout {
+  const { compare, what } = context.store.get(), { width, height } = room;
+  const margin = { row: Math.max(58, Math.min(120, width * 0.13)), key: Math.max(54, Math.min(104, height * 0.15)) };
+  const first = source(context, context.run(), context.call(), context.store.get().head), other = second(context);
+  const wanted = other !== null && compare?.mode === "difference", subtract = wanted && comparable(first.call, other.call);
+  const beside = other && !subtract ? [first, other] : [first];
+  const stacked = beside.length > 1 && width < height * 0.9, top = beside.length > 1 || subtract ? CAPTION : 0;
+  const across = stacked ? width : width / beside.length, down = stacked ? height / beside.length : height;
+  const one = (s: Source) => (at: TileAt): Tile | undefined => tiles.get(s.map, at);
+  const both = (at: TileAt): Tile | undefined => {
+    const a = one(first)(at), b = a && one(other!)(at);
+    if (!a || !b) return undefined;
+    const result = difference(a, b, what === "weights");
+    ranges.add(Ranges.key(first.map, other!.map), result);
+    return result;
+  };
+  const panes = beside.map((s, i): Pane => {
+    const extent = {
+      width: Math.max(1, across - margin.row - GAP), height: Math.max(1, down - margin.key - top - GAP / 2),
+      rows: s.call.rows.length, keys: s.call.keys.length, square: s.call.kind === "self",
+    };
+    const view = makeView(extent, centre(extent));
+    return {
+      ...s, view, level: levelOf(view, room.ratio), tile: subtract ? both : one(s),
+      x: (stacked ? 0 : across * i) + margin.row, y: (stacked ? down * i : 0) + margin.key + top,
+      caption: subtract ? `${s.caption} − ${other.caption}` : other ? s.caption : "",
+    };
+  });
+  return {
+    panes, margin, subtracted: subtract ? other.map : null,
+    note: wanted && !subtract ? "Maps of different length have no difference; they are shown side by side." : null,
+  };
+}
+
+/** The tiles that a layout needs: the whole maps first, roughly, then what is in sight. */
+export function wantedTiles({ panes, subtracted }: Layout): Wanted[] {
+  const rough: Wanted[] = [], sharp: Wanted[] = [];
+  for (const { map, view, level, call } of panes) {
+    const top = topLevel(view.rows, view.keys);
+    for (const one of subtracted ? [map, subtracted] : [map]) {
+      rough.push({ map: one, at: { level: top, row: 0, key: 0 }, rough: level !== top });
+      if (level !== top) for (const at of cover(view, level))
+        if (!call.causal || !isHidden(at, call.rows.placed)) sharp.push({ map: one, at });
+    }
+  }
+  return [...rough, ...sharp];
+}
