@@ -205,25 +205,25 @@ def test_search_takes_its_signs_literally(opened):
     for query, count in (("{{", 1), (".*", 0), ("<b>", 1), ("the", 5), ("\\", 0)):
         field.fill(query)
         said = "Nothing found" if count == 0 else f"1 of {count} place"
-        page.locator(".search [role=status]").filter(has_text=said).wait_for()
+        page.locator(".search [aria-live]").filter(has_text=said).wait_for()
         assert page.locator(".found li").count() == count
     field.fill("the")
-    page.locator(".search [role=status]").filter(has_text="1 of 5").wait_for()
+    page.locator(".search [aria-live]").filter(has_text="1 of 5").wait_for()
     first = state(page)
     assert first["find"] == "the" and first["row"] == "0"
     field.press("Enter")
-    page.locator(".search [role=status]").filter(has_text="2 of 5").wait_for()
+    page.locator(".search [aria-live]").filter(has_text="2 of 5").wait_for()
     assert "the" in page.locator(".flow .w.chosen").inner_text().lower()
     page.get_by_role("button", name="Previous place").click()
     page.get_by_role("button", name="Previous place").click()
-    page.locator(".search [role=status]").filter(has_text="5 of 5").wait_for()
+    page.locator(".search [aria-live]").filter(has_text="5 of 5").wait_for()
     assert page.locator(".found [aria-current]").count() == 1
 
 
 def test_search_moves_a_long_text_and_its_map(opened):
     page = opened(f"{LONG}&panel=text&scale=8")
     page.get_by_role("searchbox").fill("Margaret")
-    page.locator(".search [role=status]").filter(has_text="listed").wait_for()
+    page.locator(".search [aria-live]").filter(has_text="listed").wait_for()
     page.locator(".found button").nth(150).click()
     page.locator(".flow .w.chosen").filter(has_text="Margaret").wait_for()
     after = state(page)

@@ -15,7 +15,7 @@ const KINDS: [string, string, Save][] = [
 export const save: Panel = {
   id: "save", title: "Save", place: "bar",
   mount(el, context) {
-    const view = h("p", { class: "quiet" }), state = h("p", { role: "status" });
+    const view = h("p", { class: "quiet" }), state = h("p", { "aria-live": "polite" });
     let running: AbortController | null = null;
     const cancel = h("button", { type: "button", hidden: true, onclick: () => running?.abort() }, "Cancel");
     const start = async (kind: string, work: Save): Promise<void> => {

@@ -12,7 +12,7 @@ export class Search {
   readonly end: () => void;
   readonly el: HTMLElement;
   readonly #field: HTMLInputElement;
-  readonly #count = h("span", { class: "quiet number", role: "status" });
+  readonly #count = h("span", { class: "quiet number", "aria-live": "polite" });
   readonly #list = h("ol", { class: "found" });
   readonly #steps: HTMLButtonElement[];
   #found: { axis: Axis; place: Found }[] = [];

@@ -16,7 +16,7 @@ async function largest(context: Context, lines: Lines, direction: Direction): Pr
   const length = (ALONG[direction] === "key" ? keys : rows).length;
   const { top, total, entropy } = await lines.load(direction, 0);
   const tokens = length > WHOLE ? top.map(([token]) => token) : Array.from({ length }, (_, token) => token);
-  await Promise.all(tokens.map((token) => words.need(token, token + 1)));
+  await Promise.allSettled(tokens.map((token) => words.need(token, token + 1))); // without its word, a token has its number
   const spans = new Map<number, WordShare>(), weights = new Map(top);
   for (const token of tokens) {
     const word = words.at(token), first = word?.first ?? token;

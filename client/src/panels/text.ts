@@ -95,7 +95,7 @@ class TextPanel {
     const steps = words.length === 1 ? stepsOf(words[0].first, words[0].end, context.side(axis).prompt) : null;
     if (steps) parts.push(` Generated at step ${steps}.`);
     this.#reading.replaceChildren(...partNodes(parts));
-    context.announce(plain(parts));
+    if (this.flow.el.contains((this.flow.el.getRootNode() as ShadowRoot).activeElement)) context.announce(plain(parts));
     const several = words.length > 1;
     this.#lists.replaceChildren(
       this.#list("from", several ? "Look at, on average" : "Looks at", shares),
