@@ -1,4 +1,4 @@
-// Builds the client: `node build.mjs [--out FILE]` for the package, `--dev` for build/dev.html, `--test` for build/test.mjs.
+// Builds the client for the package, or to `--out FILE`; with `--dev` build/dev.html, with `--test` build/test.mjs.
 import { build, transform } from "esbuild";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";

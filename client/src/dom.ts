@@ -3,14 +3,15 @@
 type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
 type Child = Node | string | null | undefined | false;
 
-/** An element: `on…` functions are listeners, `true` and `false` set or leave out an attribute, children are text or nodes. */
+/** An element: functions are listeners of `on…`, booleans set or leave out an attribute, children are text or nodes. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K, attributes: Attributes = {}, ...children: Child[]
 ): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name === "style") element.style.cssText = String(value); // an attribute would need permission of the page's policy
+    // the attribute would need the page policy's permission
+    if (name === "style") element.style.cssText = String(value);
     else if (typeof value === "function") element.addEventListener(name.slice(2), value as EventListener);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
@@ -30,19 +31,22 @@ export function choice(
 
 /** A row of buttons of which one is pressed; `choices` are [value, text, longer description]. */
 export function toggles(
-  label: string, choices: readonly (readonly [string, string, string?])[], chosen: string, onchange: (value: string) => void,
+  label: string, choices: readonly (readonly [string, string, string?])[], chosen: string,
+  onchange: (value: string) => void,
 ): HTMLDivElement {
   const group = h("div", { class: "toggles", role: "group", "aria-label": label });
   for (const [value, text, title] of choices)
     group.append(h("button", {
-      type: "button", title, "aria-pressed": String(value === chosen), "data-value": value, onclick: () => onchange(value),
+      type: "button", title, "aria-pressed": String(value === chosen), "data-value": value,
+      onclick: () => onchange(value),
     }, text));
   return group;
 }
 
 /** Shows another of the toggles as pressed. */
 export function press(group: HTMLElement, chosen: string): void {
-  for (const button of group.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset["value"] === chosen));
+  for (const button of group.querySelectorAll("button"))
+    button.setAttribute("aria-pressed", String(button.dataset["value"] === chosen));
 }
 
 /** A word in running text: isolated, so that a right-to-left word does not turn the sentence around. */

@@ -45,7 +45,10 @@ function mixture(m: Mixture): Head {
 }
 
 /** A few pairs that hold the largest and that stand for the mean of a bin [r0, r1) x [k0, k1). */
-function bin(head: Head, pool: string, r0: number, r1: number, k0: number, k1: number, of: (w: number, i: number, j: number) => number): number {
+function bin(
+  head: Head, pool: string, r0: number, r1: number, k0: number, k1: number,
+  of: (w: number, i: number, j: number) => number,
+): number {
   let best = NaN, sum = 0, count = 0;
   const look = (i: number, j: number): void => {
     const w = i >= r0 && i < r1 && j >= k0 && j < k1 ? head.weight(i, j) : NaN;
@@ -95,12 +98,16 @@ function dense(rows: number, keys: number, seed: number, hide = keys): Head {
   };
 }
 
-const VOCABULARY = ("the of and to a in that it was his her with as for had not but at on she he him be is all which by from " +
-  "this have were so there when one what very old said would no upon house river morning letter window carriage friend " +
-  "mother evening garden thought moment another between nothing extraordinarily gentleman remembered countryside").split(" ");
-const NASTY = "The cat</script><script>alert(1)</script> <b>sat</b> &amp; \"looked\" at \u0007 the שלום עולם mat because it " +
-  "was soft and , after a very long_word_without_any_end_that_is_never_cut_anywhere , naïve 🐈 café – slept {{ 7*7 }} until the " +
-  "rain had ended ; then it rose , stretched , and went out through the half-open door of the old house by the river .";
+const VOCABULARY = (
+  "the of and to a in that it was his her with as for had not but at on she he him be is all which by from this have " +
+  "were so there when one what very old said would no upon house river morning letter window carriage friend mother " +
+  "evening garden thought moment another between nothing extraordinarily gentleman remembered countryside"
+).split(" ");
+const NASTY =
+  "The cat</script><script>alert(1)</script> <b>sat</b> &amp; \"looked\" at \u0007 the שלום עולם mat because it was " +
+  "soft and , after a very long_word_without_any_end_that_is_never_cut_anywhere , naïve 🐈 café – slept {{ 7*7 }} " +
+  "until the rain had ended ; then it rose , stretched , and went out through the half-open door of the old house by " +
+  "the river .";
 
 /** Words of one to three tokens over exactly `tokens` tokens. */
 function makeWords(tokens: number, text?: string): WordTuple[] {
@@ -122,10 +129,14 @@ function makeWords(tokens: number, text?: string): WordTuple[] {
   return out;
 }
 
-function call(id: number, name: string, heads: number, rows: [string, number], keys: [string, number], more: Partial<Call> = {}): Call {
+function call(
+  id: number, name: string, heads: number, rows: [string, number], keys: [string, number], more: Partial<Call> = {},
+): Call {
   return {
-    id: String(id), name, layer: id, kind: rows[0] === keys[0] ? "self" : "cross", heads, kv_heads: heads / 2, width: 32, items: 1,
-    rows: { side: rows[0], length: rows[1], placed: 0 }, keys: { side: keys[0], length: keys[1] }, causal: false, mask: null,
+    id: String(id), name, layer: id, kind: rows[0] === keys[0] ? "self" : "cross", heads, kv_heads: heads / 2,
+    width: 32, items: 1,
+    rows: { side: rows[0], length: rows[1], placed: 0 }, keys: { side: keys[0], length: keys[1] }, causal: false,
+    mask: null,
     bias: null, scale: 32 ** -0.5, softcap: null, sink: false, ...more,
   };
 }
@@ -140,11 +151,15 @@ function makeRuns(): { manifest: Manifest; runs: Record<string, FakeRun> } {
   const side = (id: string, tokens: number, words: WordTuple[], prompt: number | null = null) =>
     ({ id, name: id, tokens, words: words.length, named: true, prompt });
   const words = {
-    long: makeWords(LONG), short: makeWords(short, NASTY), source: makeWords(source, NASTY.slice(60)), target: makeWords(target),
+    long: makeWords(LONG), short: makeWords(short, NASTY), source: makeWords(source, NASTY.slice(60)),
+    target: makeWords(target),
   };
   const shares = (layer: number, head: number): Mixture => {
     const next = random(97 * layer + head + 5), window = layer === 3 ? WINDOW : LONG;
-    const raw = [layer === 3 ? 0 : next() ** 3, next() ** 4, head === 3 ? 6 : next() ** 6, next(), head % 3 ? 0.05 : next(), 0.1 + next() ** 2];
+    const raw = [
+      layer === 3 ? 0 : next() ** 3, next() ** 4, head === 3 ? 6 : next() ** 6, next(), head % 3 ? 0.05 : next(),
+      0.1 + next() ** 2,
+    ];
     const sum = raw.reduce((a, b) => a + b);
     const [sink, self, previous, near, stripe, even] = raw.map((r) => r / sum);
     return { sink, self, previous, near, stripe, even, ratio: 1 - 10 ** (-0.3 - 3.2 * next()), window };
@@ -156,21 +171,26 @@ function makeRuns(): { manifest: Manifest; runs: Record<string, FakeRun> } {
   };
   const long: [string, number] = ["text", LONG], few: [string, number] = ["text", short];
   const manifest: Manifest = {
-    version: 1, title: "Synthetic numbers", saccade: "0.1.0", shown: { run: "0", call: "1", head: 3, item: 0 }, step: true,
+    version: 1, title: "Synthetic numbers", saccade: "0.1.0", shown: { run: "0", call: "1", head: 3, item: 0 },
+    step: true,
     findings: [{ sentence: "Layer 1 head 3 looks at the previous word", call: "1", head: 3, row: 12, key: 11 }],
     runs: [
-      { id: "0", model: "four layers", text: "A long text of made-up sentences", sides: [side("text", LONG, words.long)],
+      { id: "0", model: "four layers", text: "A long text of made-up sentences",
+        sides: [side("text", LONG, words.long)],
         calls: [0, 1, 2, 3].map((l) => call(l, `blocks.${l}.attention`, 8, long, long, {
-          causal: true, mask: l === 3 ? `Causal() & Window(left=${WINDOW - 1})` : "Causal()", bias: l === 0 ? "ALiBi" : null })) },
+          causal: true, bias: l === 0 ? "ALiBi" : null,
+          mask: l === 3 ? `Causal() & Window(left=${WINDOW - 1})` : "Causal()" })) },
       { id: "1", model: "both directions", text: NASTY, sides: [side("text", short, words.short, 40)],
         calls: [0, 1].map((l) => call(l, `encoder.${l}`, l ? 4 : 6, few, few, { items: 2, mask: "Padding([59])" })) },
-      { id: "2", model: "translation", text: NASTY.slice(60), sides: [side("source", source, words.source), side("target", target, words.target)],
+      { id: "2", model: "translation", text: NASTY.slice(60),
+        sides: [side("source", source, words.source), side("target", target, words.target)],
         calls: [call(0, "encoder.0", 4, ["source", source], ["source", source]),
           call(1, "decoder.0.cross", 4, ["target", target], ["source", source])] },
     ],
   };
   const runs = {
-    "0": { words: { text: words.long }, heads: (c: Call, n: number) => kept(`0 ${c.id} ${n}`, () => mixture(shares(c.layer, n))) },
+    "0": { words: { text: words.long },
+      heads: (c: Call, n: number) => kept(`0 ${c.id} ${n}`, () => mixture(shares(c.layer, n))) },
     "1": { words: { text: words.short }, heads: (c: Call, n: number, item: number) =>
       kept(`1 ${c.id} ${n} ${item}`, () => dense(short, short, 31 * c.layer + n + 7 + 100 * item, 59)) },
     "2": { words: { source: words.source, target: words.target }, heads: (c: Call, n: number) =>
@@ -205,14 +225,18 @@ export function fakeTransport(delay = 0): Transport {
       for (const c of manifest.runs.find((r) => r.id === run)!.calls) for (let n = 0; n < c.heads; n++) {
         const head = runs[run].heads(c, n, item), R = c.rows.length, K = c.keys.length, row = Math.floor(R * 0.7);
         heads.push({
-          call: c.id, head: n, role: n === 3 ? "previous token" : null, decided_by: n === 3 ? "previous" : null, score: n === 3 ? 0.9 : null,
-          sampled: R > 5000 ? 512 : 0, entropy: head.entropy(row), evenness: head.entropy(row) / Math.log(row + 1), largest: head.weight(row, row),
-          distance: 10 * n, self: head.weight(row, Math.min(row, K - 1)), previous: head.weight(row, Math.max(0, Math.min(row, K) - 1)), next: null,
+          call: c.id, head: n, role: n === 3 ? "previous token" : null, decided_by: n === 3 ? "previous" : null,
+          score: n === 3 ? 0.9 : null,
+          sampled: R > 5000 ? 512 : 0, entropy: head.entropy(row), evenness: head.entropy(row) / Math.log(row + 1),
+          largest: head.weight(row, row),
+          distance: 10 * n, self: head.weight(row, Math.min(row, K - 1)),
+          previous: head.weight(row, Math.max(0, Math.min(row, K) - 1)), next: null,
           first: head.weight(row, 0), sink: null, alarms: n === 5 ? ["One key gets nearly all weight."] : [],
         });
         const of = measure(c, "weights");
         for (let a = 0; a < 48; a++) for (let b = 0; b < 48; b++)
-          numbers.push(bin(head, "max", Math.floor((a * R) / 48), Math.max(Math.floor((a * R) / 48) + 1, Math.floor(((a + 1) * R) / 48)),
+          numbers.push(bin(head, "max", Math.floor((a * R) / 48),
+            Math.max(Math.floor((a * R) / 48) + 1, Math.floor(((a + 1) * R) / 48)),
             Math.floor((b * K) / 48), Math.max(Math.floor((b * K) / 48) + 1, Math.floor(((b + 1) * K) / 48)), of));
       }
       return { header: { side: 48, heads }, buffers: [buffer(numbers)] };
@@ -220,7 +244,8 @@ export function fakeTransport(delay = 0): Transport {
     tile: (p: TileParams) => {
       const c = callOf(p.run, p.call), head = headOf(p), size = 2 ** p.level, of = measure(c, p.what);
       const r0 = p.row * 256 * size, k0 = p.key * 256 * size;
-      const rows = Math.min(256, Math.ceil((c.rows.length - r0) / size)), keys = Math.min(256, Math.ceil((c.keys.length - k0) / size));
+      const rows = Math.min(256, Math.ceil((c.rows.length - r0) / size));
+      const keys = Math.min(256, Math.ceil((c.keys.length - k0) / size));
       if (rows <= 0 || keys <= 0) throw new RequestError("This tile is outside the map.");
       const out = new Float32Array(rows * keys);
       for (let i = 0; i < rows; i++) for (let j = 0; j < keys; j++)
@@ -238,7 +263,8 @@ export function fakeTransport(delay = 0): Transport {
         if (w > 0) entropy -= w * Math.log(w);
         all.push([j, w]);
       }
-      return { header: { top: largest([...all], p.top), entropy, sum }, buffers: [buffer(all.slice(p.start, p.stop).map((e) => e[1]))] };
+      return { header: { top: largest([...all], p.top), entropy, sum },
+        buffers: [buffer(all.slice(p.start, p.stop).map((e) => e[1]))] };
     },
     column: (p: LineParams) => {
       const c = callOf(p.run, p.call), head = headOf(p), all: [number, number][] = [];
@@ -249,7 +275,8 @@ export function fakeTransport(delay = 0): Transport {
         received += w;
         all.push([i, w]);
       }
-      return { header: { top: largest([...all], p.top), received }, buffers: [buffer(all.slice(p.start, p.stop).map((e) => e[1]))] };
+      return { header: { top: largest([...all], p.top), received },
+        buffers: [buffer(all.slice(p.start, p.stop).map((e) => e[1]))] };
     },
     cell: (p: Place & { row: number; key: number }) => {
       const c = callOf(p.run, p.call), head = headOf(p), weight = head.weight(p.row, p.key);
@@ -261,12 +288,15 @@ export function fakeTransport(delay = 0): Transport {
       }
       const visible = !Number.isNaN(weight), logit = visible ? Math.log(weight) + 4 - c.layer : null;
       const bias = visible && c.bias ? -(2 ** -4) * (p.row - p.key) : null;
-      return { header: { weight: visible ? weight : null, rank: visible ? rank : null, seen, logit, product: logit, bias, visible }, buffers: [] };
+      return { header: { weight: visible ? weight : null, rank: visible ? rank : null, seen, logit, product: logit,
+        bias, visible }, buffers: [] };
     },
     rows: (p: Place & { start: number; stop: number }) => {
-      const head = headOf(p), names = ["entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink"];
+      const head = headOf(p), names = ["entropy", "largest", "largest_at", "distance", "self", "previous", "first",
+        "sink"];
       const at = (name: string, i: number): number =>
-        ({ entropy: head.entropy(i), largest: head.weight(i, 0), self: head.weight(i, i), previous: i ? head.weight(i, i - 1) : 0,
+        ({ entropy: head.entropy(i), largest: head.weight(i, 0), self: head.weight(i, i),
+          previous: i ? head.weight(i, i - 1) : 0,
           first: head.weight(i, 0), distance: i / 3 })[name] ?? 0;
       const out = names.flatMap((name) => Array.from({ length: p.stop - p.start }, (_, i) => at(name, p.start + i)));
       return { header: { names, received: false }, buffers: [buffer(out)] };
@@ -274,7 +304,8 @@ export function fakeTransport(delay = 0): Transport {
     search: (p: { run: string; side: string; query: string; limit: number }) => {
       const words = runs[p.run].words[p.side], query = p.query.toLowerCase();
       const found = words.map((w, n) => [w, n] as const).filter(([w]) => query && w[0].toLowerCase().includes(query));
-      const context = (from: number, to: number): string => words.slice(Math.max(0, from), to).map((w) => w[5] + w[1]).join("");
+      const context = (from: number, to: number): string =>
+        words.slice(Math.max(0, from), to).map((w) => w[5] + w[1]).join("");
       return { header: { total: found.length, found: found.slice(0, p.limit).map(([w, n]) =>
         [n, w[2], w[3], context(n - 4, n), w[1], context(n + 1, n + 5)]) }, buffers: [] };
     },

@@ -79,15 +79,16 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   };
   mounted(mountMap, sections.get("map")!);
   for (const panel of panels) {
-    const el = panel.place === "bar" ? bar.appendChild(h("div", { class: `bar-${panel.id}` })) : sections.get(panel.id)!;
-    mounted(panel.mount, el);
+    const inBar = panel.place === "bar" && bar.appendChild(h("div", { class: `bar-${panel.id}` }));
+    mounted(panel.mount, inBar || sections.get(panel.id)!);
   }
   return () => ends.splice(0).forEach((end) => end());
 }
 
 /** Which panels are shown where: at the right those that have no place of their own. */
 function place(
-  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement, chosen: string,
+  size: Size, all: readonly Omit<Panel, "mount">[], sections: Map<string, HTMLElement>, tabs: HTMLElement,
+  chosen: string,
 ): void {
   const area = (panel: Omit<Panel, "mount">): "left" | "centre" | "right" =>
     size !== "narrow" && panel.id === "map" ? "centre"
@@ -134,7 +135,8 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
       const run = manifest.runs.find((r) => r.id === id)!;
       const call = run.calls.find((c) => c.id === store.get().call) ?? run.calls[0];
       store.set({
-        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0, cursor: null,
+        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0,
+        cursor: null,
       });
     });
   ends.push(store.subscribe((state) => (runs.querySelector("select")!.value = state.run), ["run"]));

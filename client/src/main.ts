@@ -1,4 +1,4 @@
-// The viewer in a browser: `mountPage` for `saccade view`, the default export for notebooks, `mountRecorded` for saved pages.
+// The viewer in a browser: `mountPage` for `saccade view`, the default export for notebooks, `mountRecorded` for files.
 import { makeContext } from "./context";
 import { h } from "./dom";
 import { makeFrame } from "./layout";
@@ -15,7 +15,9 @@ export interface MountOptions {
 }
 
 /** Shows the viewer in `element`; resolves to what removes it. Errors at the start are shown there. */
-export async function mount(element: HTMLElement, transport: Transport, options: MountOptions = {}): Promise<() => void> {
+export async function mount(
+  element: HTMLElement, transport: Transport, options: MountOptions = {},
+): Promise<() => void> {
   const host = element.appendChild(h("div", { "data-lm-suppress-shortcuts": "true", style: "height: 100%" }));
   const shadow = host.attachShadow({ mode: "open" });
   adopt(shadow);
@@ -26,8 +28,8 @@ export async function mount(element: HTMLElement, transport: Transport, options:
     const given = options.hash ? fromHash(location.hash) : {};
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.
-    const keys = manifest.runs.find((r) => r.id === state.run)?.calls.find((c) => c.id === state.call)?.keys.length ?? 0;
-    if (!given.tone) store.set({ tone: keys > 512 ? "log" : "linear" });
+    const call = manifest.runs.find((r) => r.id === state.run)?.calls.find((c) => c.id === state.call);
+    if (!given.tone) store.set({ tone: call && call.keys.length > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);
     const unfill = frame.fill(context, mountMap, panels);
     const unbind = options.hash ? bindHash(store, manifest) : () => undefined;
@@ -37,7 +39,8 @@ export async function mount(element: HTMLElement, transport: Transport, options:
       host.remove();
     };
   } catch (error) {
-    frame.root.append(h("p", { class: "failed", role: "alert" }, error instanceof Error ? error.message : String(error)));
+    const text = error instanceof Error ? error.message : String(error);
+    frame.root.append(h("p", { class: "failed", role: "alert" }, text));
     return () => host.remove();
   }
 }
@@ -56,7 +59,8 @@ export function mountRecorded(element: HTMLElement, table: Record<string, string
 export default {
   /** Called by anywidget for every view of the widget. */
   render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
-    const box = el.appendChild(h("div", { style: "height: 40rem; max-height: 90vh; resize: vertical; overflow: hidden" }));
+    const style = "height: 40rem; max-height: 90vh; resize: vertical; overflow: hidden";
+    const box = el.appendChild(h("div", { style }));
     const mounted = mount(box, widgetTransport(model));
     return () => {
       void mounted.then((remove) => remove());

@@ -111,7 +111,8 @@ export function toHash(state: Readonly<State>): string {
   for (const key of ["what", "pool", "theme", "panel"] as const) put(key, state[key], DEFAULTS[key]);
   if (state.scale) for (const key of ["x", "y", "scale"] as const) out.set(key, short(state[key]));
   if (state.tokens.length) out.set(state.axis, writeTokens(state.tokens));
-  if (state.compare) out.set("with", [state.compare.mode, state.compare.head, state.compare.run, state.compare.call].join("."));
+  const other = state.compare;
+  if (other) out.set("with", [other.mode, other.head, other.run, other.call].join("."));
   put("find", state.searched, "");
   return out.toString();
 }

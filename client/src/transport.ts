@@ -28,7 +28,7 @@ export async function ask<O extends Op>(
 
 const padded = (size: number): number => Math.ceil(size / 8) * 8;
 
-/** Reads a framed reply: uint32 length, header, padding to a multiple of 8 of the whole, then buffers, each padded to 8. */
+/** Reads a framed reply: uint32 length, header, zeros up to a multiple of 8 bytes, then buffers, each padded to 8. */
 export function decodeFrame(bytes: ArrayBuffer): Reply {
   if (bytes.byteLength < 4) throw new RequestError("The reply is cut short.");
   const length = new DataView(bytes).getUint32(0, true);

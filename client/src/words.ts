@@ -102,7 +102,8 @@ export class SideWords implements Words {
   async need(start: number, stop: number): Promise<boolean> {
     const first = Math.floor(Math.max(0, start) / PAGE), last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
     const missing: Promise<boolean>[] = [];
-    for (let page = first; page <= last && this.named; page++) if (!this.#pages.has(page)) missing.push(this.#load(page));
+    for (let page = first; page <= last && this.named; page++)
+      if (!this.#pages.has(page)) missing.push(this.#load(page));
     return (await Promise.all(missing)).some(Boolean);
   }
 

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fakeTransport, fitText, layLabels, runsOf, stride, tokenText, visible, withMarked, WordCache, PAGE } from "../build/test.mjs";
+import { fakeTransport, fitText, layLabels, runsOf, stride, tokenText, visible, withMarked, WordCache,
+  PAGE } from "../build/test.mjs";
 
 const transport = fakeTransport();
 const { header: manifest } = await transport.request("open", {});
@@ -10,7 +11,8 @@ const LENGTH = 100_000, LINE = 14;
 
 function apart(labels, line = LINE) {
   const places = labels.map((label) => label.at).sort((a, b) => a - b);
-  for (let i = 1; i < places.length; i++) assert.ok(places[i] - places[i - 1] >= line - 1e-6, `${places[i] - places[i - 1]} pixels apart`);
+  for (let i = 1; i < places.length; i++)
+    assert.ok(places[i] - places[i - 1] >= line - 1e-6, `${places[i] - places[i - 1]} pixels apart`);
 }
 
 test("labels never touch and there are some, at every zoom", () => {
@@ -26,7 +28,8 @@ test("labels never touch and there are some, at every zoom", () => {
 test("labels keep their words while the map moves", () => {
   for (const scale of [5.3, 0.4, 0.02]) {
     const at = (offset) => layLabels({ offset, scale, length: LENGTH, room: 600, line: LINE }, words);
-    const before = new Map(at(-30_000 * scale).map((l) => [l.token, l.at])), after = new Map(at(-30_000 * scale - 7).map((l) => [l.token, l.at]));
+    const before = new Map(at(-30_000 * scale).map((l) => [l.token, l.at])),
+      after = new Map(at(-30_000 * scale - 7).map((l) => [l.token, l.at]));
     const kept = [...before].filter(([token]) => after.has(token));
     assert.ok(kept.length >= before.size - 2);
     for (const [token, place] of kept) assert.ok(Math.abs(place - 7 - after.get(token)) < 1e-6);
@@ -34,7 +37,8 @@ test("labels keep their words while the map moves", () => {
 });
 
 test("large cells name each token, small ones words, tiny ones sentence starts with their number", () => {
-  const lay = (scale, start) => layLabels({ offset: -start * scale, scale, length: LENGTH, room: 600, line: LINE }, words);
+  const lay = (scale, start) => layLabels({ offset: -start * scale, scale, length: LENGTH, room: 600, line: LINE },
+    words);
   const tokens = lay(20, 500);
   assert.deepEqual(tokens.map((l) => l.token), Array.from({ length: 30 }, (_, i) => 500 + i));
   for (const label of lay(6, 500)) {
@@ -49,7 +53,8 @@ test("large cells name each token, small ones words, tiny ones sentence starts w
 
 test("tokens without known words are numbers", () => {
   const none = { named: false, at: () => undefined, between: () => [] };
-  assert.deepEqual(layLabels({ offset: 0, scale: 20, length: 3, room: 600, line: LINE }, none).map((l) => l.number), ["0", "1", "2"]);
+  assert.deepEqual(layLabels({ offset: 0, scale: 20, length: 3, room: 600, line: LINE }, none).map((l) => l.number),
+    ["0", "1", "2"]);
   assert.equal(layLabels({ offset: 0, scale: 1, length: 5000, room: 600, line: LINE }, none)[1].text, "");
 });
 

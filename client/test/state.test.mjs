@@ -8,8 +8,10 @@ test("a state comes back from the URL as it was", () => {
   const states = [
     DEFAULTS,
     {
-      ...DEFAULTS, run: "a b&c=d#e", call: "blocks.0/1", head: 7, item: 1, what: "logits", pool: "mean", tone: "linear", x: 1234.5, y: 99_999,
-      scale: 0.125, axis: "key", tokens: [3, 4, 5, 900, 902], compare: { run: "1", call: "a.b.c", head: 2, mode: "difference" }, panel: "rows",
+      ...DEFAULTS, run: "a b&c=d#e", call: "blocks.0/1", head: 7, item: 1, what: "logits", pool: "mean", tone: "linear",
+      x: 1234.5, y: 99_999,
+      scale: 0.125, axis: "key", tokens: [3, 4, 5, 900, 902],
+      compare: { run: "1", call: "a.b.c", head: 2, mode: "difference" }, panel: "rows",
       theme: "dark", searched: "שלום <b> & 100%",
     },
   ];
@@ -26,7 +28,8 @@ test("a broken URL is no error: what is malformed is left out", () => {
 test("a state of another text becomes one that this text has", () => {
   const state = fitted({ ...DEFAULTS, run: "9", call: "0", head: 3 }, manifest);
   assert.deepEqual([state.run, state.call, state.head], ["0", "1", 3]);
-  const other = fitted({ ...DEFAULTS, run: "1", call: "1", head: 2, item: 5, what: "bias", tokens: [3, 60, 61], compare: { run: "0", call: "0", head: 99, mode: "side" } }, manifest);
+  const other = fitted({ ...DEFAULTS, run: "1", call: "1", head: 2, item: 5, what: "bias", tokens: [3, 60, 61],
+    compare: { run: "0", call: "0", head: 99, mode: "side" } }, manifest);
   assert.deepEqual([other.item, other.what, other.tokens, other.compare], [0, "weights", [3, 60], null]);
 });
 
@@ -42,4 +45,5 @@ test("listeners hear of the fields they asked for, when values differ, until the
   assert.deepEqual(heard, [[2, ["head", "y"]], [2, ["tokens"]]]);
 });
 
-test("three sizes of page", () => assert.deepEqual([390, 699, 700, 1099, 1100].map(sizeOf), ["narrow", "narrow", "middle", "middle", "wide"]));
+test("three sizes of page", () => assert.deepEqual([390, 699, 700, 1099, 1100].map(sizeOf),
+  ["narrow", "narrow", "middle", "middle", "wide"]));

@@ -10,7 +10,9 @@ const rest = () => new Promise((resolve) => setTimeout(resolve, 0));
 function server(sampled = () => 0) {
   const open = [];
   const fetchTile = (params, signal) => new Promise((resolve, reject) => {
-    const entry = { params, aborted: false, answer: (fill = 1) => resolve({ rows: 2, keys: 3, sampled: params.exact ? 0 : sampled(params), data: new Float32Array(6).fill(fill) }), fail: reject };
+    const entry = { params, aborted: false,
+      answer: (fill = 1) => resolve({ rows: 2, keys: 3, sampled: params.exact ? 0 : sampled(params),
+      data: new Float32Array(6).fill(fill) }), fail: reject };
     signal.addEventListener("abort", () => {
       entry.aborted = true;
       reject(new Error("aborted"));
@@ -90,7 +92,8 @@ test("a tile that fails is asked for three times, not for ever", async (t) => {
 });
 
 test("differences: hidden in both is hidden, a weight hidden in one is 0 there", () => {
-  const tile = (values) => ({ level: 0, rows: 1, keys: 4, sampled: 0, data: Float32Array.from(values), low: 0, high: 1 });
+  const tile = (values) => ({ level: 0, rows: 1, keys: 4, sampled: 0, data: Float32Array.from(values), low: 0,
+    high: 1 });
   const a = tile([0.5, NaN, NaN, 0.25]), b = tile([0.25, 0.5, NaN, NaN]);
   assert.deepEqual([...difference(a, b, true).data], [0.25, -0.5, NaN, 0.25]);
   assert.equal(difference(a, b, true), difference(a, b, true));
@@ -98,7 +101,8 @@ test("differences: hidden in both is hidden, a weight hidden in one is 0 there",
 });
 
 const palette = {
-  paper: [253, 253, 252], ink: [21, 23, 28], quiet: [89, 96, 109], accent: [28, 78, 216], against: [180, 83, 9], hidden: [233, 234, 237],
+  paper: [253, 253, 252], ink: [21, 23, 28], quiet: [89, 96, 109], accent: [28, 78, 216], against: [180, 83, 9],
+  hidden: [233, 234, 237],
 };
 
 test("linear weights: 0 is paper, 1 the accent, NaN transparent, half lies between", () => {

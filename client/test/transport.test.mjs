@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ask, decodeFrame, encodeFrame, fakeTransport, httpTransport, recordedKey, recordedTransport, widgetTransport } from "../build/test.mjs";
+import { ask, decodeFrame, encodeFrame, fakeTransport, httpTransport, recordedKey, recordedTransport,
+  widgetTransport } from "../build/test.mjs";
 
 /** A frame put together by hand: length, header, zeros up to a multiple of 8, each buffer padded to 8. */
 function byHand(header, buffers) {
@@ -24,18 +25,21 @@ test("frames are read as they are written, with odd lengths and letters of any s
     assert.deepEqual(reply.header, header);
     assert.deepEqual(new Float32Array(reply.buffers[0]), floats);
     assert.deepEqual(new Uint8Array(reply.buffers[1]), bytes);
-    assert.deepEqual(Buffer.from(encodeFrame({ header: { word }, buffers: [floats.buffer, bytes.buffer] })), Buffer.from(frame));
+    assert.deepEqual(Buffer.from(encodeFrame({ header: { word }, buffers: [floats.buffer, bytes.buffer] })),
+      Buffer.from(frame));
   }
 });
 
 test("a frame that is cut short is an error at every length", () => {
   const whole = byHand({ buffers: [12] }, [new Float32Array(3).buffer]);
-  for (const length of [0, 3, 4, 10, whole.byteLength - 9]) assert.throws(() => decodeFrame(whole.slice(0, length)), /cut short/);
+  for (const length of [0, 3, 4, 10, whole.byteLength - 9])
+    assert.throws(() => decodeFrame(whole.slice(0, length)), /cut short/);
 });
 
 test("HTTP: token and body go out, errors come back as one sentence", async (t) => {
   const calls = [];
-  const answer = (reply, type = "application/octet-stream") => t.mock.method(globalThis, "fetch", async (url, options) => {
+  const answer = (reply, type = "application/octet-stream") =>
+    t.mock.method(globalThis, "fetch", async (url, options) => {
     calls.push([url, options]);
     return new Response(reply, { headers: { "Content-Type": type }, status: 200 });
   });
@@ -57,15 +61,18 @@ test("a widget's replies find their requests, whatever the order, and other view
   let listener;
   const sent = [], model = { send: (message) => sent.push(message), on: (_, l) => (listener = l) };
   const widget = widgetTransport(model), stop = new AbortController();
-  const first = widget.request("tile", { row: 1 }), second = widget.request("tile", { row: 2 }), third = widget.request("tile", {}, stop.signal);
+  const first = widget.request("tile", { row: 1 }), second = widget.request("tile", { row: 2 }),
+    third = widget.request("tile", {}, stop.signal);
   listener({ kind: "reply", id: "another", header: {} }, []);
-  listener({ kind: "reply", id: sent[1].id, header: { rows: 2 } }, [new DataView(Float32Array.from([5, 6]).buffer, 4, 4)]);
+  listener({ kind: "reply", id: sent[1].id, header: { rows: 2 } },
+    [new DataView(Float32Array.from([5, 6]).buffer, 4, 4)]);
   listener({ kind: "reply", id: sent[0].id, header: { rows: 1 } }, []);
   stop.abort();
   assert.deepEqual([(await first).header, (await second).header], [{ rows: 1 }, { rows: 2 }]);
   assert.deepEqual([...new Float32Array((await second).buffers[0])], [6]);
   await assert.rejects(third, { name: "AbortError" });
-  assert.deepEqual(sent.map(({ kind, op }) => [kind, op]), [["request", "tile"], ["request", "tile"], ["request", "tile"]]);
+  assert.deepEqual(sent.map(({ kind, op }) => [kind, op]),
+    [["request", "tile"], ["request", "tile"], ["request", "tile"]]);
 });
 
 test("a saved page answers what was recorded, whatever the order of parameters, and nothing else", async () => {
@@ -83,7 +90,8 @@ test("the synthetic rows sum to 1 and tiles agree with rows", async () => {
   for (const token of [0, 97, 4_999]) {
     const row = await ask(fake, "row", { ...where, tokens: [token], start: 0, stop: 5_120, top: 3 });
     assert.ok(Math.abs(row.sum - 1) < 1e-6);
-    const tile = await ask(fake, "tile", { ...where, what: "weights", pool: "max", level: 0, row: Math.floor(token / 256), key: 0, exact: true });
+    const tile = await ask(fake, "tile",
+      { ...where, what: "weights", pool: "max", level: 0, row: Math.floor(token / 256), key: 0, exact: true });
     for (let key = 0; key < 256; key++) {
       const weight = tile.data[(token % 256) * tile.keys + key];
       assert.equal(Number.isNaN(weight) ? 0 : weight, row.data[key]);

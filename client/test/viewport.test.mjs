@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellAt, centreOf, cover, including, isHidden, isWhole, levelOf, makeView, panned, topLevel, zoomed } from "../build/test.mjs";
+import { cellAt, centreOf, cover, including, isHidden, isWhole, levelOf, makeView, panned, topLevel,
+  zoomed } from "../build/test.mjs";
 
 const long = { width: 631, height: 547, rows: 100_003, keys: 100_003, square: true };
 const near = (a, b, by = 1e-6) => assert.ok(Math.abs(a - b) <= by * Math.max(1, Math.abs(b)), `${a} is not ${b}`);
@@ -89,7 +90,8 @@ test("the cover holds every point in sight once, nearest to the centre first, an
     assert.ok(view.oy + (row + 1) * size * view.sy > 0 && view.oy + row * size * view.sy < view.height);
     assert.ok(view.ox + (key + 1) * size * view.sx > 0 && view.ox + key * size * view.sx < view.width);
   }
-  const far = ({ row, key }) => Math.hypot(view.ox + (key + 0.5) * size * view.sx - 315.5, view.oy + (row + 0.5) * size * view.sy - 273.5);
+  const far = ({ row, key }) => Math.hypot(view.ox + (key + 0.5) * size * view.sx - 315.5,
+    view.oy + (row + 0.5) * size * view.sy - 273.5);
   for (let i = 1; i < tiles.length; i++) assert.ok(far(tiles[i]) >= far(tiles[i - 1]) - 1e-6);
 });
 

@@ -7,7 +7,7 @@ import { cssOf } from "../colours";
 import type { ColourScale } from "./scale";
 
 const nameOf = (call: Call, all: readonly Call[]): string =>
-  all.every((c, i) => c.layer === i) && all.every((c) => c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
+  all.every((c, i) => c.layer === i && c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
 
 const range = (n: number): [string, string][] => Array.from({ length: n }, (_, i) => [String(i), String(i)]);
 
@@ -50,15 +50,20 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
     const focused = (element.getRootNode() as ShadowRoot).activeElement;
     const held = focused instanceof HTMLElement && element.contains(focused) ? nameIn(focused) : null;
     const { store } = context, state = store.get(), call = context.call(), run = context.run();
-    const what: [string, string, string?][] = [["weights", "Weights"], ["logits", "Logits", "Products of query and key, scaled, with bias: what softmax gets"]];
+    const what: [string, string, string?][] = [
+      ["weights", "Weights"], ["logits", "Logits", "Products of query and key, scaled, with bias: what softmax gets"],
+    ];
     if (call.bias !== null) what.push(["bias", "Bias", call.bias]);
     element.replaceChildren(...[
-      choice("Layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => goTo(context, id, state.head)),
+      choice("Layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id,
+        (id) => goTo(context, id, state.head)),
       choice("Head", range(call.heads), String(state.head), (n) => goTo(context, call.id, Number(n))),
       call.items > 1 && choice("Item", range(call.items), String(state.item), (n) => store.set({ item: Number(n) })),
       toggles("What is shown", what, state.what, (w) => store.set({ what: w as State["what"] })),
-      toggles("How several pairs become one dot", [["max", "Largest", "The largest of the pairs in a dot"], ["mean", "Mean", "The mean of the visible pairs in a dot"]],
-        state.pool, (p) => store.set({ pool: p as State["pool"] })),
+      toggles("How several pairs become one dot", [
+        ["max", "Largest", "The largest of the pairs in a dot"],
+        ["mean", "Mean", "The mean of the visible pairs in a dot"],
+      ], state.pool, (p) => store.set({ pool: p as State["pool"] })),
       h("button", { type: "button", "aria-pressed": String(state.compare !== null), "data-value": "compare",
         onclick: () => store.set({ compare: state.compare ? null : usual(context) }) }, "Compare"),
       state.compare && compareControls(context, state.compare, run),
@@ -75,17 +80,21 @@ const nameIn = (element: HTMLElement): string =>
 function compareControls(context: Context, compare: Compare, own: Run): HTMLElement {
   const { manifest, store } = context;
   const run = manifest.runs.find((r) => r.id === compare.run) ?? own;
-  const call = run.calls.find((c) => c.id === compare.call) ?? run.calls[0];
+  const call = run.calls.find((c) => c.id === compare.call) ?? run.calls[0], several = manifest.runs.length > 1;
   const put = (patch: Partial<Compare>): void => {
     const next = { ...compare, ...patch };
-    const to = (manifest.runs.find((r) => r.id === next.run) ?? run), chosen = to.calls.find((c) => c.id === next.call) ?? to.calls[0];
+    const to = manifest.runs.find((r) => r.id === next.run) ?? run;
+    const chosen = to.calls.find((c) => c.id === next.call) ?? to.calls[0];
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
   return h("div", { class: "compare" },
-    manifest.runs.length > 1 && choice("with", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id, (id) => put({ run: id })),
-    choice(manifest.runs.length > 1 ? "Layer" : "with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id, (id) => put({ call: id })),
+    several && choice("with", manifest.runs.map((r) => [r.id, r.text.slice(0, 30) || r.model]), run.id,
+      (id) => put({ run: id })),
+    choice(several ? "Layer" : "with layer", run.calls.map((c) => [c.id, nameOf(c, run.calls)]), call.id,
+      (id) => put({ call: id })),
     choice("Head", range(call.heads), String(compare.head), (n) => put({ head: Number(n) })),
-    toggles("How two maps are compared", [["side", "Side by side"], ["difference", "Difference", "The first minus the second"]],
+    toggles("How two maps are compared",
+      [["side", "Side by side"], ["difference", "Difference", "The first minus the second"]],
       compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
 }
 
@@ -96,17 +105,18 @@ export const zoomButtons = (zoom: (factor: number | null) => void): HTMLElement 
     h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"),
     h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"));
 
-type Legend = ((scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void) & { element: HTMLElement };
+type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void;
 
 /** The colours and what they mean, with the choice between equal steps and powers of ten. Called, it shows a scale. */
-export function legend(context: Context): Legend {
+export function legend(context: Context): Show & { element: HTMLElement } {
   const bar = h("canvas", { width: 160, height: 1 }), ticks = h("div", { class: "ticks" });
   const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
-  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log", (value) =>
-    context.store.set({ tone: value as State["tone"] }));
-  const element = h("div", { class: "legend" }, label, h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks), tone, hidden);
+  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log",
+    (value) => context.store.set({ tone: value as State["tone"] }));
+  const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
+  const element = h("div", { class: "legend" }, label, colours, tone, hidden);
   let shown: unknown[] = [];
-  const show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null): void => {
+  const show: Show = (scale, of, choosable, mask) => {
     const next = [scale, of, choosable, mask];
     if (next.every((part, i) => part === shown[i])) return;
     shown = next;

@@ -1,5 +1,5 @@
 // The map of one head, or of two, in the centre of the page: puts the parts of this folder together.
-import { cssOf, paletteOf, type Palette } from "../colours";
+import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
 import { h } from "../dom";
 import { addStyle } from "../styles";
@@ -11,11 +11,12 @@ import { drawCaption, drawLabels, drawMarks, type Chosen, type Ink } from "./mar
 import { Minimap } from "./minimap";
 import { drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
-import { Reading } from "./reading";
+import { Reading, type Other } from "./reading";
 import { makeScale, roundRange, type ColourScale } from "./scale";
 import { TileStore } from "./tiles";
 import {
-  cellAt, centreOf, keysInSight, makeView, panned, rowsInSight, zoomed, type Cell, type Centre, type Extent, type TileAt,
+  cellAt, centreOf, keysInSight, makeView, panned, rowsInSight, zoomed, type Cell, type Centre, type Extent,
+  type TileAt,
   type View,
 } from "./viewport";
 
@@ -24,9 +25,10 @@ addStyle(css);
 const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
-const HELP = "Arrow keys move over the pairs, with Shift a page. Plus and minus zoom, 0 shows the whole map. Home and End go to " +
-  "the first and the last key. Enter chooses the word of the row, Space that of the key; Shift adds it. Brackets change the head, " +
-  "braces the layer.";
+const HELP =
+  "Arrow keys move over the pairs, with Shift a page. Plus and minus zoom, 0 shows the whole map. Home and End go to " +
+  "the first and the last key. Enter chooses the word of the row, Space that of the key; Shift adds it. Brackets " +
+  "change the head, braces the layer.";
 
 export function mountMap(el: HTMLElement, context: Context): () => void {
   const map = new AttentionMap(el, context);
@@ -51,7 +53,8 @@ interface Near {
 class AttentionMap {
   readonly #context: Context;
   readonly #canvas = h("canvas", {
-    class: "picture", tabindex: "0", role: "application", "aria-roledescription": "attention map", "aria-describedby": "help reading",
+    class: "picture", tabindex: "0", role: "application", "aria-roledescription": "attention map",
+    "aria-describedby": "help reading",
   });
   readonly #box: HTMLElement;
   readonly #sign = h("p", { class: "sign", hidden: true });
@@ -88,7 +91,8 @@ class AttentionMap {
     }, complain);
     const bar = controls(context);
     this.#box = h("div", { class: "map" }, this.#canvas, zoomButtons(zoom), this.#minimap.element, this.#sign);
-    el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element, this.#legend.element);
+    el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
+      this.#legend.element);
     context.picture = () => this.#picture();
     const observer = new ResizeObserver(() => this.#redraw());
     observer.observe(this.#box);
@@ -120,7 +124,8 @@ class AttentionMap {
   }
 
   #changed(changed: ReadonlySet<string>): void {
-    const moved = changed.has("x") || changed.has("y") || changed.has("scale"), other = changed.has("run") || changed.has("call");
+    const moved = changed.has("x") || changed.has("y") || changed.has("scale");
+    const other = changed.has("run") || changed.has("call");
     if (moved && !other && !this.#byHand && !matchMedia("(prefers-reduced-motion: reduce)").matches)
       this.#glide = { from: centreOf(this.#panes[0].view), start: performance.now() };
     this.#redraw();
@@ -146,7 +151,8 @@ class AttentionMap {
       this.#glide = null;
       return target;
     }
-    const eased = 1 - (1 - Math.max(0, part)) ** 3, from = makeView(extent, this.#glide.from), to = makeView(extent, target);
+    const eased = 1 - (1 - Math.max(0, part)) ** 3;
+    const from = makeView(extent, this.#glide.from), to = makeView(extent, target);
     const a = centreOf(from), b = centreOf(to), scale = from.sx * (to.sx / from.sx) ** eased;
     // The centre moves with the zoom, so that the point that stays does stay.
     const share = from.sx === to.sx ? eased : (1 / from.sx - 1 / scale) / (1 / from.sx - 1 / to.sx);
@@ -160,13 +166,14 @@ class AttentionMap {
   }
 
   #readTheme(): Theme {
-    const { root } = this.#context, style = getComputedStyle(root), read = (name: string): string => style.getPropertyValue(name).trim();
+    const { root } = this.#context, palette = paletteOf(root), style = getComputedStyle(root);
+    const read = (name: string): string => style.getPropertyValue(`--${name}`).trim();
     return {
-      palette: paletteOf(root), ground: read("--raised"),
-      hatch: hatching(this.#pen, read("--line"), read("--paper"), devicePixelRatio || 1),
+      palette, ground: read("raised"),
+      hatch: hatching(this.#pen, cssOf(mix(palette.paper, palette.quiet, 0.17)), read("paper"), devicePixelRatio || 1),
       ink: {
-        ink: read("--ink"), quiet: read("--quiet"), line: read("--line"), accent: read("--accent"), paper: read("--paper"),
-        serif: read("--serif"), sans: read("--sans"),
+        ink: read("ink"), quiet: read("quiet"), line: read("line"), accent: read("accent"), paper: read("paper"),
+        serif: read("serif"), sans: read("sans"),
       },
     };
   }
@@ -174,18 +181,21 @@ class AttentionMap {
   /** The colours of all panes: one scale, so that they compare. */
   #scaleFor({ panes, subtracted }: Layout, palette: Palette): ColourScale {
     const { what, tone } = this.#context.store.get();
-    const range = roundRange(...this.#ranges.over(subtracted ? [Ranges.key(panes[0].map, subtracted)] : panes.map((p) => Ranges.key(p.map))));
+    const maps = subtracted ? [Ranges.key(panes[0].map, subtracted)] : panes.map((pane) => Ranges.key(pane.map));
+    const range = roundRange(...this.#ranges.over(maps));
     const keys = Math.max(...panes.map((pane) => pane.view.keys));
     const key = JSON.stringify([what, tone, subtracted !== null, range, keys, palette]);
-    if (this.#scale?.key !== key) this.#scale = { key, value: makeScale(palette, what, tone, keys, range, subtracted !== null) };
+    if (this.#scale?.key !== key)
+      this.#scale = { key, value: makeScale(palette, what, tone, keys, range, subtracted !== null) };
     return this.#scale.value;
   }
 
   #draw(now: number): void {
-    const width = this.#box.clientWidth, height = this.#box.clientHeight, ratio = devicePixelRatio || 1, pen = this.#pen;
+    const { clientWidth: width, clientHeight: height } = this.#box, ratio = devicePixelRatio || 1, pen = this.#pen;
     if (width < 50 || height < 50) return;
     const wide = Math.round(width * ratio), high = Math.round(height * ratio);
-    if (this.#canvas.width !== wide || this.#canvas.height !== high) Object.assign(this.#canvas, { width: wide, height: high });
+    if (this.#canvas.width !== wide || this.#canvas.height !== high)
+      Object.assign(this.#canvas, { width: wide, height: high });
     const theme = (this.#theme ??= this.#readTheme()), layout = (this.#layout = this.#layOut(now));
     const scale = this.#scaleFor(layout, theme.palette), { panes } = layout, { cursor } = this.#context.store.get();
     pen.setTransform(1, 0, 0, 1, 0, 0);
@@ -233,12 +243,15 @@ class AttentionMap {
 
   /** Everything around the canvas that follows from the picture. */
   #tell({ panes, subtracted, note }: Layout, scale: ColourScale, missing: number, sampled: number): void {
-    const state = this.#context.store.get(), pane = panes[Math.min(this.#pointed, panes.length - 1)], { call } = panes[0];
+    const state = this.#context.store.get(), { call } = panes[0],
+      pane = panes[Math.min(this.#pointed, panes.length - 1)];
     const rows = Math.max(2, Math.round(2 ** pane.level / (sampled || 1)));
-    this.#sign.textContent = !missing ? `from 1 row in ${rows}; computing` : this.#tiles.busy || !this.#asked ? "computing" : "coarser than asked";
+    const coming = this.#tiles.busy || !this.#asked ? "computing" : "coarser than asked";
+    this.#sign.textContent = missing ? coming : `from 1 row in ${rows}; computing`;
     this.#sign.hidden = !missing && !sampled;
     const of = { weights: "weight", logits: "logit", bias: `bias ${call.bias ?? ""}` }[state.what];
-    this.#legend(scale, (subtracted ? "difference of " : "") + of, state.what === "weights", call.mask ?? (call.causal ? "causality" : null));
+    const mask = call.mask ?? (call.causal ? "causality" : null);
+    this.#legend(scale, (subtracted ? "difference of " : "") + of, state.what === "weights", mask);
     const name = subtracted ? panes[0].caption.replace("−", "minus") : titleOf(this.#context);
     this.#canvas.setAttribute("aria-label", `Attention map, ${name}`);
     const own = subtracted ? { ...pane, tile: (at: TileAt) => this.#tiles.get(pane.map, at) } : pane;
@@ -246,9 +259,10 @@ class AttentionMap {
   }
 
   /** The same cell in the map that is compared with. */
-  #otherValue(pane: Pane): (cell: Cell) => { value: number; name: string } | null {
-    const { panes, subtracted } = this.#layout!, beside = panes.find((p) => p !== pane);
-    const there: Pane | undefined = subtracted ? { ...pane, map: subtracted, tile: (at) => this.#tiles.get(subtracted, at) } : beside;
+  #otherValue(pane: Pane): (cell: Cell) => Other | null {
+    const { panes, subtracted } = this.#layout!;
+    const there: Pane | undefined = subtracted
+      ? { ...pane, map: subtracted, tile: (at) => this.#tiles.get(subtracted, at) } : panes.find((p) => p !== pane);
     return (cell) => {
       if (!there || cell.row >= there.view.rows || cell.key >= there.view.keys) return null;
       const found = valueAt(there, cell.row, cell.key, pane.level);
@@ -279,7 +293,8 @@ class AttentionMap {
   }
 
   #near(x: number, y: number): Near {
-    const panes = this.#panes, found = panes.findIndex((p) => x < p.x + p.view.width + GAP / 2 && y < p.y + p.view.height + GAP / 2);
+    const panes = this.#panes, inside = GAP / 2;
+    const found = panes.findIndex((p) => x < p.x + p.view.width + inside && y < p.y + p.view.height + inside);
     const index = found < 0 ? panes.length - 1 : found, pane = panes[index], px = x - pane.x, py = y - pane.y;
     const cell = cellAt(pane.view, Math.max(0, px), Math.max(0, py));
     return { pane, index, cell, axis: px < 0 && py >= 0 ? "row" : py < 0 && px >= 0 ? "key" : null };

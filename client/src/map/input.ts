@@ -81,7 +81,8 @@ export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
   };
   const all: [string, EventListener][] = [
     ["pointerdown", down as EventListener], ["pointermove", move as EventListener], ["pointerup", up as EventListener],
-    ["pointercancel", up as EventListener], ["pointerleave", leave as EventListener], ["dblclick", double as EventListener],
+    ["pointercancel", up as EventListener], ["pointerleave", leave as EventListener],
+    ["dblclick", double as EventListener],
   ];
   for (const [name, listener] of all) canvas.addEventListener(name, listener);
   canvas.addEventListener("wheel", wheel, { passive: false });

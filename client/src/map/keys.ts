@@ -4,7 +4,9 @@ import { step as stepHead } from "./controls";
 import type { Pane } from "./pane";
 import { centreOf, including, keysInSight, rowsInSight, zoomed, type Cell, type View } from "./viewport";
 
-const ARROWS: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const ARROWS: Record<string, [number, number]> = {
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+};
 const END = Number.MAX_SAFE_INTEGER;
 
 export interface KeyTarget {
@@ -48,8 +50,8 @@ export function zoomBy(context: Context, pane: Pane, factor: number | null): voi
   const { store } = context, { view } = pane, { cursor } = store.get();
   const at = (offset: number, scale: number, token: number | undefined, room: number): number =>
     token === undefined ? room / 2 : Math.max(0, Math.min(room, offset + (token + 0.5) * scale));
-  store.set(factor === null ? { scale: 0 }
-    : centreOf(zoomed(view, at(view.ox, view.sx, cursor?.key, view.width), at(view.oy, view.sy, cursor?.row, view.height), factor)));
+  const x = at(view.ox, view.sx, cursor?.key, view.width), y = at(view.oy, view.sy, cursor?.row, view.height);
+  store.set(factor === null ? { scale: 0 } : centreOf(zoomed(view, x, y, factor)));
 }
 
 /** Acts on a key; false where it means nothing here. */
@@ -60,14 +62,16 @@ export function onKey(event: KeyboardEvent, target: KeyTarget): boolean {
   const end = (to: number) => (): void => go(target, far ? to : cursorOf(target).row, to);
   const actions: Record<string, () => void> = {
     Home: end(0), End: end(END), PageUp: () => walk(target, [-1, 0], true), PageDown: () => walk(target, [1, 0], true),
-    Enter: () => target.choose("row", cursorOf(target), shiftKey), " ": () => target.choose("key", cursorOf(target), shiftKey),
+    Enter: () => target.choose("row", cursorOf(target), shiftKey),
+    " ": () => target.choose("key", cursorOf(target), shiftKey),
     "[": () => stepHead(context, -1, 0), "]": () => stepHead(context, 1, 0),
     "{": () => stepHead(context, 0, -1), "}": () => stepHead(context, 0, 1),
     "+": zoom(2), "=": zoom(2), "-": zoom(0.5), "0": zoom(null),
     Escape: () => context.store.set({ cursor: null, tokens: [] }),
   };
   const arrow = ARROWS[key];
-  const act = arrow ? () => walk(target, arrow, shiftKey || far) : far && key !== "Home" && key !== "End" ? undefined : actions[key];
+  const known = far && key !== "Home" && key !== "End" ? undefined : actions[key];
+  const act = arrow ? () => walk(target, arrow, shiftKey || far) : known;
   act?.();
   return act !== undefined;
 }

@@ -1,4 +1,4 @@
-// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number. Never overlapping.
+// Which words stand at a margin: tokens where cells are large, else words, else every n-th with its number.
 import type { Word } from "../words";
 
 export interface Label {
@@ -36,7 +36,8 @@ export const visible = (text: string): string =>
 /** What the margin calls one token. */
 export function tokenText(word: Word | undefined, token: number): string {
   if (!word) return "";
-  return word.end - word.first === 1 ? word.label : visible(word.tokens[token - word.first] ?? word.label).trim() || word.label;
+  const part = word.end - word.first > 1 && visible(word.tokens[token - word.first] ?? "").trim();
+  return part || word.label;
 }
 
 /** How far from its place a label may stand, in tokens, to begin a sentence. */
@@ -88,11 +89,19 @@ function wordLabels(axis: LabelAxis, words: WordsView, start: number, stop: numb
 
 const ENDS = /[.!?…。！？]["'”’)\]]*$/;
 
-/** The start of the first sentence in [from, to), else the word at `from`. */
+const LETTER = /[\p{L}\p{N}]/u;
+
+/** The first sentence that starts in [from, to), else the first word with a letter there, else what is at `from`. */
 function sentenceStart(words: WordsView, from: number, to: number): Word | undefined {
-  const near = from === 0 ? [] : words.between(from, to);
-  for (let i = 1; i < near.length; i++) if (near[i].first < to && ENDS.test(near[i - 1].text.trim())) return near[i];
-  return words.at(from);
+  let ended = false, first: Word | undefined;
+  for (const word of from === 0 ? [] : words.between(from, to)) {
+    if (ENDS.test(word.text.trim())) ended = true;
+    else if (LETTER.test(word.text) && word.first >= from) {
+      if (ended) return word;
+      first ??= word;
+    }
+  }
+  return first ?? words.at(from);
 }
 
 function numbered(axis: LabelAxis, words: WordsView, start: number, stop: number, label: Make): Label[] {

@@ -42,9 +42,13 @@ function clipped(context: CanvasRenderingContext2D, pane: Pane, draw: () => void
 }
 
 /** Outlines of the chosen rows and keys, the lines of the cursor, and the first generated token. */
-export function drawMarks(context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null, prompts: Record<Axis, number | null>, ink: Ink): void {
+export function drawMarks(
+  context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null,
+  prompts: Record<Axis, number | null>, ink: Ink,
+): void {
   const { view, x, y } = pane;
-  const right = Math.min(view.width, view.ox + view.keys * view.sx), bottom = Math.min(view.height, view.oy + view.rows * view.sy);
+  const right = Math.min(view.width, view.ox + view.keys * view.sx);
+  const bottom = Math.min(view.height, view.oy + view.rows * view.sy);
   context.lineWidth = 1;
   context.strokeStyle = ink.line;
   context.strokeRect(x - 0.5, y - 0.5, right + 1, bottom + 1);
@@ -91,17 +95,21 @@ function outline(context: CanvasRenderingContext2D, x: number, y: number, width:
 }
 
 /** The words at both margins of a pane; `room` is the width of the row margin and the height of the key margin. */
-export function drawLabels(context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null, ink: Ink, room: Record<Axis, number>): void {
+export function drawLabels(
+  context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null, ink: Ink,
+  room: Record<Axis, number>,
+): void {
   const { view } = pane;
   const rows: LabelAxis = { offset: view.oy, scale: view.sy, length: view.rows, room: view.height, line: LINE };
   const keys: LabelAxis = { offset: view.ox, scale: view.sx, length: view.keys, room: view.width, line: LINE };
   context.direction = "ltr"; // the margins stay where they are; the letters of a word keep their own order
   context.textBaseline = "middle";
   for (const [axis, where, words] of [["row", rows, pane.rowWords], ["key", keys, pane.keyWords]] as const) {
-    const special = [...(cursor ? [axis === "row" ? cursor.row : cursor.key] : []), ...visibleOf(chosen[axis], where)];
-    const marked = special.filter((t) => t < where.length).map((t): Label => {
+    const marks = [...(cursor ? [axis === "row" ? cursor.row : cursor.key] : []), ...visibleOf(chosen[axis], where)];
+    const marked = marks.filter((t) => t < where.length).map((t): Label => {
       const text = tokenText(words.at(t), t);
-      return { token: t, end: t + 1, text, number: text && where.scale >= LINE / 3 ? "" : String(t), at: where.offset + (t + 0.5) * where.scale };
+      const number = text && where.scale >= LINE / 3 ? "" : String(t);
+      return { token: t, end: t + 1, text, number, at: where.offset + (t + 0.5) * where.scale };
     });
     const strong = new Set(marked.map((one) => one.token));
     for (const label of withMarked(layLabels(where, words), marked, LINE)) {
@@ -112,14 +120,16 @@ export function drawLabels(context: CanvasRenderingContext2D, pane: Pane, chosen
         context.translate(pane.x + label.at, pane.y - 6);
         context.rotate(-Math.PI / 2);
       }
-      drawLabel(context, label, axis, room[axis] - 12, strong.has(label.token), words.at(label.token)?.special ?? false, ink);
+      const special = words.at(label.token)?.special ?? false;
+      drawLabel(context, label, axis, room[axis] - 12, strong.has(label.token), special, ink);
       context.restore();
     }
   }
 }
 
 const visibleOf = (tokens: readonly number[], axis: LabelAxis): number[] =>
-  tokens.filter((t) => axis.offset + (t + 1) * axis.scale > 0 && axis.offset + t * axis.scale < axis.room).slice(0, MOST_MARKED);
+  tokens.filter((t) => axis.offset + (t + 1) * axis.scale > 0 && axis.offset + t * axis.scale < axis.room)
+    .slice(0, MOST_MARKED);
 
 const fitted = new Map<string, string>();
 
@@ -135,7 +145,10 @@ function fit(context: CanvasRenderingContext2D, text: string, width: number): st
 }
 
 /** Draws at the origin: row labels end there, key labels begin there. */
-function drawLabel(context: CanvasRenderingContext2D, label: Label, axis: Axis, room: number, strong: boolean, special: boolean, ink: Ink): void {
+function drawLabel(
+  context: CanvasRenderingContext2D, label: Label, axis: Axis, room: number, strong: boolean, special: boolean,
+  ink: Ink,
+): void {
   const number = { font: `10px ${ink.sans}`, text: label.number, width: 0 };
   if (number.text) {
     context.font = number.font;

@@ -29,7 +29,8 @@ export class Minimap {
     const small = Math.min(SIDE, width / 3, height / 3);
     this.element.hidden = isWhole(pane.view) || small < 40;
     if (this.element.hidden) return;
-    const w = pane.view.square ? Math.max(12, (small * keys) / longest) : small, t = pane.view.square ? Math.max(12, (small * rows) / longest) : small;
+    const side = (length: number): number => (pane.view.square ? Math.max(12, (small * length) / longest) : small);
+    const w = side(keys), t = side(rows);
     this.element.style.top = `${pane.y + 8}px`;
     this.element.style.right = "14px";
     this.element.style.width = `${w}px`;
@@ -48,7 +49,8 @@ export class Minimap {
     const [r0, r1] = rowsInSight(pane.view), [k0, k1] = keysInSight(pane.view);
     const wide = Math.max(6, ((k1 - k0) / keys) * w), high = Math.max(6, ((r1 - r0) / rows) * t);
     const { x, y } = centreOf(pane.view);
-    const left = Math.max(0, Math.min(w - wide, (x / keys) * w - wide / 2)), top = Math.max(0, Math.min(t - high, (y / rows) * t - high / 2));
+    const left = Math.max(0, Math.min(w - wide, (x / keys) * w - wide / 2));
+    const top = Math.max(0, Math.min(t - high, (y / rows) * t - high / 2));
     context.strokeStyle = accent;
     context.lineWidth = 2;
     context.strokeRect(left + 1, top + 1, wide - 2, high - 2);

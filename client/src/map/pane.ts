@@ -46,7 +46,9 @@ export function paint(tile: Tile, scale: ColourScale): HTMLCanvasElement {
 }
 
 /** A hidden pair is hatched: no colour of the scale looks like it. */
-export function hatching(context: CanvasRenderingContext2D, line: string, ground: string, ratio: number): CanvasPattern {
+export function hatching(
+  context: CanvasRenderingContext2D, line: string, ground: string, ratio: number,
+): CanvasPattern {
   const size = Math.round(6 * ratio), tile = document.createElement("canvas");
   tile.width = tile.height = size;
   const pen = tile.getContext("2d")!;
@@ -74,9 +76,12 @@ function find(pane: Pane, at: TileAt): { tile: Tile; from: TileAt } | undefined 
   return undefined;
 }
 
+type Box = [number, number, number, number];
+
 /** Draws the tiles of a pane in device pixels; the canvas's transform is the identity. */
 export function drawTiles(
-  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, hatch: CanvasPattern, ground: string, ratio: number,
+  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, hatch: CanvasPattern, ground: string,
+  ratio: number,
 ): Shortfall {
   const { view } = pane, size = TILE * 2 ** pane.level;
   const px = (key: number): number => Math.round((pane.x + view.ox + key * view.sx) * ratio);
@@ -84,10 +89,11 @@ export function drawTiles(
   const lack: Shortfall = { missing: 0, sampled: 0 };
   context.save();
   context.beginPath();
-  context.rect(Math.round(pane.x * ratio), Math.round(pane.y * ratio), Math.round(view.width * ratio), Math.round(view.height * ratio));
+  context.rect(...([pane.x, pane.y, view.width, view.height].map((n) => Math.round(n * ratio)) as Box));
   context.clip();
   for (const at of cover(view, pane.level)) {
-    const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size), r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
+    const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size);
+    const r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
     const x = px(k0), y = py(r0), width = px(k1) - x, height = py(r1) - y;
     const hidden = pane.call.causal && isHidden(at, pane.call.rows.placed);
     const found = hidden ? undefined : find(pane, at);
@@ -106,7 +112,9 @@ export function drawTiles(
 }
 
 /** The number of the bin that holds a pair, from a tile that is here. */
-export function valueAt(pane: Pane, row: number, key: number, level = pane.level): { value: number; sampled: number } | null {
+export function valueAt(
+  pane: Pane, row: number, key: number, level = pane.level,
+): { value: number; sampled: number } | null {
   const size = 2 ** level, bin = { row: Math.floor(row / size), key: Math.floor(key / size) };
   const tile = pane.tile({ level, row: Math.floor(bin.row / TILE), key: Math.floor(bin.key / TILE) });
   if (!tile) return null;
@@ -114,7 +122,9 @@ export function valueAt(pane: Pane, row: number, key: number, level = pane.level
 }
 
 /** Writes the weights into the cells, where these are large enough. */
-export function drawNumbers(context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper, sans }: Ink): void {
+export function drawNumbers(
+  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper, sans }: Ink,
+): void {
   const { view } = pane;
   if (pane.level > 0 || Math.min(view.sx, view.sy) < 34) return;
   context.font = `11px ${sans}`;
@@ -124,7 +134,8 @@ export function drawNumbers(context: CanvasRenderingContext2D, pane: Pane, scale
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
     if (value === undefined || Number.isNaN(value)) continue;
-    const size = Math.abs(value), text = size >= 0.995 || size === 0 ? value.toFixed(size < 10 ? 1 : 0) : size < 0.005 ? "~0" : value.toFixed(2).replace("0.", ".");
+    const size = Math.abs(value), small = size < 0.005 ? "~0" : value.toFixed(2).replace("0.", ".");
+    const text = size > 0 && size < 0.995 ? small : value.toFixed(size < 10 ? 1 : 0);
     context.fillStyle = Math.abs(scale.place(value)) > 0.6 ? paper : ink;
     context.fillText(text, pane.x + view.ox + (key + 0.5) * view.sx, pane.y + view.oy + (row + 0.5) * view.sy);
   }

@@ -44,7 +44,7 @@ export class Ranges {
 
   /** The range over several keys; low > high where nothing is known. */
   over(keys: readonly string[]): [number, number] {
-    const known = keys.flatMap((key) => [this.#known.get(key) ?? []]).filter((r) => r.length === 2) as [number, number][];
+    const known = keys.map((key) => this.#known.get(key) ?? [Infinity, -Infinity]);
     return [Math.min(...known.map((r) => r[0])), Math.max(...known.map((r) => r[1]))];
   }
 }
@@ -74,7 +74,8 @@ export function layOut(
   const { compare, what } = context.store.get(), { width, height } = room;
   const margin = { row: Math.max(58, Math.min(120, width * 0.13)), key: Math.max(54, Math.min(104, height * 0.15)) };
   const first = source(context, context.run(), context.call(), context.store.get().head), other = second(context);
-  const wanted = other !== null && compare?.mode === "difference", subtract = wanted && comparable(first.call, other.call);
+  const wanted = other !== null && compare?.mode === "difference";
+  const subtract = wanted && comparable(first.call, other.call);
   const beside = other && !subtract ? [first, other] : [first];
   const stacked = beside.length > 1 && width < height * 0.9, top = beside.length > 1 || subtract ? CAPTION : 0;
   const across = stacked ? width : width / beside.length, down = stacked ? height / beside.length : height;

@@ -7,6 +7,12 @@ import { write } from "./scale";
 import type { Cell } from "./viewport";
 
 type CellHeader = Protocol["cell"]["header"];
+/** The number of the same cell in another map, and what that map is called. */
+export interface Other {
+  value: number;
+  name: string;
+}
+
 type Part = string | { word: string } | { value: string };
 
 const WAIT = 120; // milliseconds the cursor rests before ranks are asked for
@@ -16,8 +22,9 @@ const WHAT = { weights: "weight", logits: "logit", bias: "bias" } as const;
 /** A bin's tokens [first, end) on one axis, in words. */
 function span(words: Pane["rowWords"], first: number, end: number): Part[] {
   if (end - first === 1) return words.at(first) ? [{ word: words.name(first) }, ` (${first})`] : [`token ${first}`];
-  return words.at(first) && words.at(end - 1)
-    ? [`${first}–${end - 1} (`, { word: words.name(first) }, " … ", { word: words.name(end - 1) }, ")"] : [`${first}–${end - 1}`];
+  const range = `${first}–${end - 1}`;
+  if (!words.at(first) || !words.at(end - 1)) return [range];
+  return [`${range} (`, { word: words.name(first) }, " … ", { word: words.name(end - 1) }, ")"];
 }
 
 const pooled = (pane: Pane): string => {
@@ -25,8 +32,8 @@ const pooled = (pane: Pane): string => {
   return pane.map.pool === "max" ? `largest of ${pairs}` : `mean of ${pairs}`;
 };
 
-/** The sentence for a cell. `exact` is Python's answer for a single pair; `other` the map that is subtracted or stands beside. */
-export function describe(pane: Pane, cell: Cell, exact: CellHeader | null, other: { value: number; name: string } | null): Part[] {
+/** The sentence for a cell. `exact` is Python's answer for a single pair; `other` the number in the compared map. */
+export function describe(pane: Pane, cell: Cell, exact: CellHeader | null, other: Other | null): Part[] {
   const size = 2 ** pane.level, row = Math.floor(cell.row / size) * size, key = Math.floor(cell.key / size) * size;
   const parts: Part[] = [size > 1 ? "Rows " : "Row ", ...span(pane.rowWords, row, Math.min(pane.view.rows, row + size)),
     size > 1 ? " on keys " : " on key ", ...span(pane.keyWords, key, Math.min(pane.view.keys, key + size)), ": "];
@@ -44,7 +51,8 @@ export function describe(pane: Pane, cell: Cell, exact: CellHeader | null, other
     if (exact.bias !== null && what !== "bias" && exact.product !== null)
       parts.push(` = ${write(exact.product)} and bias ${write(exact.bias)}`);
   }
-  if (other) parts.push(`; ${other.name}: `, { value: write(other.value) }, `, difference ${write(number - other.value)}`);
+  if (other)
+    parts.push(`; ${other.name}: `, { value: write(other.value) }, `, difference ${write(number - other.value)}`);
   return parts;
 }
 
@@ -68,7 +76,9 @@ export class Reading {
   }
 
   /** Shows a cell, or `note` or the whole where there is none; `speak` says it to screen readers as well. */
-  show(pane: Pane, cell: Cell | null, other: (cell: Cell) => { value: number; name: string } | null, speak: boolean, note: string | null): void {
+  show(
+    pane: Pane, cell: Cell | null, other: (cell: Cell) => Other | null, speak: boolean, note: string | null,
+  ): void {
     if (!cell) {
       this.drop();
       this.#fill(note ? [note] : overall(pane));

@@ -25,13 +25,13 @@ export const STEPS = 1024;
 export function write(value: number): string {
   if (!Number.isFinite(value)) return value < 0 ? "−∞" : value > 0 ? "∞" : "none";
   const size = Math.abs(value);
-  const text = size !== 0 && size < 1e-3 ? value.toExponential(1) : size < 10 ? value.toFixed(3) : size < 1000 ? value.toFixed(1) : value.toFixed(0);
+  const text = size !== 0 && size < 1e-3 ? value.toExponential(1) : value.toFixed(size < 10 ? 3 : size < 1000 ? 1 : 0);
   return text.replace(/^-/, "−").replace("e-", "e−");
 }
 
 const plain = (value: number): string => String(Number(value.toPrecision(6))).replace("-", "−");
-const power = (exponent: number): string =>
-  exponent > -3 ? plain(10 ** exponent) : "10" + [...String(exponent)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("");
+const raised = (digits: string): string => digits.replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
+const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : "10" + raised(String(exponent)));
 
 /** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
 export const lowestPower = (keys: number): number => -Math.min(9, Math.max(3, Math.ceil(Math.log10(keys)) + 1));
@@ -63,7 +63,8 @@ function linear(palette: Palette, low: number, high: number): ColourScale {
   const place = (value: number): number => Math.max(0, Math.min(1, (value - low) / (high - low)));
   const step = roundUp((high - low) / 4);
   const ticks: Tick[] = [];
-  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++) ticks.push({ at: place(i * step), text: plain(i * step) });
+  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++)
+    ticks.push({ at: place(i * step), text: plain(i * step) });
   return { place, ticks, colourAt, pixels: table(colourAt) };
 }
 
@@ -73,7 +74,8 @@ function logarithmic(palette: Palette, lowest: number): ColourScale {
   const place = (value: number): number => (value > 0 ? Math.max(0, Math.min(1, 1 - Math.log10(value) / lowest)) : 0);
   const every = lowest < -4 ? 2 : 1;
   const ticks: Tick[] = [];
-  for (let e = 0; e >= lowest; e -= every) ticks.unshift({ at: 1 - e / lowest, text: (e === lowest ? "≤ " : "") + power(e) });
+  for (let e = 0; e >= lowest; e -= every)
+    ticks.unshift({ at: 1 - e / lowest, text: (e === lowest ? "≤ " : "") + power(e) });
   return { place, ticks, colourAt, pixels: table(colourAt) };
 }
 
@@ -81,10 +83,12 @@ function logarithmic(palette: Palette, lowest: number): ColourScale {
 function twoSided(palette: Palette, top: number, lowest: number | null): ColourScale {
   const colourAt = (place: number): Rgb =>
     mix(palette.paper, place < 0.5 ? palette.against : palette.accent, Math.abs(place - 0.5) * 2);
-  const size = (value: number): number => lowest === null ? value / top : value > 0 ? 1 - Math.log10(value) / lowest : 0;
-  const place = (value: number): number => 0.5 + 0.5 * Math.sign(value) * Math.max(0, Math.min(1, size(Math.abs(value))));
+  const size = (value: number): number => (lowest === null ? value / top : value && 1 - Math.log10(value) / lowest);
+  const cut = (share: number): number => Math.max(0, Math.min(1, share));
+  const place = (value: number): number => 0.5 + 0.5 * Math.sign(value) * cut(size(Math.abs(value)));
   const marks = lowest === null ? [top / 2, top] : [10 ** Math.round(lowest / 2), 1];
-  const ticks = [...marks.map((m) => -m).reverse(), 0, ...marks].map((value) => ({ at: place(value), text: plain(value) }));
+  const values = [...marks.map((m) => -m).reverse(), 0, ...marks];
+  const ticks = values.map((value) => ({ at: place(value), text: plain(value) }));
   return { place, ticks, colourAt, pixels: table(colourAt) };
 }
 

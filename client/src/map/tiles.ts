@@ -65,7 +65,9 @@ export class TileStore {
   readonly #loaded: (tile: Tile, of: MapOf) => void;
   readonly #failed: (error: unknown) => void;
 
-  constructor(fetch: FetchTile, loaded: (tile: Tile, of: MapOf) => void, failed: (error: unknown) => void, budget = BUDGET) {
+  constructor(
+    fetch: FetchTile, loaded: (tile: Tile, of: MapOf) => void, failed: (error: unknown) => void, budget = BUDGET,
+  ) {
     this.#fetch = fetch;
     this.#loaded = loaded;
     this.#failed = failed;
@@ -108,7 +110,8 @@ export class TileStore {
         if (this.#running.size >= MOST_AT_ONCE) return;
         if (!missing && [...this.#running.values()].filter((r) => r.exact).length >= MOST_EXACT_AT_ONCE) return;
         const key = keyOf(wanted);
-        if (!this.#running.has(key) && missing === (this.#tiles.get(key) === undefined)) void this.#start(wanted, key, !missing);
+        if (!this.#running.has(key) && missing === (this.#tiles.get(key) === undefined))
+          void this.#start(wanted, key, !missing);
       }
   }
 
@@ -157,7 +160,7 @@ export function difference(a: Tile, b: Tile, weights: boolean): Tile {
     const x = a.data[i], y = b.data[i], hidden = Number.isNaN(x) && Number.isNaN(y);
     data[i] = weights && !hidden ? (x || 0) - (y || 0) : x - y;
   }
-  const tile = { level: a.level, rows: a.rows, keys: a.keys, sampled: Math.max(a.sampled, b.sampled), data, ...span(data) };
+  const tile = { ...a, sampled: Math.max(a.sampled, b.sampled), data, ...span(data) };
   if (!differences.has(a)) differences.set(a, new WeakMap());
   differences.get(a)!.set(b, tile);
   return tile;

@@ -1,6 +1,6 @@
 // Where tokens are on the screen. Lengths are CSS pixels of the plot, without margins; x runs over keys, y over rows.
 
-/** The room for a map of `rows` x `keys` tokens. Square: rows and keys zoom together; else each axis fits its own length. */
+/** The room for a map of `rows` x `keys` tokens. Square: cells are; else each axis fits its own length. */
 export interface Extent {
   width: number;
   height: number;
@@ -37,7 +37,8 @@ export const TILE = 256;
 const clamp = (value: number, low: number, high: number): number => Math.max(low, Math.min(high, value));
 
 function fits(extent: Extent): { sx: number; sy: number } {
-  const sx = Math.min(LARGEST_WHOLE, extent.width / extent.keys), sy = Math.min(LARGEST_WHOLE, extent.height / extent.rows);
+  const sx = Math.min(LARGEST_WHOLE, extent.width / extent.keys);
+  const sy = Math.min(LARGEST_WHOLE, extent.height / extent.rows);
   const both = Math.min(sx, sy);
   return extent.square ? { sx: both, sy: both } : { sx, sy };
 }
@@ -60,7 +61,8 @@ export const isWhole = (view: View): boolean => view.sx <= fits(view).sx * 1.001
 /** The centre of a view as the store holds it. */
 export function centreOf(view: View): Centre {
   return {
-    x: (view.width / 2 - view.ox) / view.sx, y: (view.height / 2 - view.oy) / view.sy, scale: isWhole(view) ? 0 : view.sx,
+    x: (view.width / 2 - view.ox) / view.sx, y: (view.height / 2 - view.oy) / view.sy, scale: isWhole(view) ? 0
+      : view.sx,
   };
 }
 
@@ -87,8 +89,8 @@ export function including(view: View, cell: Cell): View {
 /** The cell under a point of the plot, or null outside of the map. */
 export function cellAt(view: View, px: number, py: number): Cell | null {
   const key = Math.floor((px - view.ox) / view.sx), row = Math.floor((py - view.oy) / view.sy);
-  return px >= 0 && py >= 0 && px < view.width && py < view.height && row >= 0 && key >= 0 && row < view.rows && key < view.keys
-    ? { row, key } : null;
+  const inPlot = px >= 0 && py >= 0 && px < view.width && py < view.height;
+  return inPlot && row >= 0 && key >= 0 && row < view.rows && key < view.keys ? { row, key } : null;
 }
 
 /** The tokens [start, end) of an axis that are in sight. */
