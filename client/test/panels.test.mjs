@@ -49,13 +49,14 @@ test("a number of CSV is the float32 that was shown", () => {
 test("cells of CSV stand with their tokens and words, hidden ones are left out", () => {
   const input = {
     level: 0, row: 3, key: 5, down: 2, across: 3, values: Float32Array.of(0.5, NaN, 0.25, 1, 0, NaN), second: null,
-    rowNames: ["=a", "b"], keyNames: ["x", "y", "z"], rowsLength: 11, keysLength: 13, what: "weights", pool: "max",
+    rowNames: ["=a", "b"], keyNames: ["x", "y", "z"],
   };
-  assert.deepEqual(readCsv(client.csvOf(input).join("")), [
+  const read = (input) => readCsv(client.csvOf(input, [11, 13], "weights", "max").join(""));
+  assert.deepEqual(read(input), [
     ["row", "row_word", "key", "key_word", "weights"],
     ["3", "'=a", "5", "x", "0.5"], ["3", "'=a", "7", "z", "0.25"], ["4", "b", "5", "x", "1"], ["4", "b", "6", "y", "0"],
   ]);
-  const binned = readCsv(client.csvOf({ ...input, level: 2, row: 0, key: 2, second: Float32Array.of(0.25, NaN, NaN, 0, 0.5, 1) }).join(""));
+  const binned = read({ ...input, level: 2, row: 0, key: 2, second: Float32Array.of(0.25, NaN, NaN, 0, 0.5, 1) });
   assert.deepEqual(binned[0], ["row_first", "row_last", "row_word", "key_first", "key_last", "key_word", "max_weights", "second", "difference"]);
   assert.deepEqual(binned[1], ["0", "3", "'=a", "8", "11", "x", "0.5", "0.25", "0.25"]);
   assert.deepEqual(binned.at(-1), ["4", "7", "b", "16", "12", "z", "", "1", "-1"]);
@@ -153,7 +154,7 @@ test("differences count a weight that one mask hides as 0", () => {
 
 test("work in turn is done once each and ends when it is told to", async () => {
   const done = [];
-  await client.inTurn([...Array(23).keys()], async (one) => void done.push(one));
+  await client.inTurn([...Array(23).keys()], async (one) => void done.push(one), new AbortController().signal);
   assert.deepEqual(done.sort((a, b) => a - b), [...Array(23).keys()]);
   const stop = new AbortController();
   let count = 0;
@@ -167,10 +168,10 @@ test("a drawing escapes its words and shows each visible cell once", () => {
   const grey = [128, 128, 128], palette = { paper: grey, ink: grey, quiet: grey, accent: grey, against: grey, hidden: grey };
   const scale = { place: (v) => v, ticks: [{ at: 0, text: "<0" }], colourAt: () => grey };
   const svg = client.svgOf({
-    title: "<script>alert(1)</script>", subtitle: "a & b", rowTitle: "q", keyTitle: "k", down: 2, across: 3,
+    title: "<script>alert(1)</script>", subtitle: "a & b", down: 2, across: 3,
     values: Float32Array.of(0.5, NaN, 0.25, 1, 0, NaN), rowNames: ["<b>", "\u0000"], keyNames: ["x", "y", "z"], scale, palette, legend: "weights", image: null,
   });
   assert.ok(!svg.includes("<script>") && !svg.includes("<b>") && !svg.includes("\u0000"));
-  assert.equal(svg.match(/fill="rgb\(128 128 128\)"\/>/g).length, 4 + 1 + 1); // cells, the ground, the pattern's
+  assert.equal(svg.match(/fill="rgb\(128 128 128\)"\/>/g).length, 4 + 1); // cells and the ground
   assert.match(svg, />\.50</);
 });

@@ -21,7 +21,6 @@ export function savedPage(title: string, client: string, recorded: Recorded): st
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="${POLICY}">
 <title>${escapeMarkup(title)}</title>
 <link rel="icon" href="data:,">
@@ -29,7 +28,7 @@ export function savedPage(title: string, client: string, recorded: Recorded): st
 </head>
 <body>
 <div id="saccade"></div>
-<noscript>The maps need JavaScript. It is in this file; nothing is loaded from elsewhere.</noscript>
+<noscript>The maps need JavaScript; it is in this file.</noscript>
 <script type="application/json" id="${RECORDED}">${scriptJson(recorded)}</script>
 <script type="module">${scriptCode(client)}</script>
 </body>

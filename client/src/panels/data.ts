@@ -1,6 +1,7 @@
 // What several panels read: the overview of a run, how its calls are grouped, how a head is called.
 import type { Context } from "../context";
 import type { Answer, Call, Run } from "../protocol";
+import type { State } from "../store";
 
 type Overview = Answer<"overview">;
 const known = new WeakMap<Context, Map<string, Promise<Overview>>>();
@@ -72,8 +73,8 @@ export const decimal = (value: number | null | undefined, digits = 2): string =>
 /** What has the focus inside the client. */
 export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
 
-/** Runs `refresh` when asked, as soon as `el` is visible and at most once a frame. Returns [ask, end]. */
-export function whenShown(el: HTMLElement, refresh: () => unknown, context: Context): [() => void, () => void] {
+/** Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns [ask, end]. */
+export function live(el: HTMLElement, context: Context, fields: readonly (keyof State)[], refresh: () => unknown): [() => void, () => void] {
   let wanted = false, frame = 0;
   const run = async (): Promise<void> => {
     frame = 0;
@@ -91,8 +92,11 @@ export function whenShown(el: HTMLElement, refresh: () => unknown, context: Cont
   };
   const observer = new ResizeObserver(() => void (wanted && ask()));
   observer.observe(el);
+  const unsubscribe = context.store.subscribe(ask, fields);
+  ask();
   return [ask, () => {
     observer.disconnect();
+    unsubscribe();
     cancelAnimationFrame(frame);
   }];
 }

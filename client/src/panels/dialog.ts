@@ -6,7 +6,7 @@ let count = 0;
 
 export function makeDialog(root: HTMLElement, title: string, ...children: Node[]): HTMLDialogElement {
   const id = `saccade-dialog-${count++}`;
-  const close = h("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "×");
+  const close = h("button", { class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "×");
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": id },
     h("header", {}, h("h2", { id }, title), close), h("div", { class: "dialog-body" }, ...children));
   dialog.addEventListener("click", (event) => {

@@ -2,7 +2,7 @@
 import type { Context, Panel } from "../context";
 import { bdi, h } from "../dom";
 import type { Call, HeadSummary, Run } from "../protocol";
-import { capital, commas, decimal, headName, layerName, overviewOf, STATISTICS, whenShown } from "./data";
+import { capital, commas, decimal, headName, layerName, overviewOf, STATISTICS, live } from "./data";
 import { describe } from "./overview";
 
 type Fact = [term: string, text: string];
@@ -27,9 +27,8 @@ export function factsOf(run: Run, call: Call): Fact[] {
 }
 
 const exactness = (call: Call, about: HeadSummary | undefined): string =>
-  "Cells, rows and columns are exact: computed in float32 from queries and keys. A dot of the map that stands for many pairs shows " +
-  "their largest or mean; until it is exact, the map says that it is sampled. The statistics of this head are " +
-  (about?.sampled ? `from a sample of ${commas(about.sampled)} of its ${commas(call.rows.length)} rows.` : "from all of its rows.");
+  "Cells, rows and columns are exact, computed in float32 from queries and keys; so is the map where it does not say that it is sampled. The statistics of this head are " +
+  (about?.sampled ? `from ${commas(about.sampled)} of its ${commas(call.rows.length)} rows.` : "from all of its rows.");
 
 /** The numbers of the shown head and of the one that it is compared with. */
 async function compared(context: Context): Promise<Node[]> {
@@ -53,13 +52,13 @@ export const facts: Panel = {
     el.append(body);
     if (manifest.findings.length) el.append(h("h3", {}, "What was found"), findings);
     findings.append(...manifest.findings.map(({ sentence, call, head, row, key }) => h("li", {}, h("button", {
-      type: "button", onclick: () => {
+      onclick: () => {
         store.set({ run: manifest.shown.run, call, head, axis: "row", tokens: [row] });
         context.reveal(row, key);
       },
     }, bdi(sentence)))));
     let asked = 0;
-    const [ask, end] = whenShown(el, async () => {
+    return live(el, context, ["run", "call", "head", "item", "compare", "panel"], async () => {
       const mine = ++asked, run = context.run(), call = context.call(), { head, item } = store.get();
       const [{ heads }, both] = await Promise.all([overviewOf(context, run.id, item), compared(context)]);
       if (mine !== asked) return;
@@ -69,12 +68,6 @@ export const facts: Panel = {
         ...(about?.alarms ?? []).map((text) => h("p", { class: "warning" }, "! ", text)), h("div", { class: "scrolls" }, ...both),
         h("dl", { class: "facts" }, ...factsOf(run, call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));
-    }, context);
-    const unsubscribe = store.subscribe(ask, ["run", "call", "head", "item", "compare", "panel"]);
-    ask();
-    return () => {
-      end();
-      unsubscribe();
-    };
+    })[1];
   },
 };

@@ -41,7 +41,7 @@ function made(word: Word, prompt: number | null): HTMLElement {
 /** `mark` is told of every block that is made, `failed` of words that do not come. */
 export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) => void): Flow {
   const el = h("div", { class: "flow", role: "group", "aria-label": "Words of the text; the arrow keys move from word to word, with Shift they choose several" });
-  let blocks: Block[] = [], ends: (() => void)[] = [], guessed = false, target: { words: Words; token: number; until: number } | null = null;
+  let blocks: Block[] = [], guessed = false, target: { words: Words; token: number; until: number } | null = null;
 
   const blockOf = (words: Words, token: number): Block | undefined =>
     blocks.find((block) => block.words === words && block.start <= token && token < block.stop);
@@ -84,18 +84,9 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
       else if (block) empty(block);
     }
   }, { root: el, rootMargin: `${SPARE}px 0px` });
-  /** Words of another page have come, perhaps those that a block waits for. */
-  const retry = (words: Words): void => {
-    const room = el.getBoundingClientRect();
-    for (const block of blocks) {
-      const box = block.el.getBoundingClientRect();
-      if (!block.filled && block.words === words && room.height && box.bottom > room.top - SPARE && box.top < room.bottom + SPARE) fill(block).catch(failed);
-    }
-  };
   const close = (): void => {
     observer.disconnect();
-    ends.forEach((end) => end());
-    [blocks, ends, guessed] = [[], [], false];
+    [blocks, guessed] = [[], false];
     el.replaceChildren();
   };
   return {
@@ -112,7 +103,6 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
           el.append(part);
           observer.observe(part);
         }
-        ends.push(words.onload(() => retry(words)));
       }
     },
     async reveal(words, token, calm = false) {

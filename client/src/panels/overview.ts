@@ -4,7 +4,7 @@ import type { Context, Panel } from "../context";
 import { choice, h } from "../dom";
 import { goTo } from "../map/controls";
 import type { Answer, Call, HeadSummary } from "../protocol";
-import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, whenShown, type Statistic } from "./data";
+import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live, type Statistic } from "./data";
 import { sortedPlaces } from "./sorting";
 
 interface Tile { place: number; button: HTMLButtonElement; canvas: HTMLCanvasElement; call: Call; about: HeadSummary }
@@ -77,7 +77,7 @@ export const overview: Panel = {
     const make = (place: number): Tile => {
       const about = answer!.heads[place], call = context.run().calls.find(({ id }) => id === about.call)!;
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-      const button = h("button", { type: "button", class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
+      const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
         about.alarms.length > 0 && h("span", { class: "alarm" }, "!"), h("span", { class: "name quiet" }, headNumber(call, about.head)),
         h("span", { class: about.role === "mixed" ? "role quiet" : "role" }, order === "layer" ? about.role : decimal(about[order])));
       return { place, button, canvas, call, about };
@@ -122,16 +122,15 @@ export const overview: Panel = {
       order = value as Statistic | "layer";
       build();
     }), said, grid);
-    const [load, end] = whenShown(el, async () => {
+    const [, end] = live(el, context, ["run", "item"], async () => {
       const { run, item } = store.get();
       answer = await overviewOf(context, run, item);
       build();
-    }, context);
+    });
     const observer = new ResizeObserver(arrange);
     observer.observe(el);
     context.root.addEventListener("theme", repaint);
-    const ends = [end, store.subscribe(load, ["run", "item"]), store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
-    load();
+    const ends = [end, store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
     return () => ends.forEach((one) => one());
   },
 };

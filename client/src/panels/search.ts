@@ -14,7 +14,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   const field = h("input", { type: "search", placeholder: "Search the text", "aria-label": "Search the text", autocomplete: "off", maxlength: 400, oninput: () => later() });
   const count = h("p", { class: "quiet number", "aria-live": "polite", hidden: true }), list = h("ol", { class: "found plain", hidden: true });
   const step = (by: number, title: string, sign: string): HTMLButtonElement =>
-    h("button", { type: "button", "aria-label": title, title, disabled: true, onclick: () => go(at + by) }, sign);
+    h("button", { "aria-label": title, title, disabled: true, onclick: () => go(at + by) }, sign);
   const steps = [step(-1, "Previous place", "↑"), step(1, "Next place", "↓")];
 
   const tell = (): void => {
@@ -46,7 +46,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
     list.hidden = !found.length;
     for (const step of steps) step.disabled = !found.length;
     list.replaceChildren(...found.map(({ place: [, , , before, text, after] }, i) => h("li", {},
-      h("button", { type: "button", onclick: () => go(i) }, h("bdi", {}, "…", before, h("mark", {}, text), after, "…")))));
+      h("button", { onclick: () => go(i) }, h("bdi", {}, "…", before, h("mark", {}, text), after, "…")))));
     if (jump && found.length) go(0);
     else tell();
   };

@@ -3,7 +3,7 @@ import type { Context, Panel } from "../context";
 import { h, press, toggles } from "../dom";
 import { goTo } from "../map/controls";
 import type { HeadSummary } from "../protocol";
-import { commas, decimal, headName, headNumber, overviewOf, STATISTICS, whenShown, type Statistic } from "./data";
+import { commas, decimal, headName, headNumber, overviewOf, STATISTICS, live, type Statistic } from "./data";
 import { placeOf } from "./lines";
 import { short } from "./reading";
 import { sortedPlaces, type Value } from "./sorting";
@@ -139,15 +139,10 @@ export const statistics: Panel = {
     });
     el.classList.add("fills");
     el.append(h("div", {}, choose), parts["heads"].el, parts["rows"].el);
-    const [ask, end] = whenShown(el, () => {
+    const [ask, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], () => {
       for (const name in parts) parts[name].el.hidden = name !== shown;
       return parts[shown].load();
-    }, context);
-    const unsubscribe = context.store.subscribe(ask, ["run", "call", "head", "item", "axis", "tokens", "panel"]);
-    ask();
-    return () => {
-      end();
-      unsubscribe();
-    };
+    });
+    return end;
   },
 };

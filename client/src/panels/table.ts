@@ -40,7 +40,7 @@ const HEIGHT = 30;
 export function makeTable({ label, columns, sort, choose, chosen, seen }: TableOptions): Table {
   let order: readonly number[] = [], by: { id: string; falling: boolean } | null = null, active = 0, frame = 0;
   const heads = columns.map((column) => h("th", { scope: "col", "data-column": column.id, class: column.words && "word" },
-    h("button", { type: "button", title: column.hint, onclick: () => press(column) }, column.title)));
+    h("button", { title: column.hint, onclick: () => press(column) }, column.title)));
   const body = h("tbody", {}), table = h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, ...heads)), body);
   const el = h("div", { class: "rows", tabindex: -1, onscroll: () => (frame ||= requestAnimationFrame(paint)) }, table);
 
@@ -51,7 +51,7 @@ export function makeTable({ label, columns, sort, choose, chosen, seen }: TableO
     return h("tr", { "data-row": row, "data-place": place, "aria-rowindex": place + 2, "aria-current": chosen(row) && "true" },
       ...columns.map(({ text, words }, i) => (i
         ? h("td", { class: words && "word" }, h("bdi", {}, text(row)))
-        : h("th", { scope: "row" }, h("button", { type: "button", tabindex: place === active ? 0 : -1 }, h("bdi", {}, text(row)))))));
+        : h("th", { scope: "row" }, h("button", { tabindex: place === active ? 0 : -1 }, h("bdi", {}, text(row)))))));
   };
   const focus = (): void => body.querySelector<HTMLElement>(`[data-place="${active}"] button`)?.focus({ preventScroll: true });
   const paint = (): void => {

@@ -2,7 +2,7 @@
 import type { Axis, Context, Panel } from "../context";
 import { bdi, h } from "../dom";
 import type { Words } from "../words";
-import { activeIn, headName, sameTokens, whenShown } from "./data";
+import { activeIn, headName, sameTokens, live } from "./data";
 import { makeFlow, stepsOf, type Flow } from "./flow";
 import { Lines, type Direction } from "./lines";
 import { markBlock } from "./marks";
@@ -54,7 +54,7 @@ function list(context: Context, flow: Flow, shares: Shares, direction: Direction
     void flow.reveal(context.wordsOf(from ? "key" : "row"), first);
   };
   return h("section", { class: direction }, h("h3", {}, title), total && h("p", { class: "quiet small number" }, total), h("ol", { class: "plain" },
-    ...shares[direction].map((share) => h("li", {}, h("button", { type: "button", style: `--share: ${Math.min(1, share.weight)}`, onclick: () => go(share) },
+    ...shares[direction].map((share) => h("li", {}, h("button", { style: `--share: ${Math.min(1, share.weight)}`, onclick: () => go(share) },
       bdi(share.word), h("span", { class: "number" }, short(share.weight)))))));
 }
 
@@ -146,12 +146,9 @@ function mountText(el: HTMLElement, context: Context): () => void {
   el.classList.add("fills");
   el.append(search?.el ?? "", reading, h("p", { class: "quiet small" },
     h("span", { class: "shade" }), "what it looks at", h("span", { class: "shade" }), "what looks at it"), flow.el, lists);
-  const [ask, end] = whenShown(el, refresh, context);
-  const unsubscribe = store.subscribe(ask, ["run", "call", "head", "item", "axis", "tokens", "panel"]);
-  ask();
+  const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], refresh);
   return () => {
     end();
-    unsubscribe();
     search?.end();
     flow.close();
   };
