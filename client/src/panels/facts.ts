@@ -1,8 +1,8 @@
 // What is known of the shown call, which numbers are exact, and what is alarming, as sentences.
-import type { Context, Panel } from "../context";
+import type { Panel } from "../context";
 import { bdi, h } from "../dom";
 import type { Call, HeadSummary, Run } from "../protocol";
-import { capital, commas, decimal, headName, layerName, overviewOf, STATISTICS, live } from "./data";
+import { commas, layerName, live, overviewOf } from "./data";
 import { describe } from "./overview";
 
 type Fact = [term: string, text: string];
@@ -30,27 +30,11 @@ const exactness = (call: Call, about: HeadSummary | undefined): string =>
   "Cells, rows and columns are exact, computed in float32 from queries and keys; so is the map where it does not say that it is sampled. The statistics of this head are " +
   (about?.sampled ? `from ${commas(about.sampled)} of its ${commas(call.rows.length)} rows.` : "from all of its rows.");
 
-/** The numbers of the shown head and of the one that it is compared with. */
-async function compared(context: Context): Promise<Node[]> {
-  const { run, call, head, item, compare } = context.store.get();
-  const other = context.manifest.runs.find(({ id }) => id === compare?.run), there = other?.calls.find(({ id }) => id === compare!.call);
-  if (!compare || !other || !there) return [];
-  const of = async (run: string, item: number, call: string, head: number): Promise<HeadSummary> =>
-    (await overviewOf(context, run, item)).heads.find((one) => one.call === call && one.head === head)!;
-  const [a, b] = await Promise.all([of(run, item, call, head), of(other.id, Math.min(item, there.items - 1), there.id, compare.head)]);
-  const rows = STATISTICS.filter(([id]) => a[id] !== null && b[id] !== null).map(([id, title, hint]) => h("tr", {},
-    h("th", { scope: "row", title: hint }, title),
-    ...[a[id], b[id], a[id]! - b[id]!].map((value) => h("td", {}, decimal(value).replace("-", "−")))));
-  return [h("h3", {}, `Compared with ${headName(other, there, compare.head)}${other.id === run ? "" : ` of ${other.model}`}`), h("table", {},
-    h("thead", {}, h("tr", {}, ...["", "Shown", "Second", "Difference"].map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, ...rows))];
-}
-
 export const facts: Panel = {
   id: "facts", title: "Call", place: "right",
   mount(el, context) {
-    const { store, manifest } = context, body = h("div", {}), findings = h("ul", { class: "plain" });
-    el.append(body);
-    if (manifest.findings.length) el.append(h("h3", {}, "What was found"), findings);
+    const { store, manifest } = context, body = h("div", { class: "stack" }), findings = h("ul", { class: "plain" });
+    el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "What was found"), findings));
     findings.append(...manifest.findings.map(({ sentence, call, head, row, key }) => h("li", {}, h("button", {
       onclick: () => {
         store.set({ run: manifest.shown.run, call, head, axis: "row", tokens: [row] });
@@ -58,14 +42,14 @@ export const facts: Panel = {
       },
     }, bdi(sentence)))));
     let asked = 0;
-    return live(el, context, ["run", "call", "head", "item", "compare", "panel"], async () => {
+    return live(el, context, ["run", "call", "head", "item", "panel"], async () => {
       const mine = ++asked, run = context.run(), call = context.call(), { head, item } = store.get();
-      const [{ heads }, both] = await Promise.all([overviewOf(context, run.id, item), compared(context)]);
+      const { heads } = await overviewOf(context, run.id, item);
       if (mine !== asked) return;
       const about = heads.find((one) => one.call === call.id && one.head === head);
       body.replaceChildren(
-        h("h2", {}, capital(headName(run, call, head))), h("p", {}, about ? describe(context, call, about) + "." : ""),
-        ...(about?.alarms ?? []).map((text) => h("p", { class: "warning" }, "! ", text)), h("div", { class: "scrolls" }, ...both),
+        h("h2", {}, about ? describe(context, call, about) : ""),
+        ...(about?.alarms ?? []).map((text) => h("p", { class: "warning" }, "! ", text)),
         h("dl", { class: "facts" }, ...factsOf(run, call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));
     })[1];

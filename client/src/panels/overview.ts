@@ -1,5 +1,5 @@
 // All heads as small maps: layers as groups of buttons, or all heads in the order of a number.
-import { paletteOf } from "../colours";
+import { paletteOf, type Rgb } from "../colours";
 import type { Context, Panel } from "../context";
 import { choice, h } from "../dom";
 import { goTo } from "../map/controls";
@@ -26,12 +26,11 @@ export const describe = (context: Context, call: Call, about: HeadSummary): stri
   about.sampled && `from ${about.sampled} rows`, ...about.alarms,
 ].filter(Boolean).join(", "));
 
-function paint({ canvas, place }: Tile, { side, data }: Answer<"overview">): void {
-  const { accent } = paletteOf(canvas), image = new ImageData(side, side), size = side * side;
+function paint({ canvas, place }: Tile, { side, data }: Answer<"overview">, [r, g, b]: Rgb): void {
+  const image = new ImageData(side, side), pixels = new Uint32Array(image.data.buffer), size = side * side;
   for (let i = 0; i < size; i++) {
     const value = data[place * size + i];
-    image.data.set(accent, 4 * i);
-    image.data[4 * i + 3] = value > 0 ? Math.max(6, 255 * Math.min(1, value)) : 0;
+    pixels[i] = value > 0 ? (Math.max(6, 255 * Math.min(1, value)) << 24) | (b << 16) | (g << 8) | r : 0;
   }
   canvas.width = canvas.height = side;
   canvas.getContext("2d")!.putImageData(image, 0, 0);
@@ -59,7 +58,10 @@ export const overview: Panel = {
 
     const tileOf = (target: EventTarget | null): Tile | undefined => tiles.find(({ button }) => button.contains(target as Node | null));
     const tell = (tile: Tile | undefined): void => void (said.textContent = tile ? describe(context, tile.call, tile.about) : "");
-    const repaint = (): void => tiles.forEach((tile) => paint(tile, answer!));
+    const repaint = (): void => {
+      const { accent } = paletteOf(grid);
+      for (const tile of tiles) paint(tile, answer!, accent);
+    };
 
     const arrange = (): void => {
       const room = Math.floor((grid.clientWidth + 4) / (grid.className ? 30 : 54));

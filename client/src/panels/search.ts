@@ -20,7 +20,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   const tell = (): void => {
     const places = `${commas(total)} place${total === 1 ? "" : "s"}`, part = total > found.length ? `; the first ${found.length} are listed` : "";
     count.textContent = total === 0 ? "Nothing found" : (at < 0 ? "" : `${at + 1} of `) + places + part;
-    list.querySelectorAll("button").forEach((button, i) => button.toggleAttribute("aria-current", i === at));
+    list.querySelectorAll("button").forEach((button, i) => button.setAttribute("aria-current", String(i === at)));
   };
   const go = (to: number): void => {
     at = (to + found.length) % found.length;

@@ -5,16 +5,14 @@ import { capital, headName, live, sameTokens } from "./data";
 import { placeOf } from "./lines";
 
 /** Any value in one line: the first numbers of a list, the fields of an object. */
-function line(value: unknown): string {
-  if (Array.isArray(value)) return `[${value.slice(0, 8).map(line).join(", ")}${value.length > 8 ? `, … ${value.length} in all` : ""}]`;
-  if (value && typeof value === "object") return Object.entries(value).map(([key, one]) => `${key} ${line(one)}`).join("; ");
-  return typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value ?? "none");
-}
+const line = (value: unknown): string =>
+  Array.isArray(value) ? value.slice(0, 8).map(line).join(", ") + (value.length > 8 ? `, … ${value.length} in all` : "")
+  : value && typeof value === "object" ? Object.entries(value).map(([key, one]) => `${key} ${line(one)}`).join("; ")
+  : typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value ?? "");
 
 /** Texts as they are, numbers by name. */
-const section = ({ id, name, mathml: _, ...more }: Record<string, unknown>): HTMLElement => h("section", {}, h("h3", {}, line(name ?? id)),
-  ...Object.entries(more).filter(([, value]) => !["", "none", "[]"].includes(line(value)))
-    .map(([key, value]) => h("p", {}, key === "formula" ? h("code", {}, line(value)) : typeof value === "string" ? value : `${key} ${line(value)}`)));
+const section = ({ id, name, mathml: _, ...more }: Record<string, unknown>): HTMLElement => h("section", { class: "stack" }, h("h3", {}, line(name ?? id)),
+  ...Object.entries(more).map(([key, value]) => line(value) && h("p", {}, typeof value === "string" ? value : `${key}: ${line(value)}`)));
 
 export const steps: Panel = {
   id: "step", title: "Step", place: "right",
