@@ -1,5 +1,5 @@
 // What every part of the client gets when it is mounted.
-import type { Answer, Call, Manifest, Op, Protocol, Run, Side } from "./protocol";
+import { byId, type Answer, type Call, type Manifest, type Op, type Protocol, type Run, type Side } from "./protocol";
 import type { Store } from "./store";
 import { ask, type Transport } from "./transport";
 import { WordCache, type Words } from "./words";
@@ -55,13 +55,13 @@ export function makeContext(
   announce: (text: string) => void, complain: (text: string) => void,
 ): Context {
   const words = new WordCache(manifest, transport);
-  const run = (): Run => manifest.runs.find((r) => r.id === store.get().run) ?? manifest.runs[0];
-  const call = (): Call => run().calls.find((c) => c.id === store.get().call) ?? run().calls[0];
+  const run = (): Run => byId(manifest.runs, store.get().run) ?? manifest.runs[0];
+  const call = (): Call => byId(run().calls, store.get().call) ?? run().calls[0];
   const sideId = (axis: Axis): string => (axis === "row" ? call().rows : call().keys).side;
   return {
     root, store, transport, manifest, words, run, call, announce,
     ask: (op, params, signal) => ask(transport, op, params, signal),
-    side: (axis) => run().sides.find((s) => s.id === sideId(axis)) ?? run().sides[0],
+    side: (axis) => byId(run().sides, sideId(axis)) ?? run().sides[0],
     wordsOf: (axis) => words.side(run().id, sideId(axis)).from(axis === "row" ? call().rows.placed : 0),
     choose(axis, tokens, add = false) {
       const state = store.get();

@@ -1,6 +1,8 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
 import { choice, h } from "./dom";
+import { titleOfRun } from "./map/controls";
+import { byId } from "./protocol";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -33,8 +35,8 @@ export function makeFrame(): Frame {
     complain(text) {
       complaint.textContent = text;
       complaint.hidden = false;
-      window.clearTimeout(timer);
-      timer = window.setTimeout(() => (complaint.hidden = true), 6000);
+      clearTimeout(timer);
+      timer = setTimeout(() => (complaint.hidden = true), 6000);
     },
     fill: (context, mountMap, panels) => fill(root, context, mountMap, panels),
   };
@@ -130,10 +132,10 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   };
   about();
   ends.push(store.subscribe(about, ["run"]));
-  const runs = choice("Run", manifest.runs.map((run) => [run.id, run.text ? run.text.slice(0, 40) : run.model]),
+  const runs = choice("Run", manifest.runs.map((run) => [run.id, titleOfRun(run)]),
     store.get().run, (id) => {
-      const run = manifest.runs.find((r) => r.id === id)!;
-      const call = run.calls.find((c) => c.id === store.get().call) ?? run.calls[0];
+      const run = byId(manifest.runs, id)!;
+      const call = byId(run.calls, store.get().call) ?? run.calls[0];
       store.set({
         run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0,
         cursor: null,
@@ -161,7 +163,7 @@ function hostTheme(): "light" | "dark" | null {
 
 /** Keeps `data-theme` at light or dark: what is chosen, else what the notebook has, else what the system prefers. */
 function followTheme(root: HTMLElement, { store }: Context): () => void {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = (): void => {
     const { theme } = store.get();
     const wanted = theme === "auto" ? hostTheme() ?? (dark.matches ? "dark" : "light") : theme;

@@ -5,6 +5,7 @@ import { makeFrame } from "./layout";
 import { openSaved } from "./export/page";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
+import { byId } from "./protocol";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
 import { adopt } from "./styles";
 import { ask, httpTransport, recordedTransport, widgetTransport, type Transport, type WidgetModel } from "./transport";
@@ -25,10 +26,11 @@ export async function mount(
   shadow.append(frame.root);
   try {
     const manifest = await ask(transport, "open", {});
+    if (!manifest.runs.some((run) => run.calls.length)) throw new Error("There is no attention here to show.");
     const given = options.hash ? fromHash(location.hash) : {};
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.
-    const call = manifest.runs.find((r) => r.id === state.run)?.calls.find((c) => c.id === state.call);
+    const call = byId(byId(manifest.runs, state.run)?.calls, state.call);
     if (!given.tone) store.set({ tone: call && call.keys.length > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);
     const unfill = frame.fill(context, mountMap, panels);

@@ -59,6 +59,10 @@ export interface Manifest {
   step: boolean;
 }
 
+/** The one with an id, if there is any. */
+export const byId = <T extends { id: string }>(all: readonly T[] | undefined, id: string | undefined): T | undefined =>
+  all?.find((one) => one.id === id);
+
 /** [text, label, first_token, end_token, special, gap_before (the text between it and the word before), token texts] */
 export type WordTuple = [string, string, number, number, 0 | 1, string, string[]];
 

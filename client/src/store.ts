@@ -1,5 +1,5 @@
 // What is shown: one value that everything reads, changes and listens to, and that the URL holds.
-import type { Manifest, Pool, What } from "./protocol";
+import { byId, type Manifest, type Pool, type What } from "./protocol";
 
 export interface Compare {
   run: string;
@@ -167,7 +167,7 @@ export function fromHash(hash: string): Partial<State> {
 /** Makes the state one that the manifest has: what does not exist becomes what Python shows first. */
 export function fitted(state: Readonly<State>, manifest: Manifest): State {
   const find = (run: string, call: string, head: number) => {
-    const known = manifest.runs.find((r) => r.id === run)?.calls.find((c) => c.id === call);
+    const known = byId(byId(manifest.runs, run)?.calls, call);
     return known && head < known.heads ? known : undefined;
   };
   const out: State = { ...state };
@@ -198,16 +198,16 @@ export function bindHash(store: Store, manifest: Manifest): () => void {
   };
   const end = store.subscribe((_, changed) => {
     if (changed.size === 1 && changed.has("cursor")) return;
-    if (!timer) timer = window.setTimeout(write, 250);
+    if (!timer) timer = setTimeout(write, 250);
   });
   const read = (): void => {
     if (location.hash.slice(1) === toHash(store.get())) return;
     store.set(fitted({ ...DEFAULTS, ...manifest.shown, ...fromHash(location.hash) }, manifest));
   };
-  window.addEventListener("hashchange", read);
+  addEventListener("hashchange", read);
   return () => {
     end();
-    window.clearTimeout(timer);
-    window.removeEventListener("hashchange", read);
+    clearTimeout(timer);
+    removeEventListener("hashchange", read);
   };
 }

@@ -1,5 +1,5 @@
 // Words by pages of tokens, fetched once each and kept while they are used.
-import type { Manifest, WordTuple } from "./protocol";
+import { byId, type Manifest, type WordTuple } from "./protocol";
 import { ask, type Transport } from "./transport";
 
 /** One word: its tokens are [first, end), `gap` is the text before it; `label` is one line without control signs. */
@@ -35,24 +35,6 @@ function nameOf(word: Word | undefined, token: number): string {
   if (!word) return `token ${token}`;
   const of = word.end - word.first;
   return of > 1 ? `${word.label} (${token - word.first + 1} of ${of})` : word.label;
-}
-
-/** Lets a few requests run at once, the others after them. */
-class Gate {
-  #free = 2;
-  readonly #waiting: (() => void)[] = [];
-
-  async run<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#free > 0) this.#free--;
-    else await new Promise<void>((go) => this.#waiting.push(go));
-    try {
-      return await work();
-    } finally {
-      const next = this.#waiting.shift();
-      if (next) next();
-      else this.#free++;
-    }
-  }
 }
 
 /** The words of one side of one run. */
@@ -98,13 +80,13 @@ export class SideWords implements Words {
     return () => void this.#listeners.delete(listener);
   }
 
-  /** Loads the words over tokens [start, stop); resolves to whether any were missing. */
+  /** Loads the words over tokens [start, stop), a page after the other; resolves to whether any were missing. */
   async need(start: number, stop: number): Promise<boolean> {
-    const first = Math.floor(Math.max(0, start) / PAGE), last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
-    const missing: Promise<boolean>[] = [];
-    for (let page = first; page <= last && this.named; page++)
-      if (!this.#pages.has(page)) missing.push(this.#load(page));
-    return (await Promise.all(missing)).some(Boolean);
+    const last = Math.floor((Math.min(this.#length, stop) - 1) / PAGE);
+    let news = false;
+    for (let page = Math.floor(Math.max(0, start) / PAGE); page <= last && this.named; page++)
+      if (!this.#pages.has(page)) news = (await this.#load(page)) || news;
+    return news;
   }
 
   /** The word of a token; undefined while its page is not here, or when the side has no known words. */
@@ -164,7 +146,6 @@ export class SideWords implements Words {
 /** The words of every side of every run. */
 export class WordCache {
   readonly #sides = new Map<string, SideWords>();
-  readonly #gate = new Gate();
 
   readonly #manifest: Manifest;
   readonly #transport: Transport;
@@ -178,9 +159,9 @@ export class WordCache {
     const key = JSON.stringify([run, side]);
     let found = this.#sides.get(key);
     if (!found) {
-      const about = this.#manifest.runs.find((r) => r.id === run)?.sides.find((s) => s.id === side);
-      found = new SideWords(about?.tokens ?? 0, about?.named ?? false, (start, stop) =>
-        this.#gate.run(async () => (await ask(this.#transport, "words", { run, side, start, stop })).words));
+      const about = byId(byId(this.#manifest.runs, run)?.sides, side);
+      found = new SideWords(about?.tokens ?? 0, about?.named ?? false, async (start, stop) =>
+        (await ask(this.#transport, "words", { run, side, start, stop })).words);
       this.#sides.set(key, found);
     }
     return found;

@@ -2,6 +2,7 @@
 import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
 import { h } from "../dom";
+import { byId } from "../protocol";
 import { addStyle } from "../styles";
 import { controls, legend, titleOf, zoomButtons } from "./controls";
 import { listen } from "./input";
@@ -65,6 +66,9 @@ class AttentionMap {
   readonly #tiles: TileStore;
   readonly #ranges = new Ranges();
   readonly #ends: (() => void)[] = [];
+  readonly #complain = (error: unknown): void => {
+    if (this.#context.transport.kind !== "recorded") this.#context.fail(error); // a saved page has only a part
+  };
   #layout: Layout | null = null;
   #theme: Theme | null = null;
   #scale: { key: string; value: ColourScale } | null = null;
@@ -78,17 +82,14 @@ class AttentionMap {
 
   constructor(el: HTMLElement, context: Context) {
     this.#context = context;
-    const complain = (error: unknown): void => {
-      if (context.transport.kind !== "recorded") context.fail(error); // a saved page has only a part
-    };
     const zoom = (factor: number | null): void => zoomBy(context, this.#panes[0], factor);
-    this.#reading = new Reading(context, complain);
+    this.#reading = new Reading(context, this.#complain);
     this.#minimap = new Minimap((x, y) => this.#move(() => context.store.set({ x, y })));
     this.#legend = legend(context);
     this.#tiles = new TileStore((params, signal) => context.ask("tile", params, signal), (tile, of) => {
       this.#ranges.add(Ranges.key(of), tile);
       this.#redraw();
-    }, complain);
+    }, this.#complain);
     const bar = controls(context);
     this.#box = h("div", { class: "map" }, this.#canvas, zoomButtons(zoom), this.#minimap.element, this.#sign);
     el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
@@ -102,13 +103,14 @@ class AttentionMap {
     };
     context.root.addEventListener("theme", theme);
     this.#ends.push(bar.end, () => observer.disconnect(), () => context.root.removeEventListener("theme", theme),
-      context.store.subscribe((_, changed) => this.#changed(changed)), this.#listen(), () => this.#tiles.close());
+      context.store.subscribe((_, changed) => this.#changed(changed)), () => this.#tiles.close());
+    this.#listen();
   }
 
   close(): void {
     for (const end of this.#ends.splice(0)) end();
     cancelAnimationFrame(this.#frame);
-    window.clearTimeout(this.#askTimer);
+    clearTimeout(this.#askTimer);
     this.#reading.drop();
   }
 
@@ -231,13 +233,13 @@ class AttentionMap {
 
   /** Whether another run has the text of the shown one: two checkpoints. */
   #sameText(run: string): boolean {
-    const own = this.#context.run(), other = this.#context.manifest.runs.find((r) => r.id === run);
+    const own = this.#context.run(), other = byId(this.#context.manifest.runs, run);
     return other !== undefined && other.text === own.text && JSON.stringify(other.sides) === JSON.stringify(own.sides);
   }
 
   #prompts({ map, call }: Pane): Record<Axis, number | null> {
-    const sides = this.#context.manifest.runs.find((r) => r.id === map.run)?.sides ?? [];
-    const of = (id: string): number | null => sides.find((s) => s.id === id)?.prompt ?? null, row = of(call.rows.side);
+    const sides = byId(this.#context.manifest.runs, map.run)?.sides;
+    const of = (id: string): number | null => byId(sides, id)?.prompt ?? null, row = of(call.rows.side);
     return { row: row === null ? null : row - call.rows.placed, key: of(call.keys.side) };
   }
 
@@ -260,20 +262,20 @@ class AttentionMap {
 
   /** The same cell in the map that is compared with. */
   #otherValue(pane: Pane): (cell: Cell) => Other | null {
-    const { panes, subtracted } = this.#layout!;
+    const { panes, subtracted, subtractedName } = this.#layout!;
     const there: Pane | undefined = subtracted
       ? { ...pane, map: subtracted, tile: (at) => this.#tiles.get(subtracted, at) } : panes.find((p) => p !== pane);
     return (cell) => {
       if (!there || cell.row >= there.view.rows || cell.key >= there.view.keys) return null;
       const found = valueAt(there, cell.row, cell.key, pane.level);
-      const name = subtracted ? pane.caption.split(" − ")[1] : there.caption;
-      return found && !Number.isNaN(found.value) ? { value: found.value, name: name.toLowerCase() } : null;
+      const name = subtracted ? subtractedName : there.caption;
+      return found && !Number.isNaN(found.value) ? { value: found.value, name: name.replace("Layer", "layer") } : null;
     };
   }
 
   /** Looks now and then at which tiles and words are wanted. */
   #askSoon(now: number): void {
-    this.#askTimer ||= window.setTimeout(() => {
+    this.#askTimer ||= setTimeout(() => {
       this.#askTimer = 0;
       this.#asked = performance.now();
       const layout = this.#layout ?? this.#layOut(this.#asked);
@@ -281,15 +283,9 @@ class AttentionMap {
       for (const { rowWords, keyWords, view } of layout.panes)
         for (const [words, [start, stop]] of [[rowWords, rowsInSight(view)], [keyWords, keysInSight(view)]] as const)
           if (words.named && stop - start <= MOST_WORDS)
-            words.need(start, stop).then((news) => news && this.#redraw(), (error: unknown) => {
-              if (this.#context.transport.kind !== "recorded") this.#context.fail(error);
-            });
-      if (!this.#tiles.busy) this.#redrawSign();
+            words.need(start, stop).then((news) => news && this.#redraw(), this.#complain);
+      if (!this.#tiles.busy && this.#sign.textContent === "computing") this.#redraw();
     }, Math.max(0, this.#asked + ASK_EVERY - now));
-  }
-
-  #redrawSign(): void {
-    if (this.#sign.textContent === "computing") this.#redraw();
   }
 
   #near(x: number, y: number): Near {
@@ -300,9 +296,9 @@ class AttentionMap {
     return { pane, index, cell, axis: px < 0 && py >= 0 ? "row" : py < 0 && px >= 0 ? "key" : null };
   }
 
-  #listen(): () => void {
+  #listen(): void {
     const { store, transport } = this.#context, canvas = this.#canvas;
-    const end = listen(canvas, {
+    listen(canvas, {
       pan: (dx, dy) => this.#show(panned(this.#panes[0].view, dx, dy)),
       zoom: (x, y, factor) => {
         const { pane } = this.#near(x, y);
@@ -330,14 +326,9 @@ class AttentionMap {
         this.#pointed = 0;
       },
     };
-    const key = (event: KeyboardEvent): void => {
+    canvas.addEventListener("keydown", (event) => {
       if (onKey(event, target)) event.preventDefault();
-    };
-    canvas.addEventListener("keydown", key);
-    return () => {
-      end();
-      canvas.removeEventListener("keydown", key);
-    };
+    });
   }
 
   #choose(axis: Axis, cell: Cell, add: boolean): void {

@@ -17,7 +17,7 @@ interface Pointer {
   y: number;
 }
 
-export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
+export function listen(canvas: HTMLElement, gestures: Gestures): void {
   const pointers = new Map<number, Pointer>();
   let start: Pointer | null = null, dragging = false;
   const at = (event: MouseEvent): Pointer => {
@@ -79,15 +79,9 @@ export function listen(canvas: HTMLElement, gestures: Gestures): () => void {
     const { x, y } = at(event);
     gestures.zoom(x, y, event.altKey ? 0.5 : 2);
   };
-  const all: [string, EventListener][] = [
-    ["pointerdown", down as EventListener], ["pointermove", move as EventListener], ["pointerup", up as EventListener],
-    ["pointercancel", up as EventListener], ["pointerleave", leave as EventListener],
-    ["dblclick", double as EventListener],
-  ];
-  for (const [name, listener] of all) canvas.addEventListener(name, listener);
-  canvas.addEventListener("wheel", wheel, { passive: false });
-  return () => {
-    for (const [name, listener] of all) canvas.removeEventListener(name, listener);
-    canvas.removeEventListener("wheel", wheel);
-  };
+  // The canvas goes with its listeners: nothing to take off.
+  for (const [name, listener] of Object.entries({
+    pointerdown: down, pointermove: move, pointerup: up, pointercancel: up, pointerleave: leave, dblclick: double,
+    wheel,
+  })) canvas.addEventListener(name, listener as EventListener, { passive: false });
 }

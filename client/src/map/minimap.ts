@@ -31,8 +31,8 @@ export class Minimap {
     if (this.element.hidden) return;
     const side = (length: number): number => (pane.view.square ? Math.max(12, (small * length) / longest) : small);
     const w = side(keys), t = side(rows);
+    this.element.style.left = `${pane.x + width - w - 8}px`;
     this.element.style.top = `${pane.y + 8}px`;
-    this.element.style.right = "14px";
     this.element.style.width = `${w}px`;
     this.element.style.height = `${t}px`;
     this.element.width = Math.round(w * ratio);

@@ -130,6 +130,10 @@ export function drawNumbers(
   context.font = `11px ${sans}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
+  context.save();
+  context.beginPath();
+  context.rect(pane.x, pane.y, view.width, view.height);
+  context.clip();
   const [r0, r1] = rowsInSight(view), [k0, k1] = keysInSight(view);
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
@@ -137,6 +141,8 @@ export function drawNumbers(
     const size = Math.abs(value), small = size < 0.005 ? "~0" : value.toFixed(2).replace("0.", ".");
     const text = size > 0 && size < 0.995 ? small : value.toFixed(size < 10 ? 1 : 0);
     context.fillStyle = Math.abs(scale.place(value)) > 0.6 ? paper : ink;
-    context.fillText(text, pane.x + view.ox + (key + 0.5) * view.sx, pane.y + view.oy + (row + 0.5) * view.sy);
+    const x = pane.x + view.ox + (key + 0.5) * view.sx, y = pane.y + view.oy + (row + 0.5) * view.sy;
+    context.fillText(text.replace("-", "−"), x, y);
   }
+  context.restore();
 }

@@ -1,7 +1,8 @@
 // Which maps stand where: one, two beside or below each other, or one of their difference.
 import type { Context } from "../context";
-import type { Call, Run } from "../protocol";
+import { byId, type Call, type Run } from "../protocol";
 import type { Pane } from "./pane";
+import { visible } from "./labels";
 import { difference, type MapOf, type Tile, type TileStore, type Wanted } from "./tiles";
 import { cover, isHidden, levelOf, makeView, topLevel, type Centre, type Extent, type TileAt } from "./viewport";
 
@@ -12,6 +13,7 @@ export interface Layout {
   panes: Pane[];
   /** The second map where the only pane is a difference. */
   subtracted: MapOf | null;
+  subtractedName: string;
   /** Widths of the row margin and heights of the key margin. */
   margin: { row: number; key: number };
   /** Why there is no difference although one is asked for. */
@@ -49,20 +51,22 @@ export class Ranges {
   }
 }
 
-function source({ store, words }: Context, run: Run, call: Call, head: number): Source {
-  const { item, what, pool } = store.get();
+function source({ store, words, manifest }: Context, run: Run, call: Call, head: number): Source {
+  const { item, what, pool, compare } = store.get();
+  const other = compare && manifest.runs.find((r) => r.id !== run.id && [compare.run, store.get().run].includes(r.id));
+  const name = !other ? "" : other.model === run.model ? `${visible(run.text.slice(0, 24))}: ` : `${run.model}: `;
   return {
     map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool }, call,
-    caption: `Layer ${call.layer} head ${head}`,
+    caption: `${name}Layer ${call.layer} head ${head}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };
 }
 
 /** The second map that is asked for, or null. */
 function second(context: Context): Source | null {
-  const { compare } = context.store.get(), run = compare && context.manifest.runs.find((r) => r.id === compare.run);
-  const call = run && run.calls.find((c) => c.id === compare.call);
-  return call ? source(context, run, call, compare.head) : null;
+  const { compare } = context.store.get(), run = byId(context.manifest.runs, compare?.run);
+  const call = byId(run?.calls, compare?.call);
+  return run && call ? source(context, run, call, compare!.head) : null;
 }
 
 const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;
@@ -77,7 +81,10 @@ export function layOut(
   const wanted = other !== null && compare?.mode === "difference";
   const subtract = wanted && comparable(first.call, other.call);
   const beside = other && !subtract ? [first, other] : [first];
-  const stacked = beside.length > 1 && width < height * 0.9, top = beside.length > 1 || subtract ? CAPTION : 0;
+  const top = beside.length > 1 || subtract ? CAPTION : 0;
+  const margins = { x: margin.row + GAP, y: margin.key + top + GAP / 2 };
+  const stacked = beside.length > 1 && // the way that leaves the larger square
+    Math.min(width - margins.x, height / 2 - margins.y) > Math.min(width / 2 - margins.x, height - margins.y);
   const across = stacked ? width : width / beside.length, down = stacked ? height / beside.length : height;
   const one = (s: Source) => (at: TileAt): Tile | undefined => tiles.get(s.map, at);
   const both = (at: TileAt): Tile | undefined => {
@@ -89,7 +96,7 @@ export function layOut(
   };
   const panes = beside.map((s, i): Pane => {
     const extent = {
-      width: Math.max(1, across - margin.row - GAP), height: Math.max(1, down - margin.key - top - GAP / 2),
+      width: Math.max(1, across - margins.x), height: Math.max(1, down - margins.y),
       rows: s.call.rows.length, keys: s.call.keys.length, square: s.call.kind === "self",
     };
     const view = makeView(extent, centre(extent));
@@ -100,7 +107,7 @@ export function layOut(
     };
   });
   return {
-    panes, margin, subtracted: subtract ? other.map : null,
+    panes, margin, subtracted: subtract ? other.map : null, subtractedName: other?.caption ?? "",
     note: wanted && !subtract ? "Maps of different length have no difference; they are shown side by side." : null,
   };
 }

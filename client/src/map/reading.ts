@@ -69,6 +69,7 @@ export class Reading {
   #asked = "";
   #exact: { key: string; header: CellHeader } | null = null;
   #said = "";
+  #shown = "";
 
   constructor(context: Context, complain: (error: unknown) => void) {
     this.#context = context;
@@ -92,7 +93,7 @@ export class Reading {
     if (done || this.#asked === key) return;
     this.drop();
     this.#asked = key;
-    this.#timer = window.setTimeout(() => {
+    this.#timer = setTimeout(() => {
       const request = (this.#request = new AbortController());
       this.#context.ask("cell", params, request.signal).then((header) => {
         this.#exact = { key, header };
@@ -104,13 +105,15 @@ export class Reading {
   }
 
   drop(): void {
-    window.clearTimeout(this.#timer);
+    clearTimeout(this.#timer);
     this.#request?.abort();
     this.#request = null;
     this.#asked = "";
   }
 
   #fill(parts: readonly Part[]): void {
+    if (plain(parts) === this.#shown) return;
+    this.#shown = plain(parts);
     this.element.replaceChildren(...parts.map((p) =>
       typeof p === "string" ? p : "word" in p ? h("b", {}, "‘", bdi(p.word), "’") : h("i", {}, p.value)));
   }

@@ -50,59 +50,44 @@ export function roundRange(low: number, high: number): [number, number] {
   return [Math.floor(low / step) * step, Math.ceil(high / step) * step];
 }
 
-function table(colour: (place: number) => Rgb): Uint32Array {
-  return Uint32Array.from({ length: STEPS }, (_, i) => {
-    const [r, g, b] = colour(i / (STEPS - 1)).map(Math.round);
+const cut = (share: number): number => Math.max(0, Math.min(1, share));
+const tick = (place: (value: number) => number) => (value: number): Tick => ({ at: place(value), text: plain(value) });
+
+function finish(place: (value: number) => number, colourAt: (place: number) => Rgb, ticks: Tick[]): ColourScale {
+  const pixels = Uint32Array.from({ length: STEPS }, (_, i) => {
+    const [r, g, b] = colourAt(i / (STEPS - 1)).map(Math.round);
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
+  return { place, ticks, colourAt, pixels };
 }
 
-/** From `low` (paper) to `high` (accent) in equal steps. */
-function linear(palette: Palette, low: number, high: number): ColourScale {
-  const colourAt = (place: number): Rgb => mix(palette.paper, palette.accent, place);
-  const place = (value: number): number => Math.max(0, Math.min(1, (value - low) / (high - low)));
-  const step = roundUp((high - low) / 4);
-  const ticks: Tick[] = [];
-  for (let i = Math.ceil(low / step - 1e-6); i * step <= high + step * 1e-6; i++)
-    ticks.push({ at: place(i * step), text: plain(i * step) });
-  return { place, ticks, colourAt, pixels: table(colourAt) };
-}
-
-/** Weights from 10 ** lowest to 1 in equal steps of the logarithm; anything less has the colour of 0. */
-function logarithmic(palette: Palette, lowest: number): ColourScale {
-  const colourAt = (place: number): Rgb => mix(palette.paper, palette.accent, place);
-  const place = (value: number): number => (value > 0 ? Math.max(0, Math.min(1, 1 - Math.log10(value) / lowest)) : 0);
-  const every = lowest < -4 ? 2 : 1;
-  const ticks: Tick[] = [];
-  for (let e = 0; e >= lowest; e -= every)
+/** From `low` (paper) to `high` (accent) in equal steps; or from 10 ** lowest to 1 in equal steps of the logarithm. */
+function oneSided(palette: Palette, low: number, high: number, lowest: number | null): ColourScale {
+  const place = (value: number): number =>
+    lowest === null ? cut((value - low) / (high - low)) : value > 0 ? cut(1 - Math.log10(value) / lowest) : 0;
+  const ticks: Tick[] = lowest === null ? [low, (low + high) / 2, high].map(tick(place)) : [];
+  if (lowest !== null) for (let e = 0; e >= lowest; e -= lowest < -4 ? 2 : 1)
     ticks.unshift({ at: 1 - e / lowest, text: (e === lowest ? "≤ " : "") + power(e) });
-  return { place, ticks, colourAt, pixels: table(colourAt) };
+  return finish(place, (at) => mix(palette.paper, palette.accent, at), ticks);
 }
 
 /** Differences from -top (against) over 0 (paper) to top (accent). */
 function twoSided(palette: Palette, top: number, lowest: number | null): ColourScale {
-  const colourAt = (place: number): Rgb =>
-    mix(palette.paper, place < 0.5 ? palette.against : palette.accent, Math.abs(place - 0.5) * 2);
   const size = (value: number): number => (lowest === null ? value / top : value && 1 - Math.log10(value) / lowest);
-  const cut = (share: number): number => Math.max(0, Math.min(1, share));
   const place = (value: number): number => 0.5 + 0.5 * Math.sign(value) * cut(size(Math.abs(value)));
   const marks = lowest === null ? [top / 2, top] : [10 ** Math.round(lowest / 2), 1];
-  const values = [...marks.map((m) => -m).reverse(), 0, ...marks];
-  const ticks = values.map((value) => ({ at: place(value), text: plain(value) }));
-  return { place, ticks, colourAt, pixels: table(colourAt) };
+  return finish(place, (at) => mix(palette.paper, at < 0.5 ? palette.against : palette.accent, Math.abs(at - 0.5) * 2),
+    [-marks[1], -marks[0], 0, ...marks].map(tick(place)));
 }
 
 /** The scale of what is shown. Weights reach from 0 to 1 everywhere, so that heads compare; the others over `range`. */
 export function makeScale(
   palette: Palette, what: What, tone: Tone, keys: number, range: [number, number], compared: boolean,
 ): ColourScale {
-  const weights = what === "weights";
-  if (compared) {
-    const top = weights ? 1 : Math.max(Math.abs(range[0]), Math.abs(range[1])) || 1;
-    return twoSided(palette, top, weights && tone === "log" ? lowestPower(keys) : null);
-  }
-  if (!weights) return linear(palette, ...range);
-  return tone === "log" ? logarithmic(palette, lowestPower(keys)) : linear(palette, 0, 1);
+  const [low, high] = what === "weights" ? [0, 1] : range;
+  const lowest = what === "weights" && tone === "log" ? lowestPower(keys) : null;
+  return compared ? twoSided(palette, Math.max(Math.abs(low), Math.abs(high)) || 1, lowest)
+    : oneSided(palette, low, high, lowest);
 }
 
 /** Writes the colours of `data` into pixels of the same count; NaN becomes transparent. */

@@ -49,10 +49,7 @@ function paramsOf({ map, at }: Wanted, exact: boolean): TileParams {
   return { run: map.run, call: map.call, head: map.head, item: map.item, what: map.what, pool, ...at, exact };
 }
 
-function keyOf(wanted: Wanted): string {
-  const p = paramsOf(wanted, true);
-  return JSON.stringify([p.run, p.call, p.head, p.item, p.what, p.pool, p.level, p.row, p.key]);
-}
+const keyOf = (wanted: Wanted): string => JSON.stringify(paramsOf(wanted, true));
 
 export class TileStore {
   readonly #tiles: Lru<Tile>;
