@@ -5,6 +5,7 @@ import { tokenText } from "../map/labels";
 import { colourInto, makeScale, type ColourScale } from "../map/scale";
 import { span } from "../map/tiles";
 import { capital, commas, headName } from "../panels/data";
+import { byId } from "../protocol";
 import { toHash } from "../store";
 import { csvOf } from "./csv";
 import { differenceOf, levelFor, numbersInView, type Seen } from "./numbers";
@@ -27,8 +28,8 @@ function download(context: Context, part: BlobPart, type: string, ending: string
 }
 
 function titleOf(context: Context, less: boolean): string {
-  const run = context.run(), { head, what, compare } = context.store.get(), other = context.manifest.runs.find(({ id }) => id === compare?.run);
-  const call = less && other?.calls.find(({ id }) => id === compare!.call);
+  const run = context.run(), { head, what, compare } = context.store.get(), other = byId(context.manifest.runs, compare?.run);
+  const call = less && byId(other?.calls, compare?.call);
   return `${run.model}: ${headName(run, context.call(), head)}` +
     (call ? ` less ${headName(other!, call, compare!.head)}${other === run ? "" : ` of ${other!.model}`}` : "") + `, ${what}`;
 }

@@ -1,7 +1,7 @@
 // The numbers of what is in view, exact, from tiles of one level.
 import type { Axis, Context, Picture } from "../context";
 import { TILE } from "../map/viewport";
-import type { Place, TileParams } from "../protocol";
+import { byId, type Place, type TileParams } from "../protocol";
 import type { Words } from "../words";
 
 /** Bins of a side at most; a wider view is saved at a coarser level. */
@@ -68,7 +68,7 @@ export async function numbersInView(context: Context, { rows, keys }: Seen, name
     }
     return names;
   };
-  const own = context.call(), other = context.manifest.runs.find(({ id }) => id === compare?.run)?.calls.find(({ id }) => id === compare!.call);
+  const own = context.call(), other = byId(byId(context.manifest.runs, compare?.run)?.calls, compare?.call);
   const fits = compare && other?.rows.length === own.rows.length && other.keys.length === own.keys.length;
   return {
     level, row, key, down, across, values: await valuesOf({ run, call, head, item }),

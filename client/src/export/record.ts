@@ -2,7 +2,7 @@
 import type { Axis, Context } from "../context";
 import { TILE, topLevel } from "../map/viewport";
 import { sameTokens } from "../panels/data";
-import { ALONG, BLOCK, Lines, placeOf } from "../panels/lines";
+import { ALONG, BLOCK, lengthOf, makeLines, placeOf } from "../panels/lines";
 import { sharesOf, type Shares } from "../panels/shares";
 import { ROWS } from "../panels/statistics";
 import { pagesOf } from "../panels/virtual";
@@ -69,11 +69,11 @@ function choices(context: Context, { rows, keys }: Seen, others: readonly Place[
 
 /** Asks what the text panel asks when these tokens are chosen; the text around the view is shaded, too. */
 async function choose(context: Context, choice: Choice, { rows, keys }: Seen): Promise<Shares> {
-  const state = { ...context.store.get(), ...choice }, call = context.call();
-  const chosen = { ...context, store: { ...context.store, get: () => state } }, lines = new Lines(chosen), shares = await sharesOf(chosen, lines);
+  const state = { ...context.store.get(), ...choice };
+  const chosen = { ...context, store: { ...context.store, get: () => state } }, lines = makeLines(chosen), shares = await sharesOf(chosen, lines);
   const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK, BLOCK).slice(0, 8);
   for (const direction of shares.directions)
-    for (const block of near) if (block * BLOCK < (ALONG[direction] === "key" ? call.keys : call.rows).length) await lines.load(direction, block);
+    for (const block of near) if (block * BLOCK < lengthOf(context, ALONG[direction])) await lines.load(direction, block);
   return shares;
 }
 

@@ -1,6 +1,6 @@
 // What several panels read: the overview of a run, how its calls are grouped, how a head is called.
 import type { Context } from "../context";
-import type { Answer, Call, Run } from "../protocol";
+import { byId, type Answer, type Call, type Run } from "../protocol";
 import type { State } from "../store";
 
 type Overview = Answer<"overview">;
@@ -26,7 +26,7 @@ export const commas = (value: number): string => value.toLocaleString("en");
 export function groupsOf(run: Run): Group[] {
   const groups: Group[] = [];
   for (const call of run.calls) {
-    const name = run.sides.find((side) => side.id === call.rows.side)?.name ?? call.rows.side;
+    const name = byId(run.sides, call.rows.side)?.name ?? call.rows.side;
     const title = call.kind === "cross" ? "Cross-attention" : `${capital(name)} self-attention`;
     const group = groups.find((one) => one.title === title);
     if (group) group.calls.push(call);

@@ -6,9 +6,9 @@ let count = 0;
 
 export function makeDialog(root: HTMLElement, title: string, ...children: Node[]): HTMLDialogElement {
   const id = `saccade-dialog-${count++}`;
-  const close = h("button", { class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "×");
+  const close = h("button", { "aria-label": "Close", onclick: () => dialog.close() }, "×");
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": id },
-    h("header", {}, h("h2", { id }, title), close), h("div", { class: "dialog-body" }, ...children));
+    h("div", { class: "dialog-body" }, h("div", { class: "tools" }, h("h2", { id }, title), close), ...children));
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close(); // the backdrop; all else stands in children
   });

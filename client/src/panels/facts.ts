@@ -1,18 +1,18 @@
 // What is known of the shown call, which numbers are exact, and what is alarming, as sentences.
 import type { Panel } from "../context";
 import { bdi, h } from "../dom";
-import type { Call, HeadSummary, Run } from "../protocol";
-import { commas, layerName, live, overviewOf } from "./data";
+import { byId, type Call, type HeadSummary, type Run } from "../protocol";
+import { commas, live, overviewOf } from "./data";
 import { describe } from "./overview";
 
 type Fact = [term: string, text: string];
 
 export function factsOf(run: Run, call: Call): Fact[] {
   const { heads, kv_heads, width, rows, keys, softcap, scale } = call;
-  const side = (id: string): string => run.sides.find((one) => one.id === id)?.name ?? id;
+  const side = (id: string): string => byId(run.sides, id)?.name ?? id;
   return [
     ["Model", run.model],
-    ["Layer", `${layerName(run, call)}: ${call.name}`],
+    ["Module", call.name],
     ["Kind", call.kind === "cross" ? `cross-attention: ${side(rows.side)} looks at ${side(keys.side)}` : "self-attention"],
     ["Heads", heads === kv_heads ? `${heads}, each with its own keys` : `${heads}, of which each ${heads / kv_heads} share one of ${kv_heads} key heads`],
     ["Shapes", `${commas(rows.length)} queries × ${commas(keys.length)} keys, of ${width} components` +
@@ -49,7 +49,7 @@ export const facts: Panel = {
       const about = heads.find((one) => one.call === call.id && one.head === head);
       body.replaceChildren(
         h("h2", {}, about ? describe(context, call, about) : ""),
-        ...(about?.alarms ?? []).map((text) => h("p", { class: "warning" }, "! ", text)),
+        
         h("dl", { class: "facts" }, ...factsOf(run, call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));
     })[1];

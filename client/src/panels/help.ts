@@ -4,13 +4,13 @@ import { h } from "../dom";
 import { makeDialog, onKey } from "./dialog";
 
 const READ = [
-  "Each row of the map is a token that looks (query), each column a token that is looked at (key). A row has one unit of weight to give; a stronger colour is more of it. Zoomed out, a dot is the largest or the mean of many pairs. Hatched pairs are hidden by the mask.",
-  "In the text, a filled word is looked at by the chosen one, an underlined word looks at it. Of several chosen words, what they look at is averaged, and what looks at them is summed.",
+  "A row of the map is a token that looks (query), a column one that is looked at (key). A row has one unit of weight to give; stronger colour is more of it. Zoomed out, a dot is the largest or the mean of many pairs. Hatched pairs are hidden by the mask.",
+  "In the text, a filled word is looked at by the chosen one, an underlined word looks at it. Of several chosen words, what they look at is averaged, what looks at them is summed.",
 ];
+/** Titles, each with keys and what they do. */
 const KEYS: readonly (readonly [string, ...string[]])[] = [
-  ["Map", "drag, one finger", "move", "wheel, two fingers, + −", "zoom; 0 shows all", "arrow keys", "go from pair to pair and say its numbers", "Enter, Space", "choose the word of the row, of the key", "[ ] { }", "change head, layer"],
-  ["Heads, tables", "arrow keys, Home, End", "go to another one", "Enter", "choose it"],
-  ["Text", "click, Enter", "choose a word", "with Shift, Ctrl", "choose all between, one more", "arrow keys, Page up and down, Home, End", "go to another word and choose it", "Escape", "choose nothing"],
+  ["Map", "drag", "move", "wheel, pinch, + − 0", "zoom", "arrow keys", "go from pair to pair and say its numbers", "Enter, Space", "choose the word of the row, of the key", "[ ] { }", "change head, layer"],
+  ["Text, heads, tables", "click, Enter", "choose", "with Shift, Ctrl", "choose all words between, one more", "arrow keys, Page up, Page down, Home, End", "go on", "Escape", "choose nothing"],
   ["Everywhere", "/", "search; Enter goes on, Shift + Enter back", "?", "this help"],
 ];
 

@@ -28,58 +28,56 @@ export function lineParams(place: Place, tokens: number[], block: number, length
   return { ...place, tokens, start, stop: Math.min(length, start + BLOCK), top: block === 0 ? TOP : 0 };
 }
 
+export const lengthOf = (context: Context, axis: Axis): number => context.call()[axis === "row" ? "rows" : "keys"].length;
+
 export function placeOf(context: Context): Place {
   const { run, call, head, item } = context.store.get();
   return { run, call, head, item };
 }
 
 /** The lines of what is chosen. */
-export class Lines {
-  readonly #context: Context;
-  readonly #blocks = new Map<string, Line>();
-  #state: Readonly<State> | null = null;
-  #choice = "";
-  readonly #waiting = new Map<string, Promise<Line>>();
-
-  constructor(context: Context) {
-    this.#context = context;
-  }
-
-  #key(direction: Direction, block: number): string {
-    const state = this.#context.store.get();
-    if (state !== this.#state) [this.#state, this.#choice] = [state, JSON.stringify([state.axis, state.tokens, placeOf(this.#context)])];
-    return `${direction} ${block} ${this.#choice}`;
-  }
-
+export interface Lines {
   /** A block of what is chosen now, if it is here. */
-  known(direction: Direction, block: number): Line | undefined {
-    return this.#blocks.get(this.#key(direction, block));
-  }
+  known(direction: Direction, block: number): Line | undefined;
+  load(direction: Direction, block: number): Promise<Line>;
+  /** A word's weight, as far as it is loaded: what it gets is summed over its tokens, what it gives is averaged over them. */
+  ofWord(direction: Direction, word: { first: number; end: number }): number;
+}
 
-  load(direction: Direction, block: number): Promise<Line> {
-    const blocks = this.#blocks, context = this.#context, key = this.#key(direction, block), known = blocks.get(key) ?? this.#waiting.get(key);
-    if (known) return Promise.resolve(known);
-    const call = context.call(), params = lineParams(placeOf(context), [...context.store.get().tokens], block,
-      (ALONG[direction] === "key" ? call.keys : call.rows).length);
-    const asked = direction === "from"
-      ? context.ask("row", params).then(({ data, top, sum, entropy }): Line => ({ data, top, total: sum, entropy }))
-      : context.ask("column", params).then(({ data, top, received }): Line => ({ data, top, total: received, entropy: null }));
-    const promise = asked.then((line) => {
+export function makeLines(context: Context): Lines {
+  const blocks = new Map<string, Line>(), waiting = new Map<string, Promise<Line>>();
+  let of: Readonly<State> | null = null, choice = "";
+
+  const keyOf = (direction: Direction, block: number): string => {
+    const state = context.store.get();
+    if (state !== of) [of, choice] = [state, JSON.stringify([state.axis, state.tokens, placeOf(context)])];
+    return `${direction} ${block} ${choice}`;
+  };
+  const known = (direction: Direction, block: number): Line | undefined => blocks.get(keyOf(direction, block));
+  const ask = async (direction: Direction, block: number, key: string): Promise<Line> => {
+    const params = lineParams(placeOf(context), [...context.store.get().tokens], block, lengthOf(context, ALONG[direction]));
+    try {
+      const line = direction === "from"
+        ? await context.ask("row", params).then(({ data, top, sum, entropy }) => ({ data, top, total: sum, entropy }))
+        : await context.ask("column", params).then(({ data, top, received }) => ({ data, top, total: received, entropy: null }));
       if (blocks.size >= MOST_BLOCKS) blocks.delete(blocks.keys().next().value!);
       blocks.set(key, line);
       return line;
-    }).finally(() => this.#waiting.delete(key));
-    this.#waiting.set(key, promise);
-    return promise;
-  }
-
-  /** A word's weight, as far as it is loaded: what it gets is summed over its tokens, what it gives is averaged over them. */
-  ofWord(direction: Direction, { first, end }: { first: number; end: number }): number {
-    let sum = 0, data: Float32Array | undefined;
-    for (let token = first; token < end; token++) {
-      if (token === first || token % BLOCK === 0) data = this.known(direction, Math.floor(token / BLOCK))?.data;
-      sum += data?.[token % BLOCK] || 0;
+    } finally {
+      waiting.delete(key);
     }
-    return sum / (direction === "by" ? end - first : 1);
-  }
+  };
+  return {
+    known,
+    load(direction, block) {
+      const key = keyOf(direction, block), line = blocks.get(key) ?? waiting.get(key) ?? ask(direction, block, key);
+      if (line instanceof Promise) waiting.set(key, line);
+      return Promise.resolve(line);
+    },
+    ofWord(direction, { first, end }) {
+      let sum = 0;
+      for (let token = first; token < end; token++) sum += known(direction, Math.floor(token / BLOCK))?.data[token % BLOCK] || 0;
+      return sum / (direction === "by" ? end - first : 1);
+    },
+  };
 }

@@ -3,7 +3,7 @@ import { paletteOf, type Rgb } from "../colours";
 import type { Context, Panel } from "../context";
 import { choice, h } from "../dom";
 import { goTo } from "../map/controls";
-import type { Answer, Call, HeadSummary } from "../protocol";
+import { byId, type Answer, type Call, type HeadSummary } from "../protocol";
 import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live, type Statistic } from "./data";
 import { sortedPlaces } from "./sorting";
 
@@ -77,7 +77,7 @@ export const overview: Panel = {
       tell(chosen);
     };
     const make = (place: number): Tile => {
-      const about = answer!.heads[place], call = context.run().calls.find(({ id }) => id === about.call)!;
+      const about = answer!.heads[place], call = byId(context.run().calls, about.call)!;
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
       const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
         about.alarms.length > 0 && h("span", { class: "alarm" }, "!"), h("span", { class: "name quiet" }, headNumber(call, about.head)),

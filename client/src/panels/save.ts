@@ -31,8 +31,8 @@ export const save: Panel = {
       running = null;
     };
     const dialog = makeDialog(context.root, "Save what is in view", view,
-      h("ul", { class: "saves" }, ...KINDS.filter(([kind]) => kind !== "HTML" || context.transport.source).map((one) => h("li", {},
-        h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0]), one[1]))), said);
+      h("dl", { class: "facts" }, ...KINDS.filter(([kind]) => kind !== "HTML" || context.transport.source).flatMap((one) => [
+        h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])), h("dd", {}, one[1])])), said);
     dialog.addEventListener("close", () => running?.abort());
     el.append(h("button", {
       onclick: () => {

@@ -1,6 +1,6 @@
 // The largest weights of what is chosen, as words.
 import type { Context } from "../context";
-import { ALONG, BLOCK, directionsOf, type Direction, type Lines } from "./lines";
+import { ALONG, BLOCK, directionsOf, lengthOf, type Direction, type Lines } from "./lines";
 import type { Share } from "./reading";
 import { pagesOf } from "./virtual";
 
@@ -12,8 +12,7 @@ const MOST = 12;
 const WHOLE = 2 * BLOCK;
 
 async function largest(context: Context, lines: Lines, direction: Direction): Promise<[WordShare[], number | null, number | null]> {
-  const words = context.wordsOf(ALONG[direction]), { rows, keys } = context.call();
-  const length = (ALONG[direction] === "key" ? keys : rows).length;
+  const words = context.wordsOf(ALONG[direction]), length = lengthOf(context, ALONG[direction]);
   const { top, total, entropy } = await lines.load(direction, 0);
   const tokens = length > WHOLE ? top.map(([token]) => token) : Array.from({ length }, (_, token) => token);
   await Promise.allSettled(tokens.map((token) => words.need(token, token + 1))); // without its word, a token has its number

@@ -2,7 +2,7 @@
 import type { Context, Panel } from "../context";
 import { h, press, toggles } from "../dom";
 import { goTo } from "../map/controls";
-import type { HeadSummary } from "../protocol";
+import { byId, type HeadSummary } from "../protocol";
 import { commas, decimal, headName, headNumber, overviewOf, STATISTICS, live, type Statistic } from "./data";
 import { placeOf } from "./lines";
 import { short } from "./reading";
@@ -19,8 +19,8 @@ function headPart(context: Context): Part {
   let heads: HeadSummary[] = [];
   const note = h("p", { class: "quiet" });
   const columns: Column[] = [
-    { id: "head", title: "Head", words: true, text: (at) => headNumber(context.run().calls.find(({ id }) => id === heads[at].call)!, heads[at].head) + (heads[at].alarms.length ? " !" : "") },
-    { id: "role", title: "Role", hint: "What the head was measured to do, and its score above chance", words: true,
+    { id: "head", title: "Head", words: true, text: (at) => headNumber(byId(context.run().calls, heads[at].call)!, heads[at].head) + (heads[at].alarms.length ? " !" : "") },
+    { id: "role", title: "Role", hint: "As measured, with its score above chance", words: true,
       text: (at) => (heads[at].role ?? "–") + (heads[at].score === null ? "" : ` ${decimal(heads[at].score)}`) },
     ...STATISTICS.map(([id, title, hint]): Column => ({ id, title, hint, text: (at) => (heads[at].sampled ? "≈" : "") + decimal(heads[at][id]) })),
   ];
@@ -46,7 +46,7 @@ const RECEIVED = ["received", "Received", "Weight that the token gets from all r
 const AT = ["largest_at", "At key", "The key with the largest weight"] as const;
 
 function rowPart(context: Context): Part {
-  let pages = new Map<number, { data: Float32Array; count: number }>(), names: string[] = [], place = "", table: Table | null = null, failed = false;
+  let pages = new Map<number, { data: Float32Array; count: number }>(), names: string[] = [], place = "", table: Table | null = null;
   const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }), length = (): number => context.call().rows.length;
 
   const value = (row: number, name: string): number => {
@@ -72,8 +72,7 @@ function rowPart(context: Context): Part {
   const tell = (): void => {
     const all = commas(length()), here = loaded().length;
     note.textContent = `Rows of ${headName(context.run(), context.call(), context.store.get().head)}, exact; ` + (here >= length() ? `all ${all}.`
-      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are loaded. Unsorted, rows load as they come into view.`
-      : `${all}, which load as they come into view.`);
+      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are loaded.` : `${all}, loaded as they come into view.`);
   };
   /** Unsorted all rows; sorted those that are loaded. */
   const sort = (column: string | null, falling: boolean): number[] => {
@@ -84,11 +83,7 @@ function rowPart(context: Context): Part {
   const seen = (first: number, end: number): void => {
     tell();
     const missing = pagesOf(first, end, ROWS).filter((page) => !pages.has(page));
-    if (!missing.length || failed || table?.sorted()) return;
-    Promise.all(missing.map(load)).then(() => table?.paint(), (error: unknown) => {
-      failed = true;
-      context.fail(error);
-    });
+    if (missing.length && !table?.sorted()) Promise.all(missing.map(load)).then(() => table?.paint(), context.fail);
   };
   const make = (): Table => makeTable({
     label: "Rows", sort, seen,
@@ -114,7 +109,6 @@ function rowPart(context: Context): Part {
         place = wanted;
         pages = new Map();
         table = null;
-        failed = false;
         await load(0);
         if (wanted !== place) return;
         table = make();

@@ -4,7 +4,7 @@ import { bdi, h } from "../dom";
 import type { Words } from "../words";
 import { activeIn, headName, sameTokens, live } from "./data";
 import { makeFlow, stepsOf, type Flow } from "./flow";
-import { Lines, type Direction } from "./lines";
+import { lengthOf, makeLines, type Direction } from "./lines";
 import { markBlock } from "./marks";
 import { partNodes, plain, sentence, short } from "./reading";
 import { makeSearch } from "./search";
@@ -14,7 +14,6 @@ import { chosenWords, sharesOf, type Shares, type WordShare } from "./shares";
 interface At { el: HTMLElement; words: Words; first: number; end: number }
 type How = "alone" | "add" | "range";
 
-const lengthOf = (context: Context, axis: Axis): number => context.call()[axis === "row" ? "rows" : "keys"].length;
 const howOf = ({ shiftKey, ctrlKey, metaKey }: MouseEvent | KeyboardEvent): How => (shiftKey ? "range" : ctrlKey || metaKey ? "add" : "alone");
 
 function wordAt(flow: Flow, target: EventTarget | null): At | null {
@@ -59,7 +58,7 @@ function list(context: Context, flow: Flow, shares: Shares, direction: Direction
 }
 
 function mountText(el: HTMLElement, context: Context): () => void {
-  const { store, transport } = context, lines = new Lines(context);
+  const { store, transport } = context, lines = makeLines(context);
   const reading = h("p", { class: "told" }), lists = h("div", { class: "shares" });
   // A saved page shows what it has; that the rest of the text is not shaded is no error.
   const failed = (error: unknown): void => (transport.kind === "recorded" ? undefined : context.fail(error));
