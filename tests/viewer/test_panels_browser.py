@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow
 CLIENT = Path(__file__).parents[2] / "client"
 SHORT = "run=1&call=0&head=3"  # 61 tokens, the last 21 of them generated, its last 2 keys are padding
 LONG = "run=0&call=1&head=3"  # 100,000 tokens, causal
+ROOT = "document.querySelector('#saccade > div').shadowRoot"
 CROSS = "run=2&call=1&head=1"  # 53 query tokens, 47 key tokens
 
 
@@ -127,7 +129,7 @@ def test_a_chosen_word_shows_the_map_s_own_numbers(opened, tmp_path):
     page = opened(f"{SHORT}&panel=text")
     weights, _ = weights_of(page, tmp_path, 61, 61)
     words = spans(page)
-    assert words[0][0] == 0 and words[-1][1] == 61 and all(a[1] == b[0] for a, b in zip(words, words[1:]))
+    assert words[0][0] == 0 and words[-1][1] == 61 and all(a[1] == b[0] for a, b in pairwise(words))
     for first, end in (words[3], words[12]):
         word(page, first).click()
         page.locator(f".w[data-t='{first}'][aria-pressed=true]").wait_for()
@@ -136,9 +138,10 @@ def test_a_chosen_word_shows_the_map_s_own_numbers(opened, tmp_path):
         assert [n for _, n in shares(page, "from")] == pytest.approx(falling(looks), abs=0.0051)
         assert [n for _, n in shares(page, "by")] == pytest.approx(falling(looked), abs=0.0051)
         shaded = page.locator(".flow .w.from").evaluate_all("all => all.map(e => +e.dataset.t)")
-        assert shaded == [a for (a, _), n in zip(words, looks) if n >= 0.03]
+        assert shaded == [a for (a, _), n in zip(words, looks, strict=True) if n >= 0.03]
         assert word(page, first).get_attribute("aria-pressed") == "true"
-    assert state(page)["row"] == f"{words[12][0]}" if words[12][1] - words[12][0] == 1 else True
+    first, end = words[12]
+    assert state(page)["row"] == (f"{first}" if end - first == 1 else f"{first}-{end - 1}")
 
 
 def test_several_words_are_averaged_and_said_to_be(opened, tmp_path):
@@ -171,11 +174,10 @@ def test_a_click_in_the_lists_jumps_in_text_and_map(opened):
 
 def test_generated_words_know_their_step(opened):
     page = opened(f"{SHORT}&panel=text")
-    assert word(page, 39).get_attribute("data-s") is None or spans(page)
     steps = dict(page.locator(".flow .w[data-s]").evaluate_all("all => all.map(e => [+e.dataset.t, e.dataset.s])"))
     assert min(steps) == 40 and steps[40] == "1"
     for (first, end), step in zip([s for s in spans(page) if s[0] >= 40], steps.values(), strict=True):
-        assert step == (f"{first - 39}" if end - first == 1 else f"{first - 39}–{end - 40}")
+        assert step == (f"{first - 39}" if end - first == 1 else f"{first - 39}\u2013{end - 40}")
     word(page, 41).click()
     assert "Generated at step 2." in told(page, "Generated")
 
@@ -334,12 +336,14 @@ def test_the_keyboard_alone_reaches_a_value(opened):
     page.keyboard.press("/")
     for _ in range(6):
         page.keyboard.press("Tab")
-        if page.evaluate("() => document.querySelector('#saccade > div').shadowRoot.activeElement?.closest('.flow') !== null"):
+        if page.evaluate(
+            "() => document.querySelector('#saccade > div').shadowRoot.activeElement?.closest('.flow') !== null"
+        ):
             break
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     sentence = told(page)
-    assert re.search(r"‘.+’ looks at ‘.+’ \.\d\d", sentence)
+    assert re.search(r"\W\w+\W looks at \W.+\W \.\d\d", sentence)
     page.wait_for_timeout(200)
     assert page.locator(".unseen[role=status]").inner_text().strip() == sentence.strip()
     page.keyboard.press("Shift+ArrowRight")
@@ -348,8 +352,8 @@ def test_the_keyboard_alone_reaches_a_value(opened):
     head = page.locator(".tiles button[aria-pressed=true]")
     head.focus()
     page.keyboard.press("ArrowDown")
-    assert page.locator(".tiles button[aria-pressed=true]").get_attribute("aria-label") != head.get_attribute("title")
-    assert state(page)["call"] == "1" or state(page)["head"] != "3"
+    assert (state(page)["call"], state(page)["head"]) != ("0", "3")
+    assert page.evaluate(f"() => {ROOT}.activeElement.getAttribute('aria-pressed')") == "true"
     page.keyboard.press("?")
     page.get_by_role("dialog", name="Keys, gestures and colours").wait_for()
     page.keyboard.press("Escape")
@@ -362,10 +366,14 @@ def test_nothing_is_wider_than_a_phone(opened, scheme):
     for panel in page.locator("[role=tab]:visible").evaluate_all("all => all.map(e => e.dataset.tab)"):
         page.locator(f"[role=tab][data-tab={panel}]").click()
         page.wait_for_timeout(300)
-        wide = page.evaluate("""panel => {
-            const root = document.querySelector('#saccade > div').shadowRoot, section = root.querySelector(`[data-panel=${panel}]`);
+        wide = page.evaluate(
+            """panel => {
+            const root = document.querySelector('#saccade > div').shadowRoot;
+            const section = root.querySelector(`[data-panel=${panel}]`);
             return [document.scrollingElement.scrollWidth, section.scrollWidth - section.clientWidth,
-                    section.getBoundingClientRect().right]; }""", panel)
+                    section.getBoundingClientRect().right]; }""",
+            panel,
+        )
         assert wide[0] <= 390 and wide[1] <= 0 and wide[2] <= 390, panel
     for name in ("Save", "Help"):
         page.get_by_role("button", name=name, exact=True).click()
@@ -410,12 +418,15 @@ CONTRAST = """() => {
     const rgba = colour => { pen.clearRect(0, 0, 1, 1); pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
         return [...pen.getImageData(0, 0, 1, 1).data].map((v, i) => i < 3 ? v : v / 255); };
     const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3]));
-    const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = c => { const [r, g, b] = c.map(v => linear(v / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-    const ground = e => e === null ? [255, 255, 255] : over(rgba(getComputedStyle(e).backgroundColor), ground(e.parentElement));
+    const ground = e => e === null ? [255, 255, 255]
+        : over(rgba(getComputedStyle(e).backgroundColor), ground(e.parentElement));
     let least = [99, ''];
     for (const e of root.querySelectorAll('*')) {
-        if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.getClientRects().length || e.closest('select, :disabled')) continue;
+        const told = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+        if (!told || !e.getClientRects().length || e.closest('select, :disabled')) continue;
         const back = ground(e), a = light(over(rgba(getComputedStyle(e).color), back)), b = light(back);
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         if (ratio < least[0]) least = [ratio, e.className + ': ' + e.textContent.slice(0, 40)];

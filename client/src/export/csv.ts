@@ -15,7 +15,8 @@ export function csvNumber(value: number): string {
   if (Number.isNaN(value)) return "";
   for (let digits = 6; digits < 10; digits++) {
     const short = Number(value.toPrecision(digits));
-    if (short === value || (!Number.isInteger(value) && Math.fround(short) === Math.fround(value))) return String(short);
+    if (short === value || (!Number.isInteger(value)
+      && Math.fround(short) === Math.fround(value))) return String(short);
   }
   return String(value);
 }
@@ -23,16 +24,24 @@ export function csvNumber(value: number): string {
 export const csvLine = (fields: readonly (string | number)[]): string =>
   fields.map((field) => (typeof field === "number" ? csvNumber(field) : csvText(field))).join(",") + "\r\n";
 
-/** One line a visible cell, with its tokens and words; pairs that the mask hides have none. `lengths`: rows and keys of the map. */
-export function csvOf({ level, row, key, across, values, second, rowNames, keyNames }: Numbers, [rows, keys]: [number, number], what: string, pool: string): string[] {
-  const size = 2 ** level, axis = (name: string): string[] => [...(level ? [`${name}_first`, `${name}_last`] : [name]), `${name}_word`];
-  const place = (bin: number, length: number): number[] => (level ? [bin * size, Math.min(length, (bin + 1) * size) - 1] : [bin]);
+/**
+ * One line a visible cell, with its tokens and words; pairs that the mask hides have none. `lengths`: rows and keys of
+ * the map.
+ */
+export function csvOf({ level, row, key, across, values, second, rowNames, keyNames }: Numbers,
+  [rows, keys]: [number, number], what: string, pool: string): string[] {
+  const size = 2 ** level, axis = (name: string): string[] =>
+    [...(level ? [`${name}_first`, `${name}_last`] : [name]), `${name}_word`];
+  const place = (bin: number, length: number): number[] =>
+    (level ? [bin * size, Math.min(length, (bin + 1) * size) - 1] : [bin]);
   const less = second && differenceOf(values, second, what === "weights");
-  const lines = [csvLine([...axis("row"), ...axis("key"), level ? `${pool}_${what}` : what, ...(second ? ["second", "difference"] : [])])];
+  const lines = [csvLine([...axis("row"), ...axis("key"), level ? `${pool}_${what}` : what,
+    ...(second ? ["second", "difference"] : [])])];
   values.forEach((value, at) => {
     const i = Math.floor(at / across), j = at % across;
     if (!Number.isNaN(value) || (second && !Number.isNaN(second[at])))
-      lines.push(csvLine([...place(row + i, rows), rowNames[i], ...place(key + j, keys), keyNames[j], value, ...(second ? [second[at], less![at]] : [])]));
+      lines.push(csvLine([...place(row + i, rows), rowNames[i], ...place(key + j, keys), keyNames[j], value,
+        ...(second ? [second[at], less![at]] : [])]));
   });
   return lines;
 }

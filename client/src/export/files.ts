@@ -18,9 +18,11 @@ export interface Work { picture: Picture; told: (done: number, all: number) => v
 
 /** Hands a file to the browser, from where the client is: a notebook, too. */
 function download(context: Context, part: BlobPart, type: string, ending: string): void {
-  const { head, what } = context.store.get(), url = URL.createObjectURL(new Blob([part], { type })), link = document.createElement("a");
+  const { head, what } = context.store.get(), url = URL.createObjectURL(new Blob([part], { type })),
+    link = document.createElement("a");
   link.href = url;
-  link.download = `saccade-${context.call().name}-head-${head}${what === "weights" ? "" : `-${what}`}`.replace(/[^\w.-]+/g, "-") + ending;
+  const name = `saccade-${context.call().name}-head-${head}${what === "weights" ? "" : `-${what}`}`;
+  link.download = name.replace(/[^\w.-]+/g, "-") + ending;
   context.root.append(link);
   link.click();
   link.remove();
@@ -28,24 +30,29 @@ function download(context: Context, part: BlobPart, type: string, ending: string
 }
 
 function titleOf(context: Context, less: boolean): string {
-  const run = context.run(), { head, what, compare } = context.store.get(), other = byId(context.manifest.runs, compare?.run);
+  const run = context.run(), { head, what, compare } = context.store.get(),
+    other = byId(context.manifest.runs, compare?.run);
   const call = less && byId(other?.calls, compare?.call);
   return `${run.model}: ${headName(run, context.call(), head)}` +
-    (call ? ` less ${headName(other!, call, compare!.head)}${other === run ? "" : ` of ${other!.model}`}` : "") + `, ${what}`;
+    (call ? ` less ${headName(other!, call, compare!.head)}${other === run ? "" : ` of ${other!.model}`}` : "")
+      + `, ${what}`;
 }
 
 /** "Rows 0 to 60, keys 0 to 60; each cell is the largest of 4 × 4 pairs." */
 export function describeView(context: Context, { rows, keys }: Seen): string {
   const size = 2 ** levelFor(rows, keys), kind = context.store.get().pool === "max" ? "largest" : "mean";
   const [a, b] = [rows, keys].map(([start, end]) => `${commas(start)} to ${commas(end - 1)}`);
-  return `Rows ${a}, keys ${b}; each cell is ${size > 1 ? `the ${kind} of ${size} × ${size} pairs` : "one pair"} of tokens.`;
+  const cell = size > 1 ? `the ${kind} of ${size} × ${size} pairs` : "one pair";
+  return `Rows ${a}, keys ${b}; each cell is ${cell} of tokens.`;
 }
 
 export async function saveCsv(context: Context, { picture, signal }: Work): Promise<void> {
-  const numbers = await numbersInView(context, picture, (words, token) => (words.at(token) ? words.name(token) : ""), signal);
+  const numbers = await numbersInView(context, picture, (words, token) => (words.at(token) ? words.name(token) : ""),
+    signal);
   const { rows, keys } = context.call(), { what, pool } = context.store.get();
   // Spreadsheets take a file for UTF-8 by its first sign.
-  download(context, "\ufeff" + csvOf(numbers, [rows.length, keys.length], what, pool).join(""), "text/csv;charset=utf-8", ".csv");
+  download(context, "\ufeff" + csvOf(numbers, [rows.length, keys.length], what, pool).join(""),
+    "text/csv;charset=utf-8", ".csv");
 }
 
 function imageOf(values: Float32Array, across: number, down: number, scale: ColourScale): string {
@@ -58,13 +65,18 @@ function imageOf(values: Float32Array, across: number, down: number, scale: Colo
 }
 
 export async function saveSvg(context: Context, { picture, signal }: Work): Promise<void> {
-  const numbers = await numbersInView(context, picture, (words, token) => tokenText(words.at(token), token) || String(token), signal);
-  const { what, tone, compare } = context.store.get(), { across, down, second } = numbers, palette = paletteOf(context.root);
-  const less = compare?.mode === "difference" && second !== null, values = less ? differenceOf(numbers.values, second, what === "weights") : numbers.values;
-  const { low, high } = span(values), scale = makeScale(palette, what, tone, context.call().keys.length, [low, high], less);
+  const numbers = await numbersInView(context, picture,
+    (words, token) => tokenText(words.at(token), token) || String(token), signal);
+  const { what, tone, compare } = context.store.get(), { across, down, second } = numbers,
+    palette = paletteOf(context.root);
+  const less = compare?.mode === "difference" && second !== null,
+    values = less ? differenceOf(numbers.values, second, what === "weights") : numbers.values;
+  const { low, high } = span(values), scale = makeScale(palette, what, tone, context.call().keys.length, [low, high],
+    less);
   download(context, svgOf({
     ...numbers, values, scale, palette, title: titleOf(context, less), subtitle: describeView(context, picture),
-    legend: less ? `difference of ${what}` : what, image: across * down > MOST_CELLS ? imageOf(values, across, down, scale) : null,
+    legend: less ? `difference of ${what}` : what,
+      image: across * down > MOST_CELLS ? imageOf(values, across, down, scale) : null,
   }), "image/svg+xml", ".svg");
 }
 
@@ -77,5 +89,6 @@ export async function savePng(context: Context, { picture }: Work): Promise<void
 export async function saveHtml(context: Context, { picture, told, signal }: Work): Promise<void> {
   const client = await context.transport.source!(), title = capital(titleOf(context, false));
   const table = await record(context, picture, told, signal);
-  download(context, savedPage(title, client, { hash: toHash({ ...context.store.get(), panel: "text" }), table }), "text/html", ".html");
+  download(context, savedPage(title, client, { hash: toHash({ ...context.store.get(), panel: "text" }), table }),
+    "text/html", ".html");
 }

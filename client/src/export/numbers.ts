@@ -8,7 +8,9 @@ import type { Words } from "../words";
 export const MOST_BINS = 512;
 export type Seen = Pick<Picture, "rows" | "keys">;
 
-/** Bins [row, row + down) x [key, key + across) of `level`; NaN: no visible pair. `second` is that of the compared head. */
+/**
+ * Bins [row, row + down) x [key, key + across) of `level`; NaN: no visible pair. `second` is that of the compared head.
+ */
 export interface Numbers {
   level: number;
   row: number;
@@ -30,7 +32,8 @@ export function levelFor(...axes: readonly (readonly [number, number])[]): numbe
 }
 
 /** Runs `work` for each of `all`, a few at once; stops when `signal` says so. */
-export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<unknown>, signal: AbortSignal): Promise<void> {
+export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<unknown>,
+  signal: AbortSignal): Promise<void> {
   let next = 0;
   const worker = async (): Promise<void> => {
     while (next < all.length) {
@@ -41,10 +44,15 @@ export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<unk
   await Promise.all([worker(), worker(), worker(), worker()]);
 }
 
-/** Exact numbers of what is in view, of the shown head and of the one that it is compared with, if they have one size. */
-export async function numbersInView(context: Context, { rows, keys }: Seen, nameOf: (words: Words, token: number) => string, signal: AbortSignal): Promise<Numbers> {
-  const { run, call, head, item, compare, what, pool } = context.store.get(), level = levelFor(rows, keys), size = 2 ** level;
-  const row = Math.floor(rows[0] / size), key = Math.floor(keys[0] / size), down = Math.ceil(rows[1] / size) - row, across = Math.ceil(keys[1] / size) - key;
+/**
+ * Exact numbers of what is in view, of the shown head and of the one that it is compared with, if they have one size.
+ */
+export async function numbersInView(context: Context, { rows, keys }: Seen,
+  nameOf: (words: Words, token: number) => string, signal: AbortSignal): Promise<Numbers> {
+  const { run, call, head, item, compare, what, pool } = context.store.get(), level = levelFor(rows, keys),
+    size = 2 ** level;
+  const row = Math.floor(rows[0] / size), key = Math.floor(keys[0] / size), down = Math.ceil(rows[1] / size) - row,
+    across = Math.ceil(keys[1] / size) - key;
   const tiles: [number, number][] = [];
   for (let r = Math.floor(row / TILE); r * TILE < row + down; r++)
     for (let k = Math.floor(key / TILE); k * TILE < key + across; k++) tiles.push([r, k]);
@@ -72,7 +80,8 @@ export async function numbersInView(context: Context, { rows, keys }: Seen, name
   const fits = compare && other?.rows.length === own.rows.length && other.keys.length === own.keys.length;
   return {
     level, row, key, down, across, values: await valuesOf({ run, call, head, item }),
-    second: fits ? await valuesOf({ run: compare.run, call: compare.call, head: compare.head, item: Math.min(item, other.items - 1) }) : null,
+    second: fits ? await valuesOf({ run: compare.run, call: compare.call, head: compare.head,
+      item: Math.min(item, other.items - 1) }) : null,
     rowNames: await namesOf("row", row, down), keyNames: await namesOf("key", key, across),
   };
 }

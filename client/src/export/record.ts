@@ -37,7 +37,8 @@ function tiles(context: Context, places: readonly Place[], { rows, keys }: Seen)
 function otherHeads(context: Context): Place[] {
   const place = placeOf(context), call = context.call();
   return context.run().calls
-    .filter(({ rows, keys }) => rows.length * keys.length <= MOST_CELLS && rows.side === call.rows.side && keys.side === call.keys.side)
+    .filter(({ rows, keys }) => rows.length * keys.length <= MOST_CELLS && rows.side === call.rows.side
+      && keys.side === call.keys.side)
     .flatMap(({ id, heads }) => tokensFrom(0, heads).map((head) => ({ ...place, call: id, head })))
     .filter(({ call, head }) => call !== place.call || head !== place.head);
 }
@@ -49,19 +50,25 @@ function wishesOf(context: Context, { rows, keys }: Seen, others: readonly Place
   const wishes: Wish[] = [["open", {}], ["overview", { run, item }], ...tiles(context, both, { rows, keys })];
   for (const other of others) wishes.push(...tiles(context, [other], { rows, keys }));
   if ((rows[1] - rows[0]) * (keys[1] - keys[0]) <= MOST_CELLS)
-    for (const row of tokensFrom(...rows)) for (const key of tokensFrom(...keys)) wishes.push(["cell", { ...place, row, key }]);
+    for (const row of tokensFrom(...rows))
+      for (const key of tokensFrom(...keys)) wishes.push(["cell", { ...place, row, key }]);
   for (const page of new Set([0, ...pagesOf(...rows, ROWS).slice(0, 4)]))
     wishes.push(["rows", { ...place, start: page * ROWS, stop: Math.min(call.rows.length, (page + 1) * ROWS) }]);
   return wishes;
 }
 
-/** What is chosen and every word in view, in the shown head; in the other heads of a short text as far as they are few. */
+/**
+ * What is chosen and every word in view, in the shown head; in the other heads of a short text as far as they are few.
+ */
 function choices(context: Context, { rows, keys }: Seen, others: readonly Place[]): Choice[] {
-  const { call, head, axis, tokens } = context.store.get(), out: Choice[] = [], chosen: Choice[] = tokens.length ? [{ call, head, axis, tokens: [...tokens] }] : [];
+  const { call, head, axis, tokens } = context.store.get(), out: Choice[] = [],
+    chosen: Choice[] = tokens.length ? [{ call, head, axis, tokens: [...tokens] }] : [];
   for (const axis of sameTokens(context.call()) ? (["row"] as const) : (["row", "key"] as const)) {
-    const [start, stop] = axis === "row" ? rows : keys, all = tokensFrom(start, stop).map((first) => ({ first, end: first + 1 }));
-    if (all.length <= MOST_TOKENS) for (const { first, end } of context.side(axis).named ? context.wordsOf(axis).between(start, stop) : all)
-      out.push({ call, head, axis, tokens: tokensFrom(first, end) });
+    const [start, stop] = axis === "row" ? rows : keys,
+      all = tokensFrom(start, stop).map((first) => ({ first, end: first + 1 }));
+    const words = context.side(axis).named ? context.wordsOf(axis).between(start, stop) : all;
+    if (all.length <= MOST_TOKENS)
+      for (const { first, end } of words) out.push({ call, head, axis, tokens: tokensFrom(first, end) });
   }
   const elsewhere = out.length * others.length <= MOST_CHOICES ? [...chosen, ...out] : chosen;
   return [...chosen, ...out, ...others.flatMap(({ call, head }) => elsewhere.map((one) => ({ ...one, call, head })))];
@@ -70,27 +77,34 @@ function choices(context: Context, { rows, keys }: Seen, others: readonly Place[
 /** Asks what the text panel asks when these tokens are chosen; the text around the view is shaded, too. */
 async function choose(context: Context, choice: Choice, { rows, keys }: Seen): Promise<Shares> {
   const state = { ...context.store.get(), ...choice };
-  const chosen = { ...context, store: { ...context.store, get: () => state } }, lines = makeLines(chosen), shares = await sharesOf(chosen, lines);
-  const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK, BLOCK).slice(0, 8);
+  const chosen = { ...context, store: { ...context.store, get: () => state } }, lines = makeLines(chosen),
+    shares = await sharesOf(chosen, lines);
+  const near = pagesOf(Math.max(0, Math.min(rows[0], keys[0]) - BLOCK), Math.max(rows[1], keys[1]) + BLOCK,
+    BLOCK).slice(0, 8);
   for (const direction of shares.directions)
-    for (const block of near) if (block * BLOCK < lengthOf(context, ALONG[direction])) await lines.load(direction, block);
+    for (const block of near)
+      if (block * BLOCK < lengthOf(context, ALONG[direction])) await lines.load(direction, block);
   return shares;
 }
 
 function base64(bytes: ArrayBuffer): string {
   let text = "";
-  for (let at = 0; at < bytes.byteLength; at += 0x6000) text += String.fromCharCode(...new Uint8Array(bytes.slice(at, at + 0x6000)));
+  for (let at = 0; at < bytes.byteLength; at += 0x6000)
+    text += String.fromCharCode(...new Uint8Array(bytes.slice(at, at + 0x6000)));
   return btoa(text);
 }
 
 /** What answers the requests of a saved page: `told` hears how far it is. */
-export async function record(context: Context, seen: Seen, told: (done: number, all: number) => void, signal: AbortSignal): Promise<Record<string, string>> {
-  const table: Record<string, string> = {}, { store, transport, manifest } = context, { run, call, head, item, compare } = store.get();
+export async function record(context: Context, seen: Seen, told: (done: number, all: number) => void,
+  signal: AbortSignal): Promise<Record<string, string>> {
+  const table: Record<string, string> = {}, { store, transport, manifest } = context,
+    { run, call, head, item, compare } = store.get();
   const request: Transport["request"] = async (op, params) => {
     const reply = await transport.request(op, params, signal);
     if (typeof reply.header["error"] === "string") throw new RequestError(reply.header["error"]);
     if (op === "open") reply.header = {
-      ...reply.header, runs: manifest.runs.filter(({ id }) => id === run || id === compare?.run), shown: { run, call, head, item }, findings: [], step: false,
+      ...reply.header, runs: manifest.runs.filter(({ id }) => id === run || id === compare?.run),
+        shown: { run, call, head, item }, findings: [], step: false,
     };
     // Exact tiles answer requests for quick ones.
     table[recordedKey(op, op === "tile" ? { ...params, exact: false } : params)] = base64(encodeFrame(reply));
@@ -107,12 +121,14 @@ export async function record(context: Context, seen: Seen, told: (done: number, 
     for (const page of [0, ...pagesOf(start, stop, PAGE)]) await words(axis, page * PAGE);
     if (stop - start <= MOST_TOKENS) await context.wordsOf(axis).need(start, stop);
   }
-  const asking: Context = { ...context, ask: (op, params) => ask({ kind: transport.kind, request }, op, params) }, others = otherHeads(context);
+  const asking: Context = { ...context, ask: (op, params) => ask({ kind: transport.kind, request }, op, params) },
+    others = otherHeads(context);
   const jobs: (() => Promise<unknown>)[] = [
     ...wishesOf(context, seen, others).map(([op, params]) => () => request(op, params)),
     ...choices(context, seen, others).map((one) => async () => {
       const shares = await choose(asking, one, seen);
-      for (const direction of shares.directions) for (const { first } of shares[direction]) await words(ALONG[direction], first);
+      for (const direction of shares.directions)
+        for (const { first } of shares[direction]) await words(ALONG[direction], first);
     }),
   ];
   let done = 0;

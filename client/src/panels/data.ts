@@ -73,8 +73,12 @@ export const decimal = (value: number | null | undefined, digits = 2): string =>
 /** What has the focus inside the client. */
 export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
 
-/** Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns [ask, end]. */
-export function live(el: HTMLElement, context: Context, fields: readonly (keyof State)[], refresh: () => unknown): [() => void, () => void] {
+/**
+ * Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns
+ * [ask, end].
+ */
+export function live(el: HTMLElement, context: Context, fields: readonly (keyof State)[],
+  refresh: () => unknown): [() => void, () => void] {
   let wanted = false, frame = 0;
   const run = async (): Promise<void> => {
     frame = 0;

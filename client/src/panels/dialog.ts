@@ -21,7 +21,8 @@ export function onKey(context: Context, key: string, run: () => void): () => voi
   const target = context.transport.kind === "widget" ? context.root : document;
   const listen = (event: Event): void => {
     const { key: pressed, ctrlKey, metaKey, altKey } = event as KeyboardEvent;
-    if (pressed !== key || ctrlKey || metaKey || altKey || (event.composedPath()[0] as Element).matches?.("input, select, textarea")) return;
+    if (pressed !== key || ctrlKey || metaKey || altKey
+      || (event.composedPath()[0] as Element).matches?.("input, select, textarea")) return;
     event.preventDefault();
     run();
   };

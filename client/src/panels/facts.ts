@@ -13,28 +13,33 @@ export function factsOf(run: Run, call: Call): Fact[] {
   return [
     ["Model", run.model],
     ["Module", call.name],
-    ["Kind", call.kind === "cross" ? `cross-attention: ${side(rows.side)} looks at ${side(keys.side)}` : "self-attention"],
-    ["Heads", heads === kv_heads ? `${heads}, each with its own keys` : `${heads}, of which each ${heads / kv_heads} share one of ${kv_heads} key heads`],
+    ["Kind", call.kind === "cross" ? `cross-attention: ${side(rows.side)} looks at ${side(keys.side)}`
+      : "self-attention"],
+    ["Heads", heads === kv_heads ? `${heads}, each with its own keys`
+      : `${heads}, of which each ${heads / kv_heads} share one of ${kv_heads} key heads`],
     ["Shapes", `${commas(rows.length)} queries × ${commas(keys.length)} keys, of ${width} components` +
-      (rows.placed ? `; the first query stands at key ${rows.placed}` : "") + (call.items > 1 ? `; ${call.items} items` : "")],
+      (rows.placed ? `; the first query stands at key ${rows.placed}` : "")
+        + (call.items > 1 ? `; ${call.items} items` : "")],
     ["Causal", call.causal ? "yes: no row sees later tokens" : "no: a row may see later tokens"],
     ["Mask", call.mask ?? "none"],
     ["Bias", call.bias ?? "none"],
-    ["Scale", Number(scale.toPrecision(6)) + (Math.abs(scale * Math.sqrt(width) - 1) < 1e-6 ? ` = 1 / √${width}` : "")],
+    ["Scale", Number(scale.toPrecision(6)) + (Math.abs(scale * scale * width - 1) < 1e-6 ? ` = 1 / √${width}` : "")],
     ["Softcap", softcap === null ? "none" : `${softcap} · tanh(logit / ${softcap})`],
     ["Sink", call.sink ? "yes: it takes what a row leaves of 1" : "none: the weights of a row sum to 1"],
   ];
 }
 
 const exactness = (call: Call, about: HeadSummary | undefined): string =>
-  "Cells, rows and columns are exact, computed in float32 from queries and keys; so is the map where it does not say that it is sampled. The statistics of this head are " +
+  "Cells, rows and columns are exact, computed in float32 from queries and keys; so is the map where it does not say " +
+  "that it is sampled. The statistics of this head are " +
   (about?.sampled ? `from ${commas(about.sampled)} of its ${commas(call.rows.length)} rows.` : "from all of its rows.");
 
 export const facts: Panel = {
   id: "facts", title: "Call", place: "right",
   mount(el, context) {
     const { store, manifest } = context, body = h("div", { class: "stack" }), findings = h("ul", { class: "plain" });
-    el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "What was found"), findings));
+    el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "What was found"),
+      findings));
     findings.append(...manifest.findings.map(({ sentence, call, head, row, key }) => h("li", {}, h("button", {
       onclick: () => {
         store.set({ run: manifest.shown.run, call, head, axis: "row", tokens: [row] });
@@ -50,7 +55,8 @@ export const facts: Panel = {
       body.replaceChildren(
         h("h2", {}, about ? describe(context, call, about) : ""),
         
-        h("dl", { class: "facts" }, ...factsOf(run, call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
+        h("dl", { class: "facts" }, ...factsOf(run,
+          call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));
     })[1];
   },

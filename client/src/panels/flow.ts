@@ -4,7 +4,14 @@ import type { Word, Words } from "../words";
 import { activeIn } from "./data";
 import { BLOCK } from "./lines";
 
-export interface Block { words: Words; start: number; stop: number; prompt: number | null; el: HTMLElement; filled: boolean }
+export interface Block {
+  words: Words;
+  start: number;
+  stop: number;
+  prompt: number | null;
+  el: HTMLElement;
+  filled: boolean;
+}
 export interface FlowSide { words: Words; length: number; title: string; prompt: number | null }
 
 export interface Flow {
@@ -19,7 +26,8 @@ export interface Flow {
 
 const SPARE = 500; // pixels beyond the view in which words are made
 const plainWord = (token: number): Word =>
-  ({ text: String(token), label: `token ${token}`, first: token, end: token + 1, special: false, gap: " ", tokens: [] });
+  ({ text: String(token), label: `token ${token}`, first: token, end: token + 1, special: false, gap: " ",
+    tokens: [] });
 const visible = (text: string): string => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
 
 /** The step at which a token of generated text came, or null: "3", "3–5" for a word of several tokens. */
@@ -30,9 +38,11 @@ export function stepsOf(first: number, end: number, prompt: number | null): stri
 }
 
 function made(word: Word, prompt: number | null): HTMLElement {
-  const steps = stepsOf(word.first, word.end, prompt), text = word.special || !word.text.trim() ? word.label : visible(word.text);
+  const steps = stepsOf(word.first, word.end, prompt),
+    text = word.special || !word.text.trim() ? word.label : visible(word.text);
   return h("span", {
-    class: "w" + (word.special ? " special" : "") + (text.length > 20 ? " endless" : ""), role: "button", tabindex: -1, "aria-pressed": "false",
+    class: "w" + (word.special ? " special" : "") + (text.length > 20 ? " endless" : ""), role: "button", tabindex: -1,
+      "aria-pressed": "false",
     "data-t": word.first, "data-e": word.end, "data-s": steps, dir: word.special && "ltr",
     "aria-label": steps && `${word.label}, generated at step ${steps}`,
   }, text);
@@ -40,7 +50,8 @@ function made(word: Word, prompt: number | null): HTMLElement {
 
 /** `mark` is told of every block that is made, `failed` of words that do not come. */
 export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) => void): Flow {
-  const el = h("div", { class: "flow", role: "group", "aria-label": "Words of the text; the arrow keys move from word to word, with Shift they choose several" });
+  const el = h("div", { class: "flow", role: "group",
+    "aria-label": "Words of the text; the arrow keys move from word to word, with Shift they choose several" });
   let blocks: Block[] = [], guessed = false, target: { words: Words; token: number; until: number } | null = null;
 
   const blockOf = (words: Words, token: number): Block | undefined =>
@@ -52,19 +63,24 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
   /** Puts a word into the middle unless it is in view. */
   const centre = (word: HTMLElement, calm: boolean): void => {
     const box = word.getBoundingClientRect(), room = el.getBoundingClientRect();
-    if (!calm || box.top < room.top || box.bottom > room.bottom) el.scrollTop += (box.top + box.bottom - room.top - room.bottom) / 2;
+    if (!calm || box.top < room.top || box.bottom > room.bottom) el.scrollTop += (box.top
+      + box.bottom - room.top - room.bottom) / 2;
   };
   const fill = async (block: Block): Promise<void> => {
     const { words, start, stop, prompt } = block;
     await words.need(start, stop);
     if (block.filled || !block.el.isConnected) return;
-    const all = words.named ? words.between(start, stop).filter(({ first }) => first >= start) : Array.from({ length: stop - start }, (_, i) => plainWord(start + i));
+    const all = words.named ? words.between(start, stop).filter(({ first }) => first >= start)
+      : Array.from({ length: stop - start }, (_, i) => plainWord(start + i));
     block.filled = all.length > 0;
     block.el.replaceChildren(
-      ...(el.classList.contains("long") ? [h("span", { class: "at", "aria-hidden": "true" }, start.toLocaleString("en"))] : []),
-      ...all.flatMap((word) => [word.first > start && visible(word.gap), made(word, prompt)]).filter((part) => part !== false));
+      ...(el.classList.contains("long") ? [h("span", { class: "at", "aria-hidden": "true" },
+        start.toLocaleString("en"))] : []),
+      ...all.flatMap((word) => [word.first > start && visible(word.gap), made(word, prompt)]).filter((part) =>
+        part !== false));
     block.el.style.minHeight = "";
-    if (!guessed && block.filled) el.style.setProperty("--block", `${(block.el.offsetHeight * BLOCK) / (stop - start)}px`);
+    if (!guessed && block.filled) el.style.setProperty("--block",
+      `${(block.el.offsetHeight * BLOCK) / (stop - start)}px`);
     guessed ||= block.filled;
     mark(block);
     // Blocks that are made above what was asked for must not move it away.
@@ -98,7 +114,8 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
       for (const { words, length, title, prompt } of sides) {
         if (sides.length > 1) el.append(h("p", { class: "side quiet" }, title));
         for (let start = 0; start < length; start += BLOCK) {
-          const stop = Math.min(length, start + BLOCK), part = h("div", { class: "block", dir: "auto", style: `--part: ${(stop - start) / BLOCK}` });
+          const stop = Math.min(length, start + BLOCK),
+            part = h("div", { class: "block", dir: "auto", style: `--part: ${(stop - start) / BLOCK}` });
           blocks.push({ words, start, stop, prompt, el: part, filled: false });
           el.append(part);
           observer.observe(part);

@@ -1,4 +1,4 @@
-// Weights of the chosen tokens: what they look at (rows of the map) and what looks at them (columns), by blocks of tokens.
+// Weights of the chosen tokens, by blocks of tokens: what they look at (rows of the map), what looks at them (columns).
 import type { Axis, Context } from "../context";
 import type { LineParams, Place } from "../protocol";
 import type { State } from "../store";
@@ -22,13 +22,16 @@ export function directionsOf(context: Context): Direction[] {
   return !tokens.length ? [] : sameTokens(context.call()) ? ["from", "by"] : axis === "row" ? ["from"] : ["by"];
 }
 
-/** The request for a block; one for every block, so that a saved page knows it again. The first one brings the largest. */
+/**
+ * The request for a block; one for every block, so that a saved page knows it again. The first one brings the largest.
+ */
 export function lineParams(place: Place, tokens: number[], block: number, length: number): LineParams {
   const start = block * BLOCK;
   return { ...place, tokens, start, stop: Math.min(length, start + BLOCK), top: block === 0 ? TOP : 0 };
 }
 
-export const lengthOf = (context: Context, axis: Axis): number => context.call()[axis === "row" ? "rows" : "keys"].length;
+export const lengthOf = (context: Context, axis: Axis): number =>
+  context.call()[axis === "row" ? "rows" : "keys"].length;
 
 export function placeOf(context: Context): Place {
   const { run, call, head, item } = context.store.get();
@@ -40,7 +43,10 @@ export interface Lines {
   /** A block of what is chosen now, if it is here. */
   known(direction: Direction, block: number): Line | undefined;
   load(direction: Direction, block: number): Promise<Line>;
-  /** A word's weight, as far as it is loaded: what it gets is summed over its tokens, what it gives is averaged over them. */
+  /**
+   * A word's weight, as far as it is loaded: what it gets is summed over its tokens, what it gives is averaged over
+   * them.
+   */
   ofWord(direction: Direction, word: { first: number; end: number }): number;
 }
 
@@ -55,11 +61,13 @@ export function makeLines(context: Context): Lines {
   };
   const known = (direction: Direction, block: number): Line | undefined => blocks.get(keyOf(direction, block));
   const ask = async (direction: Direction, block: number, key: string): Promise<Line> => {
-    const params = lineParams(placeOf(context), [...context.store.get().tokens], block, lengthOf(context, ALONG[direction]));
+    const params = lineParams(placeOf(context), [...context.store.get().tokens], block,
+      lengthOf(context, ALONG[direction]));
     try {
       const line = direction === "from"
         ? await context.ask("row", params).then(({ data, top, sum, entropy }) => ({ data, top, total: sum, entropy }))
-        : await context.ask("column", params).then(({ data, top, received }) => ({ data, top, total: received, entropy: null }));
+        : await context.ask("column", params).then(({ data, top, received }) =>
+          ({ data, top, total: received, entropy: null }));
       if (blocks.size >= MOST_BLOCKS) blocks.delete(blocks.keys().next().value!);
       blocks.set(key, line);
       return line;
@@ -76,7 +84,8 @@ export function makeLines(context: Context): Lines {
     },
     ofWord(direction, { first, end }) {
       let sum = 0;
-      for (let token = first; token < end; token++) sum += known(direction, Math.floor(token / BLOCK))?.data[token % BLOCK] || 0;
+      for (let token = first; token < end; token++) sum += known(direction,
+        Math.floor(token / BLOCK))?.data[token % BLOCK] || 0;
       return sum / (direction === "by" ? end - first : 1);
     },
   };

@@ -13,9 +13,11 @@ function paint(context: Context, lines: Lines, block: Block, here: readonly Dire
     const first = Number(el.dataset["t"]), end = Number(el.dataset["e"]);
     let is = false;
     for (let token = first; token < end; token++) is ||= chosen.has(token);
-    const [from, by] = (["from", "by"] as const).map((direction) => (here.includes(direction) ? lines.ofWord(direction, { first, end }) : 0));
+    const [from, by] = (["from", "by"] as const).map((direction) =>
+      (here.includes(direction) ? lines.ofWord(direction, { first, end }) : 0));
     const told = from >= TOLD ? from : by >= TOLD && !is ? by : 0;
-    for (const [name, has] of [["chosen", is], ["from", from >= LEAST], ["strong", from >= STRONG], ["by", by >= LEAST]] as const) el.classList.toggle(name, has);
+    for (const [name, has] of [["chosen", is], ["from", from >= LEAST], ["strong", from >= STRONG],
+      ["by", by >= LEAST]] as const) el.classList.toggle(name, has);
     el.setAttribute("aria-pressed", String(is));
     el.style.setProperty("--a", String(Math.min(1, from)));
     el.style.setProperty("--b", String(Math.min(1, Math.max(0.35, by))));

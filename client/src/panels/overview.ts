@@ -4,7 +4,8 @@ import type { Context, Panel } from "../context";
 import { choice, h } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type Answer, type Call, type HeadSummary } from "../protocol";
-import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live, type Statistic } from "./data";
+import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live,
+  type Statistic } from "./data";
 import { sortedPlaces } from "./sorting";
 
 interface Tile { place: number; button: HTMLButtonElement; canvas: HTMLCanvasElement; call: Call; about: HeadSummary }
@@ -41,7 +42,8 @@ type Row = [group: string, title: string, places: number[]];
 
 function rowsOf(context: Context, heads: readonly HeadSummary[], order: Statistic | "layer"): Row[] {
   if (order !== "layer")
-    return [["", `By ${STATISTICS.find(([id]) => id === order)![1].toLowerCase()}, largest first`, sortedPlaces(heads.map((about) => about[order]), true)]];
+    return [["", `By ${STATISTICS.find(([id]) => id === order)![1].toLowerCase()}, largest first`,
+      sortedPlaces(heads.map((about) => about[order]), true)]];
   const run = context.run(), groups = groupsOf(run);
   return groups.flatMap((group) => group.calls.map((call, at): Row => [
     at === 0 && groups.length > 1 ? group.title : "",
@@ -53,11 +55,14 @@ function rowsOf(context: Context, heads: readonly HeadSummary[], order: Statisti
 export const overview: Panel = {
   id: "overview", title: "Heads", place: "left",
   mount(el, context) {
-    const { store } = context, title = h("h2", {}, "Heads"), said = h("p", { class: "quiet heads-about" }), grid = h("div", {});
+    const { store } = context, title = h("h2", {}, "Heads"), said = h("p", { class: "quiet heads-about" }),
+      grid = h("div", {});
     let answer: Answer<"overview"> | null = null, tiles: Tile[] = [], order: Statistic | "layer" = "layer";
 
-    const tileOf = (target: EventTarget | null): Tile | undefined => tiles.find(({ button }) => button.contains(target as Node | null));
-    const tell = (tile: Tile | undefined): void => void (said.textContent = tile ? describe(context, tile.call, tile.about) : "");
+    const tileOf = (target: EventTarget | null): Tile | undefined =>
+      tiles.find(({ button }) => button.contains(target as Node | null));
+    const tell = (tile: Tile | undefined): void =>
+      void (said.textContent = tile ? describe(context, tile.call, tile.about) : "");
     const repaint = (): void => {
       const { accent } = paletteOf(grid);
       for (const tile of tiles) paint(tile, answer!, accent);
@@ -69,7 +74,8 @@ export const overview: Panel = {
         part.style.setProperty("--columns", String(order === "layer" ? columnsFor(part.children.length, room) : room));
     };
     const mark = (): void => {
-      const { call, head } = store.get(), chosen = tiles.find((tile) => tile.call.id === call && tile.about.head === head);
+      const { call, head } = store.get(), chosen = tiles.find((tile) => tile.call.id === call
+        && tile.about.head === head);
       for (const tile of tiles) {
         tile.button.setAttribute("aria-pressed", String(tile === chosen));
         tile.button.tabIndex = tile === (chosen ?? tiles[0]) ? 0 : -1;
@@ -80,8 +86,10 @@ export const overview: Panel = {
       const about = answer!.heads[place], call = byId(context.run().calls, about.call)!;
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
       const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
-        about.alarms.length > 0 && h("span", { class: "alarm" }, "!"), h("span", { class: "name quiet" }, headNumber(call, about.head)),
-        h("span", { class: about.role === "mixed" ? "role quiet" : "role" }, order === "layer" ? about.role : decimal(about[order])));
+        about.alarms.length > 0 && h("span", { class: "alarm" }, "!"),
+          h("span", { class: "name quiet" }, headNumber(call, about.head)),
+        h("span", { class: about.role === "mixed" ? "role quiet" : "role" },
+          order === "layer" ? about.role : decimal(about[order])));
       return { place, button, canvas, call, about };
     };
     const build = (): void => {
@@ -93,7 +101,8 @@ export const overview: Panel = {
         const row = places.map(make);
         tiles.push(...row);
         return [group && h("h3", {}, group), h("div", { class: "layer", role: "group", "aria-label": group + name },
-          h("p", { class: "quiet small" }, name), h("div", { class: "tiles" }, ...row.map(({ button }) => button)))].filter(Boolean);
+          h("p", { class: "quiet small" }, name),
+            h("div", { class: "tiles" }, ...row.map(({ button }) => button)))].filter(Boolean);
       }));
       arrange();
       repaint();
@@ -109,17 +118,20 @@ export const overview: Panel = {
       const tile = tileOf(event.target as Node), { key } = event;
       if (!tile || event.altKey || event.ctrlKey || event.metaKey) return;
       const at = tiles.indexOf(tile), columns = Number(tile.button.parentElement!.style.getPropertyValue("--columns"));
-      const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: tiles.length - 1 - at }[key];
+      const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at,
+        End: tiles.length - 1 - at }[key];
       if (by === undefined) return;
       event.preventDefault();
       if (tiles[at + by]) choose(tiles[at + by]);
     };
     for (const [name, listen] of [
-      ["keydown", key], ["click", ({ target }: Event) => tileOf(target) && choose(tileOf(target)!)], ["pointerleave", mark],
+      ["keydown", key], ["click", ({ target }: Event) => tileOf(target) && choose(tileOf(target)!)],
+        ["pointerleave", mark],
       ["pointerover", ({ target }: Event) => tell(tileOf(target))],
     ] as [string, EventListener][]) grid.addEventListener(name, listen);
 
-    const orders: [string, string][] = [["layer", "Layer"], ...STATISTICS.map(([id, name]): [string, string] => [id, name])];
+    const orders: [string, string][] = [["layer", "Layer"],
+      ...STATISTICS.map(([id, name]): [string, string] => [id, name])];
     el.append(title, choice("Order", orders, "layer", (value) => {
       order = value as Statistic | "layer";
       build();

@@ -9,7 +9,8 @@ const KINDS = [
   ["SVG", "A drawing for talks and papers; each cell is a shape where they are few.", saveSvg],
   ["PNG", "The map as it is on the screen.", savePng],
   ["CSV", "The exact numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
-  ["HTML", "One file that opens offline: this part of map and text, to point at, choose words in, and zoom out of.", saveHtml],
+  ["HTML", "One file that opens offline: this part of map and text, to point at, choose words in, and zoom out of.",
+    saveHtml],
 ] as const;
 
 export const save: Panel = {
@@ -23,7 +24,10 @@ export const save: Panel = {
       const { signal } = (running = new AbortController());
       said.textContent = `Making the ${kind} file…`;
       try {
-        await work(context, { picture, signal, told: (done, all) => void (said.textContent = `Recording ${commas(done)} of ${commas(all)} answers; Escape cancels.`) });
+        const told = (done: number, all: number): void => {
+          said.textContent = `Recording ${commas(done)} of ${commas(all)} answers; Escape cancels.`;
+        };
+        await work(context, { picture, signal, told });
         said.textContent = `The ${kind} file is saved.`;
       } catch (error) {
         said.textContent = signal.aborted ? "" : error instanceof Error ? error.message : String(error);
@@ -31,8 +35,10 @@ export const save: Panel = {
       running = null;
     };
     const dialog = makeDialog(context.root, "Save what is in view", view,
-      h("dl", { class: "facts" }, ...KINDS.filter(([kind]) => kind !== "HTML" || context.transport.source).flatMap((one) => [
-        h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])), h("dd", {}, one[1])])), said);
+      h("dl", { class: "facts" }, ...KINDS.filter(([kind]) => kind !== "HTML"
+        || context.transport.source).flatMap((one) => [
+        h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])),
+          h("dd", {}, one[1])])), said);
     dialog.addEventListener("close", () => running?.abort());
     el.append(h("button", {
       onclick: () => {

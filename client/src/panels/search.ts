@@ -11,20 +11,24 @@ const LIMIT = 200;
 export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   const { store } = context;
   let found: { axis: Axis; place: Answer<"search">["found"][number] }[] = [], total = 0, at = -1, timer = 0, asked = 0;
-  const field = h("input", { type: "search", placeholder: "Search the text", "aria-label": "Search the text", autocomplete: "off", maxlength: 400, oninput: () => later() });
-  const count = h("p", { class: "quiet number", "aria-live": "polite", hidden: true }), list = h("ol", { class: "found plain", hidden: true });
+  const field = h("input", { type: "search", placeholder: "Search the text", "aria-label": "Search the text",
+    autocomplete: "off", maxlength: 400, oninput: () => later() });
+  const count = h("p", { class: "quiet number", "aria-live": "polite", hidden: true }),
+    list = h("ol", { class: "found plain", hidden: true });
   const step = (by: number, title: string, sign: string): HTMLButtonElement =>
     h("button", { "aria-label": title, title, disabled: true, onclick: () => go(at + by) }, sign);
   const steps = [step(-1, "Previous place", "↑"), step(1, "Next place", "↓")];
 
   const tell = (): void => {
-    const places = `${commas(total)} place${total === 1 ? "" : "s"}`, part = total > found.length ? `; the first ${found.length} are listed` : "";
+    const places = `${commas(total)} place${total === 1 ? "" : "s"}`,
+      part = total > found.length ? `; the first ${found.length} are listed` : "";
     count.textContent = total === 0 ? "Nothing found" : (at < 0 ? "" : `${at + 1} of `) + places + part;
     list.querySelectorAll("button").forEach((button, i) => button.setAttribute("aria-current", String(i === at)));
   };
   const go = (to: number): void => {
     at = (to + found.length) % found.length;
-    const { axis, place: [, first, end] } = found[at], both = sameTokens(context.call()), current = list.children[at] as HTMLElement;
+    const { axis, place: [, first, end] } = found[at], both = sameTokens(context.call()),
+      current = list.children[at] as HTMLElement;
     context.choose(axis, Array.from({ length: end - first }, (_, i) => first + i));
     context.reveal(axis === "row" ? first : null, axis === "key" || both ? first : null);
     tell();
@@ -32,9 +36,11 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   };
   const run = async (jump: boolean): Promise<void> => {
     const mine = ++asked, query = field.value;
-    const axes: Axis[] = sameTokens(context.call()) ? ["row"] : context.side("row") === context.side("key") ? ["key"] : ["key", "row"];
+    const axes: Axis[] = sameTokens(context.call()) ? ["row"] : context.side("row") === context.side("key") ? ["key"]
+      : ["key", "row"];
     try {
-      const answers = query ? await Promise.all(axes.map((axis) => context.ask("search", { run: store.get().run, side: context.side(axis).id, query, limit: LIMIT }))) : [];
+      const answers = query ? await Promise.all(axes.map((axis) =>
+        context.ask("search", { run: store.get().run, side: context.side(axis).id, query, limit: LIMIT }))) : [];
       if (mine !== asked) return;
       found = answers.flatMap(({ found }, i) => found.map((place) => ({ axis: axes[i], place })));
       total = answers.reduce((sum, { total }) => sum + total, 0);
@@ -79,5 +85,6 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   ];
   field.value = store.get().searched;
   if (field.value) void run(false);
-  return { el: h("div", { class: "search" }, h("div", { class: "tools", role: "search" }, field, ...steps), count, list), end: () => ends.forEach((end) => end()) };
+  return { el: h("div", { class: "search" }, h("div", { class: "tools", role: "search" }, field, ...steps), count,
+    list), end: () => ends.forEach((end) => end()) };
 }

@@ -19,14 +19,18 @@ function headPart(context: Context): Part {
   let heads: HeadSummary[] = [];
   const note = h("p", { class: "quiet" });
   const columns: Column[] = [
-    { id: "head", title: "Head", words: true, text: (at) => headNumber(byId(context.run().calls, heads[at].call)!, heads[at].head) + (heads[at].alarms.length ? " !" : "") },
+    { id: "head", title: "Head", words: true,
+      text: (at) => headNumber(byId(context.run().calls, heads[at].call)!, heads[at].head)
+        + (heads[at].alarms.length ? " !" : "") },
     { id: "role", title: "Role", hint: "As measured, with its score above chance", words: true,
       text: (at) => (heads[at].role ?? "–") + (heads[at].score === null ? "" : ` ${decimal(heads[at].score)}`) },
-    ...STATISTICS.map(([id, title, hint]): Column => ({ id, title, hint, text: (at) => (heads[at].sampled ? "≈" : "") + decimal(heads[at][id]) })),
+    ...STATISTICS.map(([id, title, hint]): Column =>
+      ({ id, title, hint, text: (at) => (heads[at].sampled ? "≈" : "") + decimal(heads[at][id]) })),
   ];
   const table = makeTable({
     label: "Heads", columns,
-    sort: (column, falling) => sortedPlaces(heads.map((about, at): Value => (!column || column === "head" ? at : about[column as Statistic | "role"])), falling),
+    sort: (column, falling) => sortedPlaces(heads.map((about, at): Value =>
+      (!column || column === "head" ? at : about[column as Statistic | "role"])), falling),
     choose: (at) => goTo(context, heads[at].call, heads[at].head),
     chosen: (at) => heads[at].call === context.store.get().call && heads[at].head === context.store.get().head,
   });
@@ -35,8 +39,9 @@ function headPart(context: Context): Part {
     async load() {
       const { run, item } = context.store.get();
       heads = (await overviewOf(context, run, item)).heads;
-      const sampled = heads.filter((about) => about.sampled);
-      note.textContent = "Averages over the rows of each head" + (sampled.length ? `; ≈: from a sample of ${commas(Math.min(...sampled.map((about) => about.sampled)))} rows.` : ", exact.");
+      const sampled = heads.filter((about) => about.sampled).map((about) => about.sampled);
+      note.textContent = "Averages over the rows of each head"
+        + (sampled.length ? `; ≈: from a sample of ${commas(Math.min(...sampled))} rows.` : ", exact.");
       table.refresh();
     },
   };
@@ -46,8 +51,10 @@ const RECEIVED = ["received", "Received", "Weight that the token gets from all r
 const AT = ["largest_at", "At key", "The key with the largest weight"] as const;
 
 function rowPart(context: Context): Part {
-  let pages = new Map<number, { data: Float32Array; count: number }>(), names: string[] = [], place = "", table: Table | null = null;
-  const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }), length = (): number => context.call().rows.length;
+  let pages = new Map<number, { data: Float32Array; count: number }>(), names: string[] = [], place = "",
+    table: Table | null = null;
+  const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }),
+    length = (): number => context.call().rows.length;
 
   const value = (row: number, name: string): number => {
     const page = pages.get(Math.floor(row / ROWS));
@@ -57,7 +64,8 @@ function rowPart(context: Context): Part {
     const number = value(row, name);
     if (!pages.has(Math.floor(row / ROWS))) return "…";
     if (Number.isNaN(number)) return "–";
-    return name === AT[0] ? context.wordsOf("key").name(number) : ["entropy", "received", "distance"].includes(name) ? decimal(number) : short(number);
+    return name === AT[0] ? context.wordsOf("key").name(number) : ["entropy", "received", "distance"].includes(name)
+      ? decimal(number) : short(number);
   };
   const load = async (page: number): Promise<void> => {
     const asked = place, start = page * ROWS, stop = Math.min(length(), start + ROWS);
@@ -68,17 +76,21 @@ function rowPart(context: Context): Part {
     names = given;
     pages.set(page, { data, count: stop - start });
   };
-  const loaded = (): number[] => [...pages].sort(([a], [b]) => a - b).flatMap(([page, { count }]) => Array.from({ length: count }, (_, i) => page * ROWS + i));
+  const loaded = (): number[] => [...pages].sort(([a], [b]) => a - b).flatMap(([page, { count }]) =>
+    Array.from({ length: count }, (_, i) => page * ROWS + i));
   const tell = (): void => {
     const all = commas(length()), here = loaded().length;
-    note.textContent = `Rows of ${headName(context.run(), context.call(), context.store.get().head)}, exact; ` + (here >= length() ? `all ${all}.`
-      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are loaded.` : `${all}, loaded as they come into view.`);
+    note.textContent = `Rows of ${headName(context.run(), context.call(), context.store.get().head)}, exact; `
+      + (here >= length() ? `all ${all}.`
+      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are loaded.`
+        : `${all}, loaded as they come into view.`);
   };
   /** Unsorted all rows; sorted those that are loaded. */
   const sort = (column: string | null, falling: boolean): number[] => {
     if (column === null) return Array.from({ length: length() }, (_, row) => row);
     const rows = loaded();
-    return sortedPlaces(rows.map((row) => (column === "row" ? row : value(row, column))), falling).map((at) => rows[at]);
+    return sortedPlaces(rows.map((row) => (column === "row" ? row : value(row, column))),
+      falling).map((at) => rows[at]);
   };
   const seen = (first: number, end: number): void => {
     tell();
@@ -88,7 +100,8 @@ function rowPart(context: Context): Part {
   const make = (): Table => makeTable({
     label: "Rows", sort, seen,
     columns: [
-      { id: "row", title: "Row", words: true, text: (row) => `${row} ${context.wordsOf("row").at(row) ? context.wordsOf("row").name(row) : ""}` },
+      { id: "row", title: "Row", words: true,
+        text: (row) => `${row} ${context.wordsOf("row").at(row) ? context.wordsOf("row").name(row) : ""}` },
       ...names.map((name): Column => {
         const [, title, hint] = [...STATISTICS, AT, RECEIVED].find(([id]) => id === name) ?? [name, name];
         return { id: name, title, hint, words: name === AT[0], text: (row) => text(row, name) };

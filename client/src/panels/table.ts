@@ -39,7 +39,8 @@ const HEIGHT = 30;
 
 export function makeTable({ label, columns, sort, choose, chosen, seen }: TableOptions): Table {
   let order: readonly number[] = [], by: { id: string; falling: boolean } | null = null, active = 0, frame = 0;
-  const heads = columns.map((column) => h("th", { scope: "col", "data-column": column.id, class: column.words && "word" },
+  const heads = columns.map((column) => h("th",
+    { scope: "col", "data-column": column.id, class: column.words && "word" },
     h("button", { title: column.hint, onclick: () => press(column) }, column.title)));
   const body = h("tbody", {}), table = h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, ...heads)), body);
   const el = h("div", { class: "rows", tabindex: -1, onscroll: () => (frame ||= requestAnimationFrame(paint)) }, table);
@@ -48,17 +49,20 @@ export function makeTable({ label, columns, sort, choose, chosen, seen }: TableO
     h("tr", { "aria-hidden": "true" }, h("td", { colspan: columns.length, style: `height: ${height}px; border: 0` }));
   const made = (place: number): HTMLElement => {
     const row = order[place];
-    return h("tr", { "data-row": row, "data-place": place, "aria-rowindex": place + 2, "aria-current": chosen(row) && "true" },
+    return h("tr", { "data-row": row, "data-place": place, "aria-rowindex": place + 2,
+      "aria-current": chosen(row) && "true" },
       ...columns.map(({ text, words }, i) => (i
         ? h("td", { class: words && "word" }, h("bdi", {}, text(row)))
         : h("th", { scope: "row" }, h("button", { tabindex: place === active ? 0 : -1 }, h("bdi", {}, text(row)))))));
   };
-  const focus = (): void => body.querySelector<HTMLElement>(`[data-place="${active}"] button`)?.focus({ preventScroll: true });
+  const focus = (): void =>
+    body.querySelector<HTMLElement>(`[data-place="${active}"] button`)?.focus({ preventScroll: true });
   const paint = (): void => {
     frame = 0;
     const { first, end, before, after } = rowsInView(order.length, HEIGHT, el.scrollTop, el.clientHeight || 600);
     const held = body.contains(activeIn(body));
-    body.replaceChildren(...(before ? [spacer(before)] : []), ...order.slice(first, end).map((_, i) => made(first + i)), ...(after ? [spacer(after)] : []));
+    body.replaceChildren(...(before ? [spacer(before)] : []),
+      ...order.slice(first, end).map((_, i) => made(first + i)), ...(after ? [spacer(after)] : []));
     if (held) focus();
     seen?.(first, end);
   };
@@ -92,8 +96,10 @@ export function makeTable({ label, columns, sort, choose, chosen, seen }: TableO
     paint();
   });
   body.addEventListener("keydown", (event) => {
-    const { key, altKey, ctrlKey, metaKey } = event, page = Math.max(1, Math.floor(el.clientHeight / HEIGHT) - 2), all = order.length;
-    const by = ({ ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -all, End: all } as Record<string, number>)[key];
+    const { key, altKey, ctrlKey, metaKey } = event, page = Math.max(1, Math.floor(el.clientHeight / HEIGHT) - 2),
+      all = order.length;
+    const by = ({ ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -all, End: all } as Record<string,
+      number>)[key];
     if (by === undefined || altKey || ctrlKey || metaKey) return;
     event.preventDefault();
     bring(Math.max(0, Math.min(all - 1, active + by)));

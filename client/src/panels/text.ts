@@ -14,10 +14,12 @@ import { chosenWords, sharesOf, type Shares, type WordShare } from "./shares";
 interface At { el: HTMLElement; words: Words; first: number; end: number }
 type How = "alone" | "add" | "range";
 
-const howOf = ({ shiftKey, ctrlKey, metaKey }: MouseEvent | KeyboardEvent): How => (shiftKey ? "range" : ctrlKey || metaKey ? "add" : "alone");
+const howOf = ({ shiftKey, ctrlKey, metaKey }: MouseEvent | KeyboardEvent): How =>
+  (shiftKey ? "range" : ctrlKey || metaKey ? "add" : "alone");
 
 function wordAt(flow: Flow, target: EventTarget | null): At | null {
-  const el = (target as Element).closest<HTMLElement>(".w"), block = flow.filled().find((one) => one.el === el?.parentElement);
+  const el = (target as Element).closest<HTMLElement>(".w"),
+    block = flow.filled().find((one) => one.el === el?.parentElement);
   return el && block ? { el, words: block.words, first: Number(el.dataset["t"]), end: Number(el.dataset["e"]) } : null;
 }
 
@@ -27,8 +29,10 @@ function lineAway(flow: Flow, word: At, sign: 1 | -1, far: number): number | nul
   let best: number | null = null, least = Infinity;
   for (const el of flow.el.querySelectorAll<HTMLElement>(".w")) {
     const box = el.getBoundingClientRect(), down = sign * (box.top - from.top);
-    const score = Math.abs(down - Math.max(far, from.height)) * 50 + Math.abs(box.left + box.right - from.left - from.right) / 2;
-    if (down > from.height / 2 && score < least && wordAt(flow, el)?.words === word.words) [best, least] = [Number(el.dataset["t"]), score];
+    const score = Math.abs(down - Math.max(far, from.height)) * 50
+      + Math.abs(box.left + box.right - from.left - from.right) / 2;
+    if (down > from.height / 2 && score < least && wordAt(flow, el)?.words === word.words)
+      [best, least] = [Number(el.dataset["t"]), score];
   }
   return best;
 }
@@ -37,23 +41,28 @@ function lineAway(flow: Flow, word: At, sign: 1 | -1, far: number): number | nul
 function goal(flow: Flow, word: At, key: string, last: number): number {
   if (key === "Home" || key === "End") return key === "Home" ? 0 : last;
   const back = /Up|Left/.test(key), aside = back ? word.first - 1 : word.end;
-  if (/Left|Right/.test(key)) return getComputedStyle(word.el.parentElement!).direction === "ltr" ? aside : back ? word.end : word.first - 1;
+  if (/Left|Right/.test(key))
+    return getComputedStyle(word.el.parentElement!).direction === "ltr" ? aside : back ? word.end : word.first - 1;
   return lineAway(flow, word, back ? -1 : 1, key.startsWith("Page") ? flow.el.clientHeight * 0.9 : 0) ?? aside;
 }
 
 /** What the chosen words look at or what looks at them; a press goes there, in the map too. */
 function list(context: Context, flow: Flow, shares: Shares, direction: Direction, several: boolean): HTMLElement {
   const { entropy, received } = shares, from = direction === "from";
-  const total = from ? entropy !== null && `entropy ${entropy.toFixed(2)} nats` : received !== null && `received ${short(received)} in all`;
-  const title = from ? (several ? "Look at, on average" : "Looks at") : several ? "Looked at by, in sum" : "Looked at by";
+  const total = from ? entropy !== null && `entropy ${entropy.toFixed(2)} nats`
+    : received !== null && `received ${short(received)} in all`;
+  const title = from ? (several ? "Look at, on average" : "Looks at")
+    : several ? "Looked at by, in sum" : "Looked at by";
   const go = ({ first }: WordShare): void => {
     const chosen = context.store.get().tokens[0], row = from ? chosen : first, key = from ? first : chosen;
     context.store.set({ cursor: { row, key } });
     context.reveal(row, key);
     void flow.reveal(context.wordsOf(from ? "key" : "row"), first);
   };
-  return h("section", { class: direction }, h("h3", {}, title), total && h("p", { class: "quiet small number" }, total), h("ol", { class: "plain" },
-    ...shares[direction].map((share) => h("li", {}, h("button", { style: `--share: ${Math.min(1, share.weight)}`, onclick: () => go(share) },
+  return h("section", { class: direction }, h("h3", {}, title),
+    total && h("p", { class: "quiet small number" }, total), h("ol", { class: "plain" },
+    ...shares[direction].map((share) => h("li", {},
+      h("button", { style: `--share: ${Math.min(1, share.weight)}`, onclick: () => go(share) },
       bdi(share.word), h("span", { class: "number" }, short(share.weight)))))));
 }
 
@@ -86,18 +95,21 @@ function mountText(el: HTMLElement, context: Context): () => void {
   };
   const tell = (words: readonly { word: string; first: number; end: number }[], shares: Shares): void => {
     const others = { ...shares, by: shares.by.filter(({ first }) => !words.some((word) => word.first === first)) };
-    const parts = sentence(headName(context.run(), context.call(), store.get().head), words.map(({ word }) => word), others);
+    const parts = sentence(headName(context.run(), context.call(), store.get().head), words.map(({ word }) => word),
+      others);
     const steps = words.length === 1 && stepsOf(words[0].first, words[0].end, context.side(store.get().axis).prompt);
     if (steps) parts.push(` Generated at step ${steps}.`);
     reading.replaceChildren(...partNodes(parts));
     if (flow.el.contains(activeIn(flow.el))) context.announce(plain(parts));
-    lists.replaceChildren(...shares.directions.map((direction) => list(context, flow, shares, direction, words.length > 1)));
+    lists.replaceChildren(...shares.directions.map((direction) =>
+      list(context, flow, shares, direction, words.length > 1)));
   };
   const refresh = async (): Promise<void> => {
     const mine = ++asked, { tokens, axis } = store.get(), choice = axis + tokens.join();
     sides();
     for (const block of flow.filled()) void markBlock(context, lines, block).catch(failed);
-    if (tokens.length && choice !== placed) void flow.reveal(context.wordsOf(axis), tokens[0], true).then((word) => word && rove(word));
+    if (tokens.length && choice !== placed)
+      void flow.reveal(context.wordsOf(axis), tokens[0], true).then((word) => word && rove(word));
     placed = choice;
     if (!tokens.length) {
       reading.textContent = "Choose a word to see what it looks at.";
@@ -109,18 +121,23 @@ function mountText(el: HTMLElement, context: Context): () => void {
   };
   const choose = (word: At, how: How): void => {
     const axis: Axis = context.wordsOf("row") === word.words ? "row" : "key";
-    const from = how === "range" && anchor?.words === word.words ? anchor : word, start = Math.min(from.first, word.first);
+    const from = how === "range" && anchor?.words === word.words ? anchor : word,
+      start = Math.min(from.first, word.first);
     if (how !== "range") anchor = word;
-    context.choose(axis, Array.from({ length: Math.min(4096, Math.max(from.end, word.end) - start) }, (_, i) => start + i), how === "add");
+    context.choose(axis, Array.from({ length: Math.min(4096, Math.max(from.end, word.end) - start) },
+      (_, i) => start + i), how === "add");
     placed = axis + store.get().tokens.join(); // the text must not move under the pointer
     rove(word.el);
     const seen = context.picture()?.[axis === "row" ? "rows" : "keys"];
-    if (seen && (word.first < seen[0] || word.first >= seen[1])) context.reveal(axis === "row" ? word.first : null, axis === "key" ? word.first : null);
+    if (seen && (word.first < seen[0] || word.first >= seen[1]))
+      context.reveal(axis === "row" ? word.first : null, axis === "key" ? word.first : null);
   };
   /** Goes to another word and chooses it; with Shift all between, with Ctrl none. */
   const move = async (word: At | null, event: KeyboardEvent): Promise<void> => {
-    const words = word?.words ?? context.wordsOf("row"), last = lengthOf(context, words === context.wordsOf("row") ? "row" : "key") - 1;
-    const next = await flow.reveal(words, Math.max(0, Math.min(last, word ? goal(flow, word, event.key, last) : 0)), true), how = howOf(event);
+    const words = word?.words ?? context.wordsOf("row"),
+      last = lengthOf(context, words === context.wordsOf("row") ? "row" : "key") - 1;
+    const to = Math.max(0, Math.min(last, word ? goal(flow, word, event.key, last) : 0)), how = howOf(event);
+    const next = await flow.reveal(words, to, true);
     if (!next) return;
     rove(next);
     next.focus({ preventScroll: true });
@@ -144,7 +161,8 @@ function mountText(el: HTMLElement, context: Context): () => void {
 
   el.classList.add("fills");
   el.append(search?.el ?? "", reading, h("p", { class: "quiet small" },
-    h("span", { class: "shade" }), "what it looks at", h("span", { class: "shade" }), "what looks at it"), flow.el, lists);
+    h("span", { class: "shade" }), "what it looks at", h("span", { class: "shade" }), "what looks at it"), flow.el,
+      lists);
   const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], refresh);
   return () => {
     end();
