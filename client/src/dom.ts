@@ -12,11 +12,17 @@ export function h<K extends keyof HTMLElementTagNameMap>(
     if (value === null || value === undefined || value === false) continue;
     // the attribute would need the page policy's permission
     if (name === "style") element.style.cssText = String(value);
-    else if (typeof value === "function") element.addEventListener(name.slice(2), value as EventListener);
+    else if (typeof value === "function") on(element, name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
+}
+
+/** Listens; returns what ends that. Wheels may be kept from scrolling. */
+export function on<E extends Event>(target: EventTarget, name: string, listener: (event: E) => void): () => void {
+  target.addEventListener(name, listener as EventListener, { passive: false });
+  return () => target.removeEventListener(name, listener as EventListener);
 }
 
 /** A labelled select; `choices` are [value, text]. */

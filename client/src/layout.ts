@@ -1,6 +1,6 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
-import { choice, h } from "./dom";
+import { choice, h, on } from "./dom";
 import { titleOfRun } from "./map/controls";
 import { byId } from "./protocol";
 import { addStyle } from "./styles";
@@ -63,7 +63,7 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
     tabs.append(tab);
     body.append(section);
   }
-  tabs.addEventListener("keydown", (event) => moveTab(tabs, event));
+  on<KeyboardEvent>(tabs, "keydown", (event) => moveTab(tabs, event));
 
   const arrange = (): void => {
     const size = sizeOf(root.clientWidth || root.parentElement?.clientWidth || 1200);
@@ -174,12 +174,7 @@ function followTheme(root: HTMLElement, { store }: Context): () => void {
   const watcher = new MutationObserver(apply);
   for (const element of [document.body, document.documentElement])
     watcher.observe(element, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light"] });
-  dark.addEventListener("change", apply);
-  const end = store.subscribe(apply, ["theme"]);
+  const ends = [store.subscribe(apply, ["theme"]), on(dark, "change", apply), () => watcher.disconnect()];
   apply();
-  return () => {
-    end();
-    watcher.disconnect();
-    dark.removeEventListener("change", apply);
-  };
+  return () => ends.forEach((end) => end());
 }

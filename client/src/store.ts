@@ -1,4 +1,5 @@
 // What is shown: one value that everything reads, changes and listens to, and that the URL holds.
+import { on } from "./dom";
 import { byId, type Manifest, type Pool, type What } from "./protocol";
 
 export interface Compare {
@@ -204,10 +205,10 @@ export function bindHash(store: Store, manifest: Manifest): () => void {
     if (location.hash.slice(1) === toHash(store.get())) return;
     store.set(fitted({ ...DEFAULTS, ...manifest.shown, ...fromHash(location.hash) }, manifest));
   };
-  addEventListener("hashchange", read);
+  const deaf = on(window, "hashchange", read);
   return () => {
     end();
     clearTimeout(timer);
-    removeEventListener("hashchange", read);
+    deaf();
   };
 }

@@ -30,14 +30,17 @@ const padded = (size: number): number => Math.ceil(size / 8) * 8;
 
 /** Reads a framed reply: uint32 length, header, zeros up to a multiple of 8 bytes, then buffers, each padded to 8. */
 export function decodeFrame(bytes: ArrayBuffer): Reply {
-  if (bytes.byteLength < 4) throw new RequestError("The reply is cut short.");
+  const check = (end: number): void => {
+    if (end > bytes.byteLength) throw new RequestError("The reply is cut short.");
+  };
+  check(4);
   const length = new DataView(bytes).getUint32(0, true);
-  if (4 + length > bytes.byteLength) throw new RequestError("The reply is cut short.");
+  check(4 + length);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length))) as Record<string, unknown>;
   const buffers: ArrayBuffer[] = [];
   let at = padded(4 + length);
   for (const size of (header["buffers"] as number[] | undefined) ?? []) {
-    if (at + size > bytes.byteLength) throw new RequestError("The reply is cut short.");
+    check(at + size);
     buffers.push(bytes.slice(at, at + size));
     at += padded(size);
   }

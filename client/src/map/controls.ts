@@ -102,23 +102,20 @@ function compareControls({ manifest: { runs }, store }: Context, compare: Compar
       compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
 }
 
-/** The buttons in the corner between the margins. */
-export const zoomButtons = (zoom: (factor: number | null) => void): HTMLElement =>
-  h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
-    h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
-    h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"),
-    h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"));
-
 type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void;
 
 /** The colours and what they mean, with the choice between equal steps and powers of ten. Called, it shows a scale. */
-export function legend(context: Context): Show & { element: HTMLElement } {
+export function legend(context: Context, zoom: (factor: number | null) => void): Show & { element: HTMLElement } {
   const bar = h("div", { class: "colours" }), ticks = h("div", { class: "ticks" });
   const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
   const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log",
     (value) => context.store.set({ tone: value as State["tone"] }));
   const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
-  const element = h("div", { class: "legend" }, label, colours, tone, hidden);
+  const buttons = h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
+    h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
+    h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"),
+    h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
+  const element = h("div", { class: "legend" }, label, colours, tone, hidden, buttons);
   let shown: unknown[] = [];
   const show: Show = (scale, of, choosable, mask) => {
     const next = [scale, of, choosable, mask];

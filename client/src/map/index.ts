@@ -1,16 +1,16 @@
 // The map of one head, or of two, in the centre of the page: puts the parts of this folder together.
 import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
-import { h } from "../dom";
+import { h, on } from "../dom";
 import { byId } from "../protocol";
 import { addStyle } from "../styles";
-import { controls, legend, titleOf, zoomButtons } from "./controls";
+import { controls, legend, titleOf } from "./controls";
 import { listen } from "./input";
 import { onKey, zoomBy } from "./keys";
 import css from "./map.css";
 import { drawCaption, drawLabels, drawMarks, type Chosen, type Ink } from "./marks";
 import { Minimap } from "./minimap";
-import { drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
+import { clipped, drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
 import { Reading, type Other } from "./reading";
 import { makeScale, roundRange, type ColourScale } from "./scale";
@@ -27,9 +27,9 @@ const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
 const HELP =
-  "Arrow keys move over the pairs, with Shift a page. Plus and minus zoom, 0 shows the whole map. Home and End go to " +
-  "the first and the last key. Enter chooses the word of the row, Space that of the key; Shift adds it. Brackets " +
-  "change the head, braces the layer.";
+  "Arrow keys walk over the pairs, with Shift by pages; Home and End go to the first and the last key. Plus and minus " +
+  "zoom, 0 shows all. Enter chooses the row's word, Space the key's; Shift adds it. Brackets change the head, braces " +
+  "the layer.";
 
 export function mountMap(el: HTMLElement, context: Context): () => void {
   const map = new AttentionMap(el, context);
@@ -85,13 +85,13 @@ class AttentionMap {
     const zoom = (factor: number | null): void => zoomBy(context, this.#panes[0], factor);
     this.#reading = new Reading(context, this.#complain);
     this.#minimap = new Minimap((x, y) => this.#move(() => context.store.set({ x, y })));
-    this.#legend = legend(context);
+    this.#legend = legend(context, zoom);
     this.#tiles = new TileStore((params, signal) => context.ask("tile", params, signal), (tile, of) => {
       this.#ranges.add(Ranges.key(of), tile);
       this.#redraw();
     }, this.#complain);
     const bar = controls(context);
-    this.#box = h("div", { class: "map" }, this.#canvas, zoomButtons(zoom), this.#minimap.element, this.#sign);
+    this.#box = h("div", { class: "map" }, this.#canvas, this.#minimap.element, this.#sign);
     el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
       this.#legend.element);
     context.picture = () => this.#picture();
@@ -101,8 +101,7 @@ class AttentionMap {
       this.#theme = null;
       this.#redraw();
     };
-    context.root.addEventListener("theme", theme);
-    this.#ends.push(bar.end, () => observer.disconnect(), () => context.root.removeEventListener("theme", theme),
+    this.#ends.push(bar.end, () => observer.disconnect(), on(context.root, "theme", theme),
       context.store.subscribe((_, changed) => this.#changed(changed)), () => this.#tiles.close());
     this.#listen();
   }
@@ -205,18 +204,21 @@ class AttentionMap {
     pen.fillRect(0, 0, wide, high);
     let missing = 0, sampled = 0;
     for (const pane of panes) {
-      pen.setTransform(1, 0, 0, 1, 0, 0);
-      const lack = drawTiles(pen, pane, scale, theme.hatch, theme.ground, ratio);
-      missing += lack.missing;
-      sampled = Math.max(sampled, lack.sampled);
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       const chosen = this.#chosenIn(pane);
-      drawNumbers(pen, pane, scale, theme.ink);
-      drawMarks(pen, pane, chosen, cursor, this.#prompts(pane), theme.ink);
+      pen.setTransform(1, 0, 0, 1, 0, 0);
+      clipped(pen, pane, ratio, () => {
+        const lack = drawTiles(pen, pane, scale, theme.hatch, theme.ground, ratio);
+        missing += lack.missing;
+        sampled = Math.max(sampled, lack.sampled);
+        pen.scale(ratio, ratio);
+        drawNumbers(pen, pane, scale, theme.ink);
+        drawMarks(pen, pane, chosen, cursor, this.#prompts(pane), theme.ink);
+      });
+      pen.scale(ratio, ratio);
       drawLabels(pen, pane, chosen, cursor, theme.ink, layout.margin);
       drawCaption(pen, pane, panes.length > 1 ? pane.y - layout.margin.key - 9 : 10, theme.ink);
     }
-    this.#minimap.draw(panes[0], scale, cssOf(theme.palette.hidden), theme.ink.accent, ratio);
+    this.#minimap.draw(panes[0], layout.margin, scale, cssOf(theme.palette.hidden), theme.ink.accent, ratio);
     this.#tell(layout, scale, missing, sampled);
     this.#askSoon(now);
   }
@@ -326,9 +328,7 @@ class AttentionMap {
         this.#pointed = 0;
       },
     };
-    canvas.addEventListener("keydown", (event) => {
-      if (onKey(event, target)) event.preventDefault();
-    });
+    on<KeyboardEvent>(canvas, "keydown", (event) => onKey(event, target) && event.preventDefault());
   }
 
   #choose(axis: Axis, cell: Cell, add: boolean): void {

@@ -1,5 +1,7 @@
 // Mouse, touch and wheel, as zooming, dragging, pointing and choosing. Points are CSS pixels of the canvas.
 
+import { on } from "../dom";
+
 export interface Gestures {
   pan(dx: number, dy: number): void;
   zoom(x: number, y: number, factor: number): void;
@@ -83,5 +85,5 @@ export function listen(canvas: HTMLElement, gestures: Gestures): void {
   for (const [name, listener] of Object.entries({
     pointerdown: down, pointermove: move, pointerup: up, pointercancel: up, pointerleave: leave, dblclick: double,
     wheel,
-  })) canvas.addEventListener(name, listener as EventListener, { passive: false });
+  })) on(canvas, name, listener as (event: Event) => void);
 }

@@ -32,15 +32,6 @@ export function runsOf(tokens: readonly number[], from: number, to: number): [nu
   return out;
 }
 
-function clipped(context: CanvasRenderingContext2D, pane: Pane, draw: () => void): void {
-  context.save();
-  context.beginPath();
-  context.rect(pane.x, pane.y, pane.view.width, pane.view.height);
-  context.clip();
-  draw();
-  context.restore();
-}
-
 /** Outlines of the chosen rows and keys, the lines of the cursor, and the first generated token. */
 export function drawMarks(
   context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null,
@@ -49,36 +40,31 @@ export function drawMarks(
   const { view, x, y } = pane;
   const right = Math.min(view.width, view.ox + view.keys * view.sx);
   const bottom = Math.min(view.height, view.oy + view.rows * view.sy);
+  context.strokeStyle = ink.ink;
+  for (const [start, end] of runsOf(chosen.row, ...rowsInSight(view)))
+    outline(context, x - 2, y + view.oy + start * view.sy, right + 4, (end - start) * view.sy);
+  for (const [start, end] of runsOf(chosen.key, ...keysInSight(view)))
+    outline(context, x + view.ox + start * view.sx, y - 2, (end - start) * view.sx, bottom + 4);
+  context.setLineDash([5, 4]);
   context.lineWidth = 1;
-  context.strokeStyle = ink.line;
-  context.strokeRect(x - 0.5, y - 0.5, right + 1, bottom + 1);
-  clipped(context, pane, () => {
-    context.strokeStyle = ink.ink;
-    for (const [start, end] of runsOf(chosen.row, ...rowsInSight(view)))
-      outline(context, x - 2, y + view.oy + start * view.sy, right + 4, (end - start) * view.sy);
-    for (const [start, end] of runsOf(chosen.key, ...keysInSight(view)))
-      outline(context, x + view.ox + start * view.sx, y - 2, (end - start) * view.sx, bottom + 4);
-    context.setLineDash([5, 4]);
-    context.lineWidth = 1;
-    context.strokeStyle = ink.quiet;
-    context.beginPath();
-    if (prompts.row !== null) line(context, x, y + view.oy + prompts.row * view.sy, x + right, null);
-    if (prompts.key !== null) line(context, x + view.ox + prompts.key * view.sx, y, null, y + bottom);
-    context.stroke();
-    context.setLineDash([]);
-    if (!cursor || cursor.row >= view.rows || cursor.key >= view.keys) return;
-    const left = x + view.ox + cursor.key * view.sx, top = y + view.oy + cursor.row * view.sy;
-    context.strokeStyle = ink.accent;
-    context.globalAlpha = 0.75;
-    context.beginPath();
-    line(context, x, top + view.sy / 2, left - 1, null);
-    line(context, left + view.sx / 2, y, null, top - 1);
-    context.stroke();
-    context.globalAlpha = 1;
-    context.lineWidth = 2;
-    const size = Math.max(5, view.sx), high = Math.max(5, view.sy);
-    context.strokeRect(left + (view.sx - size) / 2, top + (view.sy - high) / 2, size, high);
-  });
+  context.strokeStyle = ink.quiet;
+  context.beginPath();
+  if (prompts.row !== null) line(context, x, y + view.oy + prompts.row * view.sy, x + right, null);
+  if (prompts.key !== null) line(context, x + view.ox + prompts.key * view.sx, y, null, y + bottom);
+  context.stroke();
+  context.setLineDash([]);
+  if (!cursor || cursor.row >= view.rows || cursor.key >= view.keys) return;
+  const left = x + view.ox + cursor.key * view.sx, top = y + view.oy + cursor.row * view.sy;
+  context.strokeStyle = ink.accent;
+  context.globalAlpha = 0.75;
+  context.beginPath();
+  line(context, x, top + view.sy / 2, left - 1, null);
+  line(context, left + view.sx / 2, y, null, top - 1);
+  context.stroke();
+  context.globalAlpha = 1;
+  context.lineWidth = 2;
+  const size = Math.max(5, view.sx), high = Math.max(5, view.sy);
+  context.strokeRect(left + (view.sx - size) / 2, top + (view.sy - high) / 2, size, high);
 }
 
 function line(context: CanvasRenderingContext2D, x: number, y: number, toX: number | null, toY: number | null): void {
@@ -94,7 +80,10 @@ function outline(context: CanvasRenderingContext2D, x: number, y: number, width:
   context.globalAlpha = 1;
 }
 
-/** The words at both margins of a pane; `room` is the width of the row margin and the height of the key margin. */
+/**
+ * The edge of the map and the words at both margins of a pane; `room` is the width of the row margin and the height of
+ * the key margin.
+ */
 export function drawLabels(
   context: CanvasRenderingContext2D, pane: Pane, chosen: Chosen, cursor: Cell | null, ink: Ink,
   room: Record<Axis, number>,
@@ -102,6 +91,10 @@ export function drawLabels(
   const { view } = pane;
   const rows: LabelAxis = { offset: view.oy, scale: view.sy, length: view.rows, room: view.height, line: LINE };
   const keys: LabelAxis = { offset: view.ox, scale: view.sx, length: view.keys, room: view.width, line: LINE };
+  context.lineWidth = 1;
+  context.strokeStyle = ink.line;
+  context.strokeRect(pane.x - 0.5, pane.y - 0.5, Math.min(view.width, view.ox + view.keys * view.sx) + 1,
+    Math.min(view.height, view.oy + view.rows * view.sy) + 1);
   context.direction = "ltr"; // the margins stay where they are; the letters of a word keep their own order
   context.textBaseline = "middle";
   for (const [axis, where, words] of [["row", rows, pane.rowWords], ["key", keys, pane.keyWords]] as const) {

@@ -1,10 +1,9 @@
 // The whole map, small, with the part in sight as a rectangle; pressing on it goes there.
-import { h } from "../dom";
+import type { Axis } from "../context";
+import { h, on } from "../dom";
 import { paint, type Pane } from "./pane";
 import type { ColourScale } from "./scale";
 import { centreOf, isWhole, keysInSight, rowsInSight, topLevel } from "./viewport";
-
-const SIDE = 104;
 
 export class Minimap {
   readonly element = h("canvas", { class: "minimap", "aria-hidden": "true", hidden: true });
@@ -16,23 +15,25 @@ export class Minimap {
       const box = this.element.getBoundingClientRect(), { rows, keys } = this.#pane.view;
       go(((event.clientX - box.left) / box.width) * keys, ((event.clientY - box.top) / box.height) * rows);
     };
-    this.element.addEventListener("pointerdown", (event) => {
+    on<PointerEvent>(this.element, "pointerdown", (event) => {
       this.element.setPointerCapture(event.pointerId);
       move(event);
     });
-    this.element.addEventListener("pointermove", move);
+    on(this.element, "pointermove", move);
   }
 
-  draw(pane: Pane, scale: ColourScale, hatch: string, accent: string, ratio: number): void {
+  /** Stands in the corner between the margins, where it covers nothing. */
+  draw(
+    pane: Pane, margin: Record<Axis, number>, scale: ColourScale, hatch: string, accent: string, ratio: number,
+  ): void {
     this.#pane = pane;
-    const { rows, keys, width, height } = pane.view, longest = Math.max(rows, keys);
-    const small = Math.min(SIDE, width / 3, height / 3);
-    this.element.hidden = isWhole(pane.view) || small < 40;
+    const { rows, keys } = pane.view, longest = Math.max(rows, keys), small = Math.min(margin.row, margin.key) - 14;
+    this.element.hidden = isWhole(pane.view);
     if (this.element.hidden) return;
     const side = (length: number): number => (pane.view.square ? Math.max(12, (small * length) / longest) : small);
     const w = side(keys), t = side(rows);
-    this.element.style.left = `${pane.x + width - w - 8}px`;
-    this.element.style.top = `${pane.y + 8}px`;
+    this.element.style.left = `${pane.x - margin.row + 6}px`;
+    this.element.style.top = `${pane.y - margin.key + 6}px`;
     this.element.style.width = `${w}px`;
     this.element.style.height = `${t}px`;
     this.element.width = Math.round(w * ratio);

@@ -76,7 +76,17 @@ function find(pane: Pane, at: TileAt): { tile: Tile; from: TileAt } | undefined 
   return undefined;
 }
 
-type Box = [number, number, number, number];
+/** Draws within the plot of a pane only; the transform is the identity before, and what it was after. */
+export function clipped(context: CanvasRenderingContext2D, { x, y, view }: Pane, ratio: number,
+  draw: () => void): void {
+  context.save();
+  context.beginPath();
+  context.rect(Math.round(x * ratio), Math.round(y * ratio), Math.round(view.width * ratio),
+    Math.round(view.height * ratio));
+  context.clip();
+  draw();
+  context.restore();
+}
 
 /** Draws the tiles of a pane in device pixels; the canvas's transform is the identity. */
 export function drawTiles(
@@ -87,10 +97,6 @@ export function drawTiles(
   const px = (key: number): number => Math.round((pane.x + view.ox + key * view.sx) * ratio);
   const py = (row: number): number => Math.round((pane.y + view.oy + row * view.sy) * ratio);
   const lack: Shortfall = { missing: 0, sampled: 0 };
-  context.save();
-  context.beginPath();
-  context.rect(...([pane.x, pane.y, view.width, view.height].map((n) => Math.round(n * ratio)) as Box));
-  context.clip();
   for (const at of cover(view, pane.level)) {
     const k0 = at.key * size, k1 = Math.min(view.keys, k0 + size);
     const r0 = at.row * size, r1 = Math.min(view.rows, r0 + size);
@@ -107,7 +113,6 @@ export function drawTiles(
     context.imageSmoothingEnabled = width < across; // bins smaller than a pixel are averaged, larger ones stay squares
     context.drawImage(paint(found.tile, scale), left, top, across, down, x, y, width, height);
   }
-  context.restore();
   return lack;
 }
 
@@ -130,10 +135,6 @@ export function drawNumbers(
   context.font = `11px ${sans}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  context.save();
-  context.beginPath();
-  context.rect(pane.x, pane.y, view.width, view.height);
-  context.clip();
   const [r0, r1] = rowsInSight(view), [k0, k1] = keysInSight(view);
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
@@ -144,5 +145,4 @@ export function drawNumbers(
     const x = pane.x + view.ox + (key + 0.5) * view.sx, y = pane.y + view.oy + (row + 0.5) * view.sy;
     context.fillText(text.replace("-", "−"), x, y);
   }
-  context.restore();
 }
