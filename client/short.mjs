@@ -3,3 +3,5 @@ export const { max: $max, min: $min, floor: $floor, round: $round, ceil: $ceil, 
 export const { isNaN: $isNaN } = Number;
 export const { stringify: $stringify } = JSON;
 export const { entries: $entries } = Object;
+export const { from: $from } = Array;
+export const $String = String, $Number = Number;

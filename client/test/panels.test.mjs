@@ -126,8 +126,8 @@ test("a sentence says who looks at whom", () => {
   assert.equal(say(["it"], ["by"]), "In layer 1 head 3 ‘it’ is looked at by ‘was’ 1.00.");
   const none = client.sentence("layer 0 head 0", ["it"], { from: [], by: [], directions: ["from"] });
   assert.equal(client.plain(none), "In layer 0 head 0 ‘it’ looks at nothing with .05 or more.");
-  assert.deepEqual([0, 0.005, 0.00499, 0.5, 0.9949, 0.996, 1.25, NaN, 3e-7].map(client.short),
-    ["0", ".01", ".0050", ".50", ".99", "1.00", "1.25", "–", "3e−7"]);
+  assert.deepEqual([0, 0.005, 0.00499, 0.5, 0.9949, 0.996, 1.25, NaN, 3e-7, 0.00314].map(client.short),
+    ["0", ".01", ".005", ".50", ".99", "1.00", "1.25", "–", "3e−7", ".0031"]);
 });
 
 test("generated tokens know the step at which they came", () => {

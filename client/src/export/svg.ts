@@ -64,7 +64,7 @@ export function svgOf(input: SvgInput): string {
  role="img" aria-labelledby="title about">
 <title id="title">${esc(title)}</title><desc id="about">${esc(subtitle)}</desc>
 <style>
-text{font-family:system-ui,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;fill:${ink}}
+text{font-family:system-ui,Helvetica,Arial,sans-serif;fill:${ink}}
 .word{font:12px Palatino,Georgia,serif}
 .quiet{fill:${quiet}}
 </style>

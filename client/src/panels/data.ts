@@ -54,10 +54,10 @@ export const headNumber = (call: Call, head: number): string => `${call.layer}.$
 
 /** Numbers of a head that tables and orders know. */
 export const STATISTICS = [
-  ["entropy", "Entropy", "In nats: 0 means that one key gets everything"],
+  ["entropy", "Entropy", "In nats; 0: one key gets everything"],
   ["evenness", "Evenness", "Entropy as a share of that of equal weights"],
   ["largest", "Largest", "The largest weight of a row"],
-  ["distance", "Distance", "How many tokens away a row looks, averaged by weight"],
+  ["distance", "Distance", "Tokens from row to key, averaged by weight"],
   ["self", "Self", "Weight on the token itself"],
   ["previous", "Previous", "Weight on the token before"],
   ["next", "Next", "Weight on the token after"],

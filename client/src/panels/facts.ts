@@ -30,8 +30,8 @@ export function factsOf(run: Run, call: Call): Fact[] {
 }
 
 const exactness = (call: Call, about: HeadSummary | undefined): string =>
-  "Cells, rows and columns are exact, computed in float32 from queries and keys; so is the map where it does not say " +
-  "that it is sampled. The statistics of this head are " +
+  "All numbers are computed in float32 from queries and keys, and exact where the map does not say that it is sampled. " +
+  "The statistics of this head are " +
   (about?.sampled ? `from ${commas(about.sampled)} of its ${commas(call.rows.length)} rows.` : "from all of its rows.");
 
 export const facts: Panel = {

@@ -41,7 +41,7 @@ function made(word: Word, prompt: number | null): HTMLElement {
   const steps = stepsOf(word.first, word.end, prompt),
     text = word.special || !word.text.trim() ? word.label : visible(word.text);
   return h("span", {
-    class: "w" + (word.special ? " special" : "") + (text.length > 20 ? " endless" : ""), role: "button", tabindex: -1,
+    class: "w" + (word.special ? " special" : ""), role: "button", tabindex: -1,
       "aria-pressed": "false",
     "data-t": word.first, "data-e": word.end, "data-s": steps, dir: word.special && "ltr",
     "aria-label": steps && `${word.label}, generated at step ${steps}`,
@@ -51,7 +51,7 @@ function made(word: Word, prompt: number | null): HTMLElement {
 /** `mark` is told of every block that is made, `failed` of words that do not come. */
 export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) => void): Flow {
   const el = h("div", { class: "flow", role: "group",
-    "aria-label": "Words of the text; the arrow keys move from word to word, with Shift they choose several" });
+    "aria-label": "Words of the text; arrow keys move, with Shift they choose several" });
   let blocks: Block[] = [], guessed = false, target: { words: Words; token: number; until: number } | null = null;
 
   const blockOf = (words: Words, token: number): Block | undefined =>

@@ -10,11 +10,8 @@ const LEAST = 0.05;
 /** A weight as the report shows it: hundredths without the zero, two digits below .005. */
 export function short(weight: number): string {
   if (Number.isNaN(weight)) return "–";
-  if (weight === 0) return "0";
-  if (weight >= 0.995) return weight < 1.005 ? "1.00" : weight.toFixed(2);
-  if (weight >= 0.005) return weight.toFixed(2).slice(1);
-  return weight >= 0.0001 ? weight.toFixed(weight >= 0.001 ? 4 : 5).slice(1)
-    : weight.toExponential(0).replace("e-", "e−");
+  const text = weight < 0.005 ? String(Number(weight.toPrecision(2))) : weight.toFixed(2);
+  return text.replace("e-", "e−").replace(/^0\./, ".");
 }
 
 function shares(all: readonly Share[], most: number): Part[] {

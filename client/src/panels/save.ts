@@ -9,7 +9,7 @@ const KINDS = [
   ["SVG", "A drawing for talks and papers; each cell is a shape where they are few.", saveSvg],
   ["PNG", "The map as it is on the screen.", savePng],
   ["CSV", "The exact numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
-  ["HTML", "One file that opens offline: this part of map and text, to point at, choose words in, and zoom out of.",
+  ["HTML", "One file that opens offline: this part of map and text, to point at and zoom out of.",
     saveHtml],
 ] as const;
 
