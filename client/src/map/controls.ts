@@ -55,7 +55,7 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
     const held = focused instanceof HTMLElement && element.contains(focused) ? nameIn(focused) : null;
     const { store } = context, state = store.get(), call = context.call(), run = context.run();
     const what: [string, string, string?][] = [
-      ["weights", "Weights"], ["logits", "Logits", "Products of query and key, scaled, with bias: what softmax gets"],
+      ["weights", "Weights"], ["logits", "Logits", "What softmax gets: scaled products, with bias"],
     ];
     if (call.bias !== null) what.push(["bias", "Bias", call.bias]);
     element.replaceChildren(...[
@@ -63,8 +63,8 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
       call.items > 1 && choice("Item", range(call.items), String(state.item), (n) => store.set({ item: Number(n) })),
       toggles("What is shown", what, state.what, (w) => store.set({ what: w as State["what"] })),
       toggles("How several pairs become one dot", [
-        ["max", "Largest", "The largest of the pairs in a dot"],
-        ["mean", "Mean", "The mean of the visible pairs in a dot"],
+        ["max", "Largest", "The largest of a dot's pairs"],
+        ["mean", "Mean", "The mean of a dot's visible pairs"],
       ], state.pool, (p) => store.set({ pool: p as State["pool"] })),
       h("button", { type: "button", "aria-pressed": String(state.compare !== null), "data-value": "compare",
         onclick: () => store.set({ compare: state.compare ? null : usual(context) }) }, "Compare"),

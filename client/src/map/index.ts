@@ -8,7 +8,7 @@ import { controls, legend, titleOf } from "./controls";
 import { listen } from "./input";
 import { onKey, zoomBy } from "./keys";
 import css from "./map.css";
-import { drawCaption, drawLabels, drawMarks, type Chosen, type Ink } from "./marks";
+import { drawCaption, drawLabels, drawMarks, INKS, type Chosen, type Ink } from "./marks";
 import { Minimap } from "./minimap";
 import { clipped, drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
@@ -172,10 +172,7 @@ class AttentionMap {
     return {
       palette, ground: read("raised"),
       hatch: hatching(this.#pen, cssOf(mix(palette.paper, palette.quiet, 0.17)), read("paper"), devicePixelRatio || 1),
-      ink: {
-        ink: read("ink"), quiet: read("quiet"), line: read("line"), accent: read("accent"), paper: read("paper"),
-        serif: read("serif"), sans: read("sans"),
-      },
+      ink: Object.fromEntries(INKS.map((name) => [name, read(name)])) as unknown as Ink,
     };
   }
 

@@ -65,7 +65,7 @@ export function listen(canvas: HTMLElement, gestures: Gestures): void {
   const wheel = (event: WheelEvent): void => {
     if (!event.ctrlKey && !gestures.takesWheel()) return;
     event.preventDefault();
-    const unit = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
+    const unit = [1, 16, 400][event.deltaMode]; // pixels of a pixel, a line, a page
     if (event.shiftKey && !event.ctrlKey) {
       gestures.pan(-(event.deltaX || event.deltaY) * unit, 0);
       return;

@@ -4,15 +4,9 @@ import { fitText, layLabels, tokenText, withMarked, type Label, type LabelAxis }
 import type { Pane } from "./pane";
 import { keysInSight, rowsInSight, type Cell } from "./viewport";
 
-export interface Ink {
-  ink: string;
-  quiet: string;
-  line: string;
-  accent: string;
-  paper: string;
-  serif: string;
-  sans: string;
-}
+/** The properties of style.css that a canvas needs. */
+export const INKS = ["ink", "quiet", "line", "accent", "paper", "serif", "sans", "mono"] as const;
+export type Ink = Record<(typeof INKS)[number], string>;
 
 export const LINE = 14;
 const MOST_MARKED = 60;
@@ -147,7 +141,7 @@ function drawLabel(
     context.font = number.font;
     number.width = context.measureText(number.text).width + (label.text ? 5 : 0);
   }
-  context.font = special ? `11px ui-monospace, Menlo, Consolas, monospace` : `${strong ? "600 " : ""}13px ${ink.serif}`;
+  context.font = special ? `11px ${ink.mono}` : `${strong ? "600 " : ""}13px ${ink.serif}`;
   const cut = label.text && fit(context, label.text, room - number.width);
   const text = cut.length < 4 && cut.endsWith("…") && number.text ? "" : cut; // a letter or two tell nothing
   const width = text ? context.measureText(text).width : 0;

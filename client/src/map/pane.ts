@@ -57,11 +57,10 @@ export function hatching(
   pen.strokeStyle = line;
   pen.lineWidth = ratio;
   for (const shift of [-size, 0, size]) {
-    pen.beginPath();
     pen.moveTo(shift - 1, size + 1);
     pen.lineTo(shift + size + 1, -1);
-    pen.stroke();
   }
+  pen.stroke();
   return context.createPattern(tile, "repeat")!;
 }
 
@@ -139,8 +138,7 @@ export function drawNumbers(
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
     if (value === undefined || Number.isNaN(value)) continue;
-    const size = Math.abs(value), small = size < 0.005 ? "~0" : value.toFixed(2).replace("0.", ".");
-    const text = size > 0 && size < 0.995 ? small : value.toFixed(size < 10 ? 1 : 0);
+    const size = Math.abs(value), text = value.toFixed(size < 0.995 ? 2 : size < 10 ? 1 : 0).replace("0.", ".");
     context.fillStyle = Math.abs(scale.place(value)) > 0.6 ? paper : ink;
     const x = pane.x + view.ox + (key + 0.5) * view.sx, y = pane.y + view.oy + (row + 0.5) * view.sy;
     context.fillText(text.replace("-", "−"), x, y);

@@ -56,7 +56,8 @@ function source({ store, words, manifest }: Context, run: Run, call: Call, head:
   const other = compare && manifest.runs.find((r) => r.id !== run.id && [compare.run, store.get().run].includes(r.id));
   const name = !other ? "" : other.model === run.model ? `${visible(run.text.slice(0, 24))}: ` : `${run.model}: `;
   return {
-    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool }, call,
+    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool },
+    call: item ? { ...call, causal: false } : call, // only the place of the first item's rows is known here
     caption: `${name}Layer ${call.layer} head ${head}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };
