@@ -21,11 +21,11 @@ const css = {
 // 1.5 kB less: what `short.mjs` names is written by these names, which the minifier makes one or two letters.
 const short = [
   ...["max", "min", "floor", "round", "ceil", "abs", "log2", "log10"].map((name) => `Math.${name}`),
-  "Number.isNaN", "JSON.stringify", "Object.entries", "Array.from",
+  "Number.isNaN", "JSON.stringify", "Object.entries", "Array.from", "String", "Number",
 ];
 const common = {
   bundle: true, format: "esm", target: "es2022", charset: "utf8", plugins: [css], absWorkingDir: here,
-  inject: ["short.mjs"], define: Object.fromEntries(short.map((name) => [name, `$${name.split(".")[1]}`])),
+  inject: ["short.mjs"], define: Object.fromEntries(short.map((name) => [name, `$${name.split(".").at(-1)}`])),
 };
 
 async function page() {

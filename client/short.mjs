@@ -4,3 +4,4 @@ export const { isNaN: $isNaN } = Number;
 export const { stringify: $stringify } = JSON;
 export const { entries: $entries } = Object;
 export const { from: $from } = Array;
+export const $String = String, $Number = Number;

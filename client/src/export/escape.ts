@@ -2,11 +2,11 @@
 
 const NAMES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 
+const FORBIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|\p{Surrogate}/gu;
+
 /** For HTML and SVG: markup is escaped, and characters that XML forbids become U+FFFD. */
 export const escapeMarkup = (text: string): string =>
-  text
-    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")
-    .replace(/[&<>"']/g, (c) => NAMES[c]!);
+  text.replace(FORBIDDEN, "\ufffd").replace(/[&<>"']/g, (c) => NAMES[c]!);
 
 /** JSON for a script element: no `<` is left, so nothing closes the element or opens a comment. */
 export const scriptJson = (value: unknown): string =>

@@ -1,13 +1,16 @@
 // The numbers of what is in view, exact, from tiles of one level.
-import type { Context, Picture } from "../context";
-import type { Place, TileParams } from "../protocol";
+import type { Axis, Context, Picture } from "../context";
+import { TILE } from "../map/viewport";
+import { byId, type Place, type TileParams } from "../protocol";
 import type { Words } from "../words";
 
-const TILE = 256;
 /** Bins of a side at most; a wider view is saved at a coarser level. */
 export const MOST_BINS = 512;
+export type Seen = Pick<Picture, "rows" | "keys">;
 
-/** Bins [row, row + down) x [key, key + across) of `level`; NaN: no visible pair. `second` is that of the compared head. */
+/**
+ * Bins [row, row + down) x [key, key + across) of `level`; NaN: no visible pair. `second` is that of the compared head.
+ */
 export interface Numbers {
   level: number;
   row: number;
@@ -16,70 +19,73 @@ export interface Numbers {
   across: number;
   values: Float32Array;
   second: Float32Array | null;
+  /** What bins are called: by their first tokens. */
+  rowNames: string[];
+  keyNames: string[];
 }
 
 /** The finest level at which [start, end) of both axes has at most MOST_BINS bins. */
-export function levelFor(rows: readonly [number, number], keys: readonly [number, number]): number {
-  for (let level = 0; ; level++) {
-    const bins = ([start, end]: readonly [number, number]): number => Math.ceil(end / 2 ** level) - Math.floor(start / 2 ** level);
-    if (Math.max(bins(rows), bins(keys)) <= MOST_BINS) return level;
-  }
+export function levelFor(...axes: readonly (readonly [number, number])[]): number {
+  let level = 0;
+  while (axes.some(([start, end]) => Math.ceil(end / 2 ** level) - Math.floor(start / 2 ** level) > MOST_BINS)) level++;
+  return level;
 }
 
 /** Runs `work` for each of `all`, a few at once; stops when `signal` says so. */
-export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<void>, signal?: AbortSignal): Promise<void> {
+export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<unknown>,
+  signal: AbortSignal): Promise<void> {
   let next = 0;
   const worker = async (): Promise<void> => {
     while (next < all.length) {
-      signal?.throwIfAborted();
+      signal.throwIfAborted();
       await work(all[next++]);
     }
   };
-  await Promise.all(Array.from({ length: 4 }, worker));
+  await Promise.all([worker(), worker(), worker(), worker()]);
 }
 
-async function valuesOf(context: Context, place: Place, numbers: Omit<Numbers, "values" | "second">, signal?: AbortSignal): Promise<Float32Array> {
-  const { what, pool } = context.store.get(), { level, row, key, down, across } = numbers;
-  const out = new Float32Array(down * across).fill(NaN);
+/**
+ * Exact numbers of what is in view, of the shown head and of the one that it is compared with, if they have one size.
+ */
+export async function numbersInView(context: Context, { rows, keys }: Seen,
+  nameOf: (words: Words, token: number) => string, signal: AbortSignal): Promise<Numbers> {
+  const { run, call, head, item, compare, what, pool } = context.store.get(), level = levelFor(rows, keys),
+    size = 2 ** level;
+  const row = Math.floor(rows[0] / size), key = Math.floor(keys[0] / size), down = Math.ceil(rows[1] / size) - row,
+    across = Math.ceil(keys[1] / size) - key;
   const tiles: [number, number][] = [];
   for (let r = Math.floor(row / TILE); r * TILE < row + down; r++)
     for (let k = Math.floor(key / TILE); k * TILE < key + across; k++) tiles.push([r, k]);
-  await inTurn(tiles, async ([r, k]) => {
-    const params: TileParams = { ...place, what, pool: level === 0 ? "max" : pool, level, row: r, key: k, exact: true };
-    const tile = await context.ask("tile", params, signal);
-    for (let i = Math.max(row, r * TILE); i < Math.min(row + down, r * TILE + tile.rows); i++)
-      for (let j = Math.max(key, k * TILE); j < Math.min(key + across, k * TILE + tile.keys); j++)
-        out[(i - row) * across + (j - key)] = tile.data[(i - r * TILE) * tile.keys + (j - k * TILE)];
-  }, signal);
-  return out;
-}
 
-export async function numbersInView(context: Context, picture: Pick<Picture, "rows" | "keys">, signal?: AbortSignal): Promise<Numbers> {
-  const { run, call, head, item, compare } = context.store.get(), { rows, keys } = picture;
-  const level = levelFor(rows, keys), size = 2 ** level;
-  const row = Math.floor(rows[0] / size), key = Math.floor(keys[0] / size);
-  const where = { level, row, key, down: Math.ceil(rows[1] / size) - row, across: Math.ceil(keys[1] / size) - key };
-  const values = await valuesOf(context, { run, call, head, item }, where, signal);
-  const other = compare && context.manifest.runs.find((one) => one.id === compare.run)?.calls.find((one) => one.id === compare.call);
-  const fits = other && other.rows.length === context.call().rows.length && other.keys.length === context.call().keys.length;
-  const second = fits ? await valuesOf(context, { run: compare.run, call: compare.call, head: compare.head, item: Math.min(item, other.items - 1) }, where, signal) : null;
-  return { ...where, values, second };
-}
-
-/** What `count` bins from `first` on are called, by their first token. Pages of words may come and go meanwhile. */
-export async function namesOf(
-  words: Words, first: number, count: number, level: number, nameOf: (words: Words, token: number) => string,
-): Promise<string[]> {
-  const names: string[] = [];
-  for (let bin = first; bin < first + count; bin++) {
-    const token = bin * 2 ** level;
-    await words.need(token, token + 1);
-    names.push(nameOf(words, token));
-  }
-  return names;
+  const valuesOf = async (place: Place): Promise<Float32Array> => {
+    const out = new Float32Array(down * across).fill(NaN);
+    await inTurn(tiles, async ([r, k]) => {
+      const params: TileParams = { ...place, what, pool: level ? pool : "max", level, row: r, key: k, exact: true };
+      const tile = await context.ask("tile", params, signal), top = r * TILE, left = k * TILE;
+      for (let i = Math.max(row, top); i < Math.min(row + down, top + tile.rows); i++)
+        for (let j = Math.max(key, left); j < Math.min(key + across, left + tile.keys); j++)
+          out[(i - row) * across + (j - key)] = tile.data[(i - top) * tile.keys + (j - left)];
+    }, signal);
+    return out;
+  };
+  const namesOf = async (axis: Axis, first: number, count: number): Promise<string[]> => {
+    const words = context.wordsOf(axis), names: string[] = [];
+    for (let bin = first; bin < first + count; bin++) { // pages of words may come and go meanwhile
+      await words.need(bin * size, bin * size + 1);
+      names.push(nameOf(words, bin * size));
+    }
+    return names;
+  };
+  const own = context.call(), other = byId(byId(context.manifest.runs, compare?.run)?.calls, compare?.call);
+  const fits = compare && other?.rows.length === own.rows.length && other.keys.length === own.keys.length;
+  return {
+    level, row, key, down, across, values: await valuesOf({ run, call, head, item }),
+    second: fits ? await valuesOf({ run: compare.run, call: compare.call, head: compare.head,
+      item: Math.min(item, other.items - 1) }) : null,
+    rowNames: await namesOf("row", row, down), keyNames: await namesOf("key", key, across),
+  };
 }
 
 /** The shown head less the compared one; a weight that only one of them hides counts as 0 there. */
-export function differenceOf(a: Float32Array, b: Float32Array, weights: boolean): Float32Array {
-  return a.map((x, i) => (weights && !(Number.isNaN(x) && Number.isNaN(b[i])) ? (x || 0) - (b[i] || 0) : x - b[i]));
-}
+export const differenceOf = (a: Float32Array, b: Float32Array, weights: boolean): Float32Array =>
+  a.map((x, i) => (weights && !(Number.isNaN(x) && Number.isNaN(b[i])) ? (x || 0) - (b[i] || 0) : x - b[i]));

@@ -21,15 +21,13 @@ export function savedPage(title: string, client: string, recorded: Recorded): st
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="${POLICY}">
 <title>${escapeMarkup(title)}</title>
-<link rel="icon" href="data:,">
 <style>html, body, #saccade { height: 100%; margin: 0; }</style>
 </head>
 <body>
 <div id="saccade"></div>
-<noscript>The maps need JavaScript. It is in this file; nothing is loaded from elsewhere.</noscript>
+<noscript>This needs JavaScript.</noscript>
 <script type="application/json" id="${RECORDED}">${scriptJson(recorded)}</script>
 <script type="module">${scriptCode(client)}</script>
 </body>

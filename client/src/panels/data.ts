@@ -1,49 +1,46 @@
 // What several panels read: the overview of a run, how its calls are grouped, how a head is called.
 import type { Context } from "../context";
-import type { Answer, Call, Run } from "../protocol";
+import { byId, type Answer, type Call, type Run } from "../protocol";
+import type { State } from "../store";
 
 type Overview = Answer<"overview">;
 const known = new WeakMap<Context, Map<string, Promise<Overview>>>();
 
 /** The small maps and statistics of a run's heads; asked once. */
 export function overviewOf(context: Context, run: string, item: number): Promise<Overview> {
-  const all = known.get(context) ?? new Map<string, Promise<Overview>>();
+  const all = known.get(context) ?? new Map<string, Promise<Overview>>(), key = `${item} ${run}`;
   known.set(context, all);
-  const key = `${item} ${run}`;
-  let found = all.get(key);
-  if (!found) {
-    found = context.ask("overview", { run, item });
-    found.catch(() => all.delete(key));
-    all.set(key, found);
-  }
+  const found = all.get(key) ?? context.ask("overview", { run, item });
+  all.set(key, found);
+  found.catch(() => all.delete(key));
   return found;
 }
 
 export interface Group { title: string; calls: Call[] }
 
-const upper = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+export const capital = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+/** A number with commas: 100,000. */
+export const commas = (value: number): string => value.toLocaleString("en");
 
 /** The calls by who looks and at what: one group, but for encoder and decoder. */
 export function groupsOf(run: Run): Group[] {
-  const groups = new Map<string, Group>();
+  const groups: Group[] = [];
   for (const call of run.calls) {
-    const name = run.sides.find((side) => side.id === call.rows.side)?.name ?? call.rows.side;
-    const title = call.kind === "cross" ? "Cross-attention" : `${upper(name)} self-attention`;
-    const group = groups.get(title) ?? { title, calls: [] };
-    groups.set(title, group);
-    group.calls.push(call);
+    const name = byId(run.sides, call.rows.side)?.name ?? call.rows.side;
+    const title = call.kind === "cross" ? "Cross-attention" : `${capital(name)} self-attention`;
+    const group = groups.find((one) => one.title === title);
+    if (group) group.calls.push(call);
+    else groups.push({ title, calls: [call] });
   }
-  for (const group of groups.values()) group.calls.sort((a, b) => a.layer - b.layer);
-  return [...groups.values()];
+  for (const { calls } of groups) calls.sort((a, b) => a.layer - b.layer);
+  return groups;
 }
 
 /** "layer 1", or its name where a layer has several calls: "decoder.1.cross". */
 export function layerName(run: Run, call: Call): string {
-  const groups = groupsOf(run);
-  const group = groups.find((one) => one.calls.includes(call));
-  const alone = (group?.calls ?? []).filter((other) => other.layer === call.layer).length < 2;
-  const title = groups.length > 1 && group ? `${group.title.toLowerCase()}, ` : "";
-  return alone ? `${title}layer ${call.layer}` : `${title}${call.name}`;
+  const groups = groupsOf(run), group = groups.find(({ calls }) => calls.includes(call))!;
+  const alone = group.calls.filter(({ layer }) => layer === call.layer).length < 2;
+  return (groups.length > 1 ? `${group.title.toLowerCase()}, ` : "") + (alone ? `layer ${call.layer}` : call.name);
 }
 
 export const headName = (run: Run, call: Call, head: number): string => `${layerName(run, call)} head ${head}`;
@@ -57,15 +54,15 @@ export const headNumber = (call: Call, head: number): string => `${call.layer}.$
 
 /** Numbers of a head that tables and orders know. */
 export const STATISTICS = [
-  ["entropy", "Entropy", "In nats, averaged over rows: 0 means that one key gets everything"],
-  ["evenness", "Evenness", "Entropy as a share of what it would be if all visible keys got the same"],
-  ["largest", "Largest", "The largest weight of a row, averaged over rows"],
-  ["distance", "Distance", "How many tokens away a row looks, averaged by weight"],
+  ["entropy", "Entropy", "In nats; 0: one key gets everything"],
+  ["evenness", "Evenness", "Entropy as a share of that of equal weights"],
+  ["largest", "Largest", "The largest weight of a row"],
+  ["distance", "Distance", "Tokens from row to key, averaged by weight"],
   ["self", "Self", "Weight on the token itself"],
   ["previous", "Previous", "Weight on the token before"],
   ["next", "Next", "Weight on the token after"],
   ["first", "First", "Weight on the first token"],
-  ["sink", "Sink", "Weight that the sink takes, which goes to no key"],
+  ["sink", "Sink", "Weight that goes to no key"],
 ] as const;
 
 export type Statistic = (typeof STATISTICS)[number][0];
@@ -73,33 +70,37 @@ export type Statistic = (typeof STATISTICS)[number][0];
 export const decimal = (value: number | null | undefined, digits = 2): string =>
   value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits);
 
-/** Runs `refresh` when asked and `el` is visible, else as soon as it is; at most once a frame. Returns [ask, end]. */
-export function whenShown(el: HTMLElement, refresh: () => void): [() => void, () => void] {
+/** What has the focus inside the client. */
+export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
+
+/**
+ * Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns
+ * [ask, end].
+ */
+export function live(el: HTMLElement, context: Context, fields: readonly (keyof State)[],
+  refresh: () => unknown): [() => void, () => void] {
   let wanted = false, frame = 0;
-  const visible = (): boolean => el.isConnected && el.getClientRects().length > 0;
-  const run = (): void => {
+  const run = async (): Promise<void> => {
     frame = 0;
-    if (!wanted || !visible()) return;
+    if (!wanted || !el.getClientRects().length) return;
     wanted = false;
-    refresh();
+    try {
+      await refresh();
+    } catch (error) {
+      context.fail(error);
+    }
   };
   const ask = (): void => {
     wanted = true;
-    if (!frame && visible()) frame = requestAnimationFrame(run);
+    frame ||= requestAnimationFrame(run);
   };
-  const observer = new ResizeObserver(() => {
-    if (wanted) ask();
-  });
+  const observer = new ResizeObserver(() => void (wanted && ask()));
   observer.observe(el);
+  const unsubscribe = context.store.subscribe(ask, fields);
+  ask();
   return [ask, () => {
     observer.disconnect();
+    unsubscribe();
     cancelAnimationFrame(frame);
   }];
-}
-
-/** Moves focus among `all` by an arrow key: `columns` to a row. Returns the place to go to, or null. */
-export function arrowMove(key: string, at: number, count: number, columns: number): number | null {
-  const step = ({ ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns } as Record<string, number>)[key];
-  const to = key === "Home" ? 0 : key === "End" ? count - 1 : step === undefined ? at : at + step;
-  return to === at || to < 0 || to >= count ? null : to;
 }

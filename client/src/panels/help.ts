@@ -1,38 +1,35 @@
 // Keys and gestures, and how to read the colours.
 import type { Panel } from "../context";
 import { h } from "../dom";
-import { makeDialog } from "./dialog";
-import { isTyping } from "./search";
+import { makeDialog, onKey } from "./dialog";
 
 const READ = [
-  "Each row of the map is a token that looks (query), each column a token that is looked at (key). A row gives one unit of attention; the darker a cell, the more of it that key gets.",
-  "Zoomed out, a cell is the largest or the mean weight of many pairs; the map says which. Grey pairs are hidden by the mask.",
-  "In the text, a filled word is looked at by the chosen one, and an underlined word looks at it. Of several chosen words, what they look at is averaged and what looks at them is summed.",
-  "In a difference, one colour means that the shown head gives more weight, the other that the second one does.",
+  "A row of the map is a token that looks (query), a column one that is looked at (key). A row has one unit of weight " +
+    "to give; stronger colour is more of it. Zoomed out, a dot is the largest or the mean of many pairs. Hatched pairs " +
+    "are hidden by the mask.",
+  "In the text, a filled word is looked at by the chosen one, an underlined word looks at it. Of several chosen words, " +
+    "what they look at is averaged, what looks at them is summed.",
 ];
-const KEYS: [string, string, [string, string][]][] = [
-  ["Map", "map", [["Drag, or one finger", "move"], ["Wheel, or two fingers", "zoom"], ["Arrow keys", "go from cell to cell; the numbers are read out"],
-    ["+ and −, 0", "zoom, show all"], ["Enter", "choose the row of the cell"]]],
-  ["Heads", "overview", [["Arrow keys", "go from head to head"], ["Home, End", "first and last head"]]],
-  ["Text", "text", [["Click, Enter", "choose a word"], ["Shift, Ctrl + click", "choose several words"], ["Arrow keys", "go from word to word; with Shift choose all between, with Ctrl choose none"],
-    ["Page up, Page down", "go by a screen"], ["Home, End", "first and last word"], ["Escape", "choose nothing"]]],
-  ["Everywhere", "all", [["/", "search the text; Enter goes to the next place, Shift + Enter to the one before"], ["?", "this help"]]],
+/** Titles, each with keys and what they do. */
+const KEYS: readonly (readonly [string, ...string[]])[] = [
+  ["Map", "drag", "move", "wheel, pinch, + − 0", "zoom", "arrow keys", "go from pair to pair and say its numbers",
+    "Enter, Space", "choose the word of the row, of the key", "[ ] { }", "change head, layer"],
+  ["Text, heads, tables", "click, Enter", "choose", "with Shift, Ctrl", "choose all words between, one more",
+    "arrow keys, Page up, Page down, Home, End", "go on", "Escape", "choose nothing"],
+  ["Everywhere", "/", "search; Enter goes on, Shift + Enter back", "?", "this help"],
 ];
 
 export const help: Panel = {
   id: "help", title: "Help", place: "bar",
   mount(el, context) {
-    const dialog = makeDialog(context.root, "Keys, gestures and colours",
-      h("h3", {}, "How to read this"), ...READ.map((text) => h("p", {}, text)),
-      ...KEYS.flatMap(([title, , keys]) => [h("h3", {}, title),
-        h("dl", { class: "facts keys" }, ...keys.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)]))]));
-    el.append(h("button", { type: "button", "aria-label": "Help", title: "Help (?)", onclick: () => dialog.showModal() }, "?"));
-    const open = (event: KeyboardEvent): void => {
-      if (event.key !== "?" || isTyping(event) || event.ctrlKey || event.metaKey) return;
-      event.preventDefault();
-      dialog.showModal();
+    const dialog = makeDialog(context.root, "Keys, gestures and colours", ...READ.map((text) => h("p", {}, text)),
+      ...KEYS.flatMap(([title, ...keys]) => [h("h3", {}, title),
+        h("dl", { class: "facts" }, ...keys.map((text, i) => h(i % 2 ? "dd" : "dt", {}, text)))]));
+    const open = (): void => dialog.showModal(), end = onKey(context, "?", open);
+    el.append(h("button", { "aria-label": "Help", title: "Help (?)", onclick: open }, "?"));
+    return () => {
+      end();
+      dialog.remove();
     };
-    context.root.addEventListener("keydown", open);
-    return () => dialog.remove();
   },
 };

@@ -1,15 +1,16 @@
-// Weights of the chosen tokens: what they look at (rows of the map) and what looks at them (columns), by blocks of tokens.
+// Weights of the chosen tokens, by blocks of tokens: what they look at (rows of the map), what looks at them (columns).
 import type { Axis, Context } from "../context";
-import { sameTokens } from "./data";
 import type { LineParams, Place } from "../protocol";
+import type { State } from "../store";
+import { sameTokens } from "./data";
 
 export const BLOCK = 512;
-export const TOP = 24;
+/** Tokens that the first block brings as the largest. */
+export const TOP = 96;
 const MOST_BLOCKS = 256;
 
 /** `from`: the weights on keys, averaged over the chosen tokens; `by`: the weights of rows, summed over them. */
 export type Direction = "from" | "by";
-export const OP = { from: "row", by: "column" } as const;
 /** The axis that the weights of a direction run along. */
 export const ALONG: Record<Direction, Axis> = { from: "key", by: "row" };
 
@@ -18,71 +19,74 @@ export interface Line { data: Float32Array; top: [number, number][]; total: numb
 /** Which directions the chosen tokens have: both where rows and keys are the same tokens. */
 export function directionsOf(context: Context): Direction[] {
   const { axis, tokens } = context.store.get();
-  if (!tokens.length) return [];
-  if (sameTokens(context.call())) return ["from", "by"];
-  return axis === "row" ? ["from"] : ["by"];
+  return !tokens.length ? [] : sameTokens(context.call()) ? ["from", "by"] : axis === "row" ? ["from"] : ["by"];
 }
 
-/** The request for a block; one for every block, so that a saved page knows it again. The first one brings the largest. */
+/**
+ * The request for a block; one for every block, so that a saved page knows it again. The first one brings the largest.
+ */
 export function lineParams(place: Place, tokens: number[], block: number, length: number): LineParams {
   const start = block * BLOCK;
   return { ...place, tokens, start, stop: Math.min(length, start + BLOCK), top: block === 0 ? TOP : 0 };
 }
+
+export const lengthOf = (context: Context, axis: Axis): number =>
+  context.call()[axis === "row" ? "rows" : "keys"].length;
 
 export function placeOf(context: Context): Place {
   const { run, call, head, item } = context.store.get();
   return { run, call, head, item };
 }
 
-/** The lines of what is chosen; forgotten when that changes. */
-export class Lines {
-  readonly #blocks = new Map<string, Line>();
-  readonly #waiting = new Map<string, Promise<Line>>();
-
-  readonly #context: Context;
-
-  constructor(context: Context) {
-    this.#context = context;
-  }
-
-  #key(direction: Direction, block: number): string {
-    const { run, call, head, item, tokens, axis } = this.#context.store.get();
-    return [direction, block, head, item, axis, tokens.join(","), call, run].join(" ");
-  }
-
+/** The lines of what is chosen. */
+export interface Lines {
   /** A block of what is chosen now, if it is here. */
-  known(direction: Direction, block: number): Line | undefined {
-    return this.#blocks.get(this.#key(direction, block));
-  }
+  known(direction: Direction, block: number): Line | undefined;
+  load(direction: Direction, block: number): Promise<Line>;
+  /**
+   * A word's weight, as far as it is loaded: what it gets is summed over its tokens, what it gives is averaged over
+   * them.
+   */
+  ofWord(direction: Direction, word: { first: number; end: number }): number;
+}
 
-  load(direction: Direction, block: number): Promise<Line> {
-    const key = this.#key(direction, block), known = this.#blocks.get(key) ?? this.#waiting.get(key);
-    if (known) return Promise.resolve(known);
-    const { rows, keys } = this.#context.call();
-    const length = (ALONG[direction] === "key" ? keys : rows).length;
-    const params = lineParams(placeOf(this.#context), [...this.#context.store.get().tokens], block, length);
-    const ask = direction === "from"
-      ? this.#context.ask("row", params).then((a): Line => ({ data: a.data, top: a.top, total: a.sum, entropy: a.entropy }))
-      : this.#context.ask("column", params).then((a): Line => ({ data: a.data, top: a.top, total: a.received, entropy: null }));
-    const promise = ask.then((line) => {
-      if (this.#blocks.size >= MOST_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value!);
-      this.#blocks.set(key, line);
+export function makeLines(context: Context): Lines {
+  const blocks = new Map<string, Line>(), waiting = new Map<string, Promise<Line>>();
+  let of: Readonly<State> | null = null, choice = "";
+
+  const keyOf = (direction: Direction, block: number): string => {
+    const state = context.store.get();
+    if (state !== of) [of, choice] = [state, JSON.stringify([state.axis, state.tokens, placeOf(context)])];
+    return `${direction} ${block} ${choice}`;
+  };
+  const known = (direction: Direction, block: number): Line | undefined => blocks.get(keyOf(direction, block));
+  const ask = async (direction: Direction, block: number, key: string): Promise<Line> => {
+    const params = lineParams(placeOf(context), [...context.store.get().tokens], block,
+      lengthOf(context, ALONG[direction]));
+    try {
+      const line = direction === "from"
+        ? await context.ask("row", params).then(({ data, top, sum, entropy }) => ({ data, top, total: sum, entropy }))
+        : await context.ask("column", params).then(({ data, top, received }) =>
+          ({ data, top, total: received, entropy: null }));
+      if (blocks.size >= MOST_BLOCKS) blocks.delete(blocks.keys().next().value!);
+      blocks.set(key, line);
       return line;
-    }).finally(() => this.#waiting.delete(key));
-    this.#waiting.set(key, promise);
-    return promise;
-  }
-
-  /** The sum of the loaded weights of tokens [first, end). */
-  sum(direction: Direction, first: number, end: number): number {
-    let sum = 0;
-    for (let token = first; token < end; token++)
-      sum += this.known(direction, Math.floor(token / BLOCK))?.data[token % BLOCK] || 0;
-    return sum;
-  }
-
-  /** A word's weight: what it gets is summed over its tokens, what it gives is averaged over them. */
-  ofWord(direction: Direction, { first, end }: { first: number; end: number }): number {
-    return this.sum(direction, first, end) / (direction === "by" ? end - first : 1);
-  }
+    } finally {
+      waiting.delete(key);
+    }
+  };
+  return {
+    known,
+    load(direction, block) {
+      const key = keyOf(direction, block), line = blocks.get(key) ?? waiting.get(key) ?? ask(direction, block, key);
+      if (line instanceof Promise) waiting.set(key, line);
+      return Promise.resolve(line);
+    },
+    ofWord(direction, { first, end }) {
+      let sum = 0;
+      for (let token = first; token < end; token++) sum += known(direction,
+        Math.floor(token / BLOCK))?.data[token % BLOCK] || 0;
+      return sum / (direction === "by" ? end - first : 1);
+    },
+  };
 }

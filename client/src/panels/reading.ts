@@ -10,16 +10,15 @@ const LEAST = 0.05;
 /** A weight as the report shows it: hundredths without the zero, two digits below .005. */
 export function short(weight: number): string {
   if (Number.isNaN(weight)) return "–";
-  if (weight === 0) return "0";
-  if (weight >= 0.995) return weight < 1.005 ? "1.00" : weight.toFixed(2);
-  if (weight >= 0.005) return weight.toFixed(2).slice(1);
-  return weight >= 0.0001 ? weight.toFixed(weight >= 0.001 ? 4 : 5).slice(1) : weight.toExponential(0).replace("e-", "e−");
+  const text = weight < 0.005 ? String(Number(weight.toPrecision(2))) : weight.toFixed(2);
+  return text.replace("e-", "e−").replace(/^0\./, ".");
 }
 
 function shares(all: readonly Share[], most: number): Part[] {
   const told = all.filter((share) => share.weight >= LEAST).slice(0, most);
   if (!told.length) return [`nothing with ${short(LEAST)} or more`];
-  return told.flatMap((share, at): Part[] => [at ? ", " : "", { word: share.word }, " ", { number: short(share.weight) }]);
+  return told.flatMap((share, at): Part[] =>
+    [at ? ", " : "", { word: share.word }, " ", { number: short(share.weight) }]);
 }
 
 function names(words: readonly string[]): Part[] {
@@ -45,7 +44,8 @@ export function sentence(where: string, chosen: readonly string[], told: Told, m
 /** The parts as nodes: words stand isolated, so that a right-to-left word does not turn the sentence around. */
 export const partNodes = (parts: readonly Part[]): (Node | string)[] =>
   parts.map((part) => (typeof part === "string" ? part
-    : "word" in part ? h("bdi", { class: "said" }, `‘${part.word}’`) : h("span", { class: "number said-number" }, part.number)));
+    : "word" in part ? h("bdi", { class: "said" }, `‘${part.word}’`)
+      : h("span", { class: "number said-number" }, part.number)));
 
 export const plain = (parts: readonly Part[]): string =>
   parts.map((part) => (typeof part === "string" ? part : "word" in part ? `‘${part.word}’` : part.number)).join("");

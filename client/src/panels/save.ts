@@ -1,51 +1,50 @@
 // Saving what is in view: picture, numbers, or a page that shows it offline.
-import type { Context, Panel } from "../context";
+import type { Panel } from "../context";
 import { h } from "../dom";
-import { describeView, saveCsv, saveHtml, savePng, saveSvg, type Work } from "../export/files";
+import { describeView, saveCsv, saveHtml, savePng, saveSvg } from "../export/files";
+import { commas } from "./data";
 import { makeDialog } from "./dialog";
 
-type Save = (context: Context, work: Work) => Promise<void>;
-const KINDS: [string, string, Save][] = [
-  ["SVG", "A drawing for talks and papers, with words, legend and title; every cell a shape where they are few.", saveSvg],
+const KINDS = [
+  ["SVG", "A drawing for talks and papers; each cell is a shape where they are few.", saveSvg],
   ["PNG", "The map as it is on the screen.", savePng],
-  ["CSV", "The exact numbers, one line a cell, with tokens and words. Pairs hidden by the mask have no line.", saveCsv],
-  ["HTML", "One file that opens offline: this part of the map and of the text, to point at, choose words in, and zoom out of.", saveHtml],
-];
+  ["CSV", "The exact numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
+  ["HTML", "One file that opens offline: this part of map and text, to point at and zoom out of.",
+    saveHtml],
+] as const;
 
 export const save: Panel = {
   id: "save", title: "Save", place: "bar",
   mount(el, context) {
-    const view = h("p", { class: "quiet" }), state = h("p", { role: "status" });
+    const view = h("p", { class: "quiet" }), said = h("p", { "aria-live": "polite" });
     let running: AbortController | null = null;
-    const cancel = h("button", { type: "button", hidden: true, onclick: () => running?.abort() }, "Cancel");
-    const start = async (kind: string, work: Save): Promise<void> => {
+    const start = async ([kind, , work]: (typeof KINDS)[number]): Promise<void> => {
       const picture = context.picture();
       if (!picture || running) return;
-      running = new AbortController();
-      state.textContent = `Making the ${kind} file…`;
-      cancel.hidden = false;
+      const { signal } = (running = new AbortController());
+      said.textContent = `Making the ${kind} file…`;
       try {
-        await work(context, {
-          picture, signal: running.signal, told: (done, all) => (state.textContent = `Recording ${done.toLocaleString("en")} of ${all.toLocaleString("en")} answers…`),
-        });
-        state.textContent = `The ${kind} file is saved.`;
+        const told = (done: number, all: number): void => {
+          said.textContent = `Recording ${commas(done)} of ${commas(all)} answers; Escape cancels.`;
+        };
+        await work(context, { picture, signal, told });
+        said.textContent = `The ${kind} file is saved.`;
       } catch (error) {
-        state.textContent = running.signal.aborted ? "Cancelled." : error instanceof Error ? error.message : String(error);
+        said.textContent = signal.aborted ? "" : error instanceof Error ? error.message : String(error);
       }
       running = null;
-      cancel.hidden = true;
     };
-    const kinds = KINDS.filter(([kind]) => kind !== "HTML" || context.transport.source);
     const dialog = makeDialog(context.root, "Save what is in view", view,
-      h("ul", { class: "saves" }, ...kinds.map(([kind, about, work]) => h("li", {},
-        h("button", { type: "button", "data-save": kind, onclick: () => void start(kind, work) }, kind), h("span", {}, about)))),
-      h("div", { class: "tools" }, state, cancel));
+      h("dl", { class: "facts" }, ...KINDS.filter(([kind]) => kind !== "HTML"
+        || context.transport.source).flatMap((one) => [
+        h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])),
+          h("dd", {}, one[1])])), said);
     dialog.addEventListener("close", () => running?.abort());
     el.append(h("button", {
-      type: "button", title: "Save picture, numbers or page", onclick: () => {
-        const picture = context.picture(), text = picture ? describeView(context, picture) : "";
-        view.textContent = picture ? text.charAt(0).toUpperCase() + text.slice(1) + "." : "The map is not drawn yet.";
-        state.textContent = "";
+      onclick: () => {
+        const picture = context.picture();
+        view.textContent = picture ? describeView(context, picture) : "The map is not drawn yet.";
+        said.textContent = "";
         dialog.showModal();
       },
     }, "Save"));

@@ -1,137 +1,90 @@
 // Finding words of the text: a field, the places with what stands around them, and steps from one to the next.
 import type { Axis, Context } from "../context";
 import { h } from "../dom";
-import { sameTokens } from "./data";
+import type { Answer } from "../protocol";
+import { commas, sameTokens } from "./data";
+import { onKey } from "./dialog";
 
 const LIMIT = 200;
-type Found = [word: number, first: number, end: number, before: string, text: string, after: string];
-
-class Search {
-  readonly el: HTMLElement;
-  readonly #field: HTMLInputElement;
-  readonly #count = h("span", { class: "quiet number", role: "status" });
-  readonly #list = h("ol", { class: "found" });
-  readonly #steps: HTMLButtonElement[];
-  #found: { axis: Axis; place: Found }[] = [];
-  #total = 0;
-  #at = -1;
-  #timer = 0;
-  #asked = 0;
-
-  readonly #context: Context;
-
-  constructor(context: Context) {
-    this.#context = context;
-
-    this.#field = h("input", {
-      type: "search", placeholder: "Search the text", "aria-label": "Search the text", autocomplete: "off", spellcheck: "false",
-      maxlength: 400, oninput: () => this.#later(), onkeydown: (event: KeyboardEvent) => this.#key(event),
-    });
-    const step = (by: number, name: string, sign: string): HTMLButtonElement =>
-      h("button", { type: "button", "aria-label": name, title: name, disabled: true, onclick: () => this.#go(this.#at + by) }, sign);
-    this.#steps = [step(-1, "Previous place", "↑"), step(1, "Next place", "↓")];
-    this.el = h("div", { class: "search", role: "search" }, h("div", { class: "tools" }, this.#field, ...this.#steps), this.#count, this.#list);
-    this.#count.hidden = this.#list.hidden = true;
-    this.#field.value = context.store.get().searched;
-    context.store.subscribe(({ searched }) => {
-      if (searched === this.#field.value) return;
-      this.#field.value = searched;
-      void this.#run(false);
-    }, ["searched"]);
-    context.store.subscribe(() => void this.#run(false), ["run"]);
-    if (this.#field.value) void this.#run(false);
-  }
-
-  focus(): void {
-    this.#field.focus();
-    this.#field.select();
-  }
-
-  #later(): void {
-    window.clearTimeout(this.#timer);
-    this.#timer = window.setTimeout(() => {
-      this.#context.store.set({ searched: this.#field.value });
-      void this.#run(true);
-    }, 200);
-  }
-
-  #key(event: KeyboardEvent): void {
-    if (event.key === "Enter") {
-      event.preventDefault();
-      if (this.#found.length && this.#field.value === this.#context.store.get().searched) this.#go(this.#at + (event.shiftKey ? -1 : 1));
-      else this.#later();
-    } else if (event.key === "Escape" && this.#field.value) {
-      event.preventDefault();
-      this.#field.value = "";
-      this.#later();
-    }
-  }
-
-  async #run(jump: boolean): Promise<void> {
-    const asked = ++this.#asked, query = this.#field.value, context = this.#context;
-    this.#found = [];
-    this.#total = 0;
-    this.#at = -1;
-    if (query) {
-      const axes: Axis[] = sameTokens(context.call()) ? ["row"] : context.side("row") === context.side("key") ? ["key"] : ["key", "row"];
-      try {
-        const answers = await Promise.all(axes.map((axis) =>
-          context.ask("search", { run: context.run().id, side: context.side(axis).id, query, limit: LIMIT })));
-        if (asked !== this.#asked) return;
-        this.#found = answers.flatMap(({ found }, i) => found.map((place) => ({ axis: axes[i], place })));
-        this.#total = answers.reduce((sum, { total }) => sum + total, 0);
-      } catch (error) {
-        context.fail(error);
-      }
-    }
-    this.#show(query);
-    if (jump && this.#found.length) this.#go(0);
-  }
-
-  #show(query: string): void {
-    this.#count.hidden = !query;
-    this.#list.hidden = !this.#found.length;
-    for (const step of this.#steps) step.disabled = !this.#found.length;
-    this.#list.replaceChildren(...this.#found.map(({ place: [, , , before, text, after] }, i) => h("li", {},
-      h("button", { type: "button", onclick: () => this.#go(i) },
-        h("bdi", {}, "…", before, h("mark", {}, text), after, "…")))));
-    this.#tell();
-  }
-
-  #tell(): void {
-    const total = this.#total, at = this.#at, places = total === 1 ? "1 place" : `${total.toLocaleString("en")} places`;
-    const part = total > this.#found.length ? `; the first ${this.#found.length} are listed` : "";
-    this.#count.textContent = total === 0 ? "Nothing found" : at < 0 ? places + part : `${at + 1} of ${places}${part}`;
-    this.#list.querySelectorAll("button").forEach((button, i) => {
-      if (i === at) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
-    });
-  }
-
-  #go(to: number): void {
-    if (!this.#found.length) return;
-    this.#at = (to + this.#found.length) % this.#found.length;
-    const { axis, place: [, first, end] } = this.#found[this.#at];
-    this.#context.choose(axis, Array.from({ length: end - first }, (_, i) => first + i));
-    const both = sameTokens(this.#context.call());
-    this.#context.reveal(axis === "row" ? first : null, axis === "key" || both ? first : null);
-    this.#tell();
-    const current = this.#list.children[this.#at] as HTMLElement;
-    this.#list.scrollTop = current.offsetTop - this.#list.offsetTop - this.#list.clientHeight / 2;
-  }
-}
 
 /** The search of the text panel; `/` anywhere in the client goes to its field. */
-export function makeSearch(context: Context): HTMLElement {
-  const search = new Search(context);
-  context.root.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
-    event.preventDefault();
-    context.store.set({ panel: "text" });
-    search.focus();
-  });
-  return search.el;
-}
+export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
+  const { store } = context;
+  let found: { axis: Axis; place: Answer<"search">["found"][number] }[] = [], total = 0, at = -1, timer = 0, asked = 0;
+  const field = h("input", { type: "search", placeholder: "Search the text", "aria-label": "Search the text",
+    autocomplete: "off", maxlength: 400, oninput: () => later() });
+  const count = h("p", { class: "quiet number", "aria-live": "polite", hidden: true }),
+    list = h("ol", { class: "found plain", hidden: true });
+  const step = (by: number, title: string, sign: string): HTMLButtonElement =>
+    h("button", { "aria-label": title, title, disabled: true, onclick: () => go(at + by) }, sign);
+  const steps = [step(-1, "Previous place", "↑"), step(1, "Next place", "↓")];
 
-/** Whether a key press belongs to a field. */
-export const isTyping = (event: Event): boolean => (event.composedPath()[0] as Element).matches?.("input, select, textarea") ?? false;
+  const tell = (): void => {
+    const places = `${commas(total)} place${total === 1 ? "" : "s"}`,
+      part = total > found.length ? `; the first ${found.length} are listed` : "";
+    count.textContent = total === 0 ? "Nothing found" : (at < 0 ? "" : `${at + 1} of `) + places + part;
+    list.querySelectorAll("button").forEach((button, i) => button.setAttribute("aria-current", String(i === at)));
+  };
+  const go = (to: number): void => {
+    at = (to + found.length) % found.length;
+    const { axis, place: [, first, end] } = found[at], both = sameTokens(context.call()),
+      current = list.children[at] as HTMLElement;
+    context.choose(axis, Array.from({ length: end - first }, (_, i) => first + i));
+    context.reveal(axis === "row" ? first : null, axis === "key" || both ? first : null);
+    tell();
+    list.scrollTop = current.offsetTop - list.clientHeight / 2;
+  };
+  const run = async (jump: boolean): Promise<void> => {
+    const mine = ++asked, query = field.value;
+    const axes: Axis[] = sameTokens(context.call()) ? ["row"] : context.side("row") === context.side("key") ? ["key"]
+      : ["key", "row"];
+    try {
+      const answers = query ? await Promise.all(axes.map((axis) =>
+        context.ask("search", { run: store.get().run, side: context.side(axis).id, query, limit: LIMIT }))) : [];
+      if (mine !== asked) return;
+      found = answers.flatMap(({ found }, i) => found.map((place) => ({ axis: axes[i], place })));
+      total = answers.reduce((sum, { total }) => sum + total, 0);
+      at = -1;
+    } catch (error) {
+      context.fail(error);
+    }
+    count.hidden = !query;
+    list.hidden = !found.length;
+    for (const step of steps) step.disabled = !found.length;
+    list.replaceChildren(...found.map(({ place: [, , , before, text, after] }, i) => h("li", {},
+      h("button", { onclick: () => go(i) }, h("bdi", {}, "…", before, h("mark", {}, text), after, "…")))));
+    if (jump && found.length) go(0);
+    else tell();
+  };
+  const later = (): void => {
+    window.clearTimeout(timer);
+    timer = window.setTimeout(() => {
+      store.set({ searched: field.value });
+      void run(true);
+    }, 200);
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && found.length) go(at + (event.shiftKey ? -1 : 1));
+    else if (event.key === "Escape" && field.value) {
+      field.value = "";
+      later();
+    } else return;
+    event.preventDefault();
+  });
+  const ends = [
+    onKey(context, "/", () => {
+      store.set({ panel: "text" });
+      field.select();
+      field.focus();
+    }),
+    store.subscribe(({ searched }, changed) => {
+      if (searched === field.value && !changed.has("run")) return;
+      field.value = searched;
+      void run(false);
+    }, ["searched", "run"]),
+  ];
+  field.value = store.get().searched;
+  if (field.value) void run(false);
+  return { el: h("div", { class: "search" }, h("div", { class: "tools", role: "search" }, field, ...steps), count,
+    list), end: () => ends.forEach((end) => end()) };
+}

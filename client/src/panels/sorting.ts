@@ -4,7 +4,8 @@ export type Value = number | string | null;
 const missing = (value: Value): boolean => value === null || (typeof value === "number" && Number.isNaN(value));
 
 function compare(a: Value, b: Value): number {
-  if (typeof a === "string" || typeof b === "string") return String(a).localeCompare(String(b), "en", { numeric: true });
+  if (typeof a === "string" || typeof b === "string") return String(a).localeCompare(String(b), "en",
+    { numeric: true });
   return (a as number) - (b as number);
 }
 
