@@ -51,5 +51,5 @@ else {
   };
   await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
   const page = join(here, "../src/saccade/viewer/steps/step.js");
-  if (option < 0) await build({ ...packaged, format: "iife", entryPoints: ["src/step/page.ts"], outfile: page });
+  if (option < 0) await build({ ...packaged, entryPoints: ["src/step/page.ts"], outfile: page });
 }

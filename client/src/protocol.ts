@@ -137,6 +137,7 @@ export interface Protocol {
     header: { total: number; found: [number, number, number, string, string, string][] };
   };
   step: { params: Place & { row: number }; header: Record<string, unknown> };
+  script: { params: Record<string, never>; header: { text: string } };
 }
 
 export type Op = keyof Protocol;

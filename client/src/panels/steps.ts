@@ -1,21 +1,17 @@
-// Attention step by step: the numbers of the shown head for one row, as sections to read.
+// Attention step by step: the numbers of the shown head for one row. What shows them is loaded when it is first wanted.
 import type { Panel } from "../context";
 import { h } from "../dom";
-import { capital, headName, live, sameTokens } from "./data";
+import { live, sameTokens } from "./data";
 import { placeOf } from "./lines";
 
-/** Any value in one line: the first numbers of a list, the fields of an object. */
-const line = (value: unknown): string =>
-  Array.isArray(value)
-    ? value.slice(0, 8).map(line).join(", ") + (value.length > 8 ? `, … ${value.length} in all` : "")
-  : value && typeof value === "object" ? Object.entries(value).map(([key, one]) => `${key} ${line(one)}`).join("; ")
-  : typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value ?? "");
+type Show = (el: HTMLElement, data: unknown) => () => void;
+let loaded: Promise<Show> | undefined;
 
-/** Texts as they are, numbers by name. */
-const section = ({ id, name, mathml: _, ...more }: Record<string, unknown>): HTMLElement =>
-  h("section", { class: "stack" }, h("h3", {}, line(name ?? id)),
-  ...Object.entries(more).map(([key, value]) => line(value)
-    && h("p", {}, typeof value === "string" ? value : `${key}: ${line(value)}`)));
+/** `step.js` comes as text through the client's own channel: a notebook has no address that it could be loaded from. */
+const load = (text: string): Promise<Show> => {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  return import(url).then(({ show }: { show: Show }) => show);
+};
 
 export const steps: Panel = {
   id: "step", title: "Step", place: "right",
@@ -23,18 +19,18 @@ export const steps: Panel = {
   mount(el, context) {
     let asked: AbortController | null = null;
     const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], async () => {
-      const { axis, tokens, cursor, head } = context.store.get(), call = context.call(), last = call.rows.length - 1;
+      const { axis, tokens, cursor } = context.store.get(), call = context.call(), last = call.rows.length - 1;
       asked?.abort();
       asked = new AbortController();
       // The last token of what is chosen, else the row of the cursor, else the last one.
       const { signal } = asked, chosen = axis === "row" || sameTokens(call) ? tokens[tokens.length - 1] : undefined;
-      const row = Math.min(last, chosen ?? cursor?.row ?? last), words = context.wordsOf("row");
-      el.replaceChildren();
-      await words.need(row, row + 1);
-      const { data: _, ...answer } = await context.ask("step", { ...placeOf(context), row }, signal);
-      const all = Array.isArray(answer["steps"]) ? (answer["steps"] as Record<string, unknown>[]) : [answer];
-      if (!signal.aborted) el.replaceChildren(h("h2", {},
-        `${words.name(row)}: ${capital(headName(context.run(), call, head))}`), ...all.map(section));
+      const row = Math.min(last, chosen ?? cursor?.row ?? last);
+      const data = await context.ask("step", { ...placeOf(context), row }, signal);
+      const show = await (loaded ??= context.ask("script", {}).then(({ text }) => load(text)));
+      if (signal.aborted) return;
+      const box = h("div");
+      el.replaceChildren(box);
+      show(box, data);
     });
     return () => {
       end();

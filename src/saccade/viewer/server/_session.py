@@ -20,6 +20,7 @@ from ..._plain_values import plain_values
 from ..maps import SIDE, HeadSummary, MapCall, Run, Side
 from ..maps._head import Pool, What
 from ..maps._overview import THUMBNAIL
+from ..steps._page import step_script
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
 
@@ -268,6 +269,10 @@ def _step(session: Session, params: Params) -> Answer:
     return steps_of_row(run, call, head, row), []
 
 
+def _script(session: Session, params: Params) -> Answer:
+    return {"text": step_script()}, []
+
+
 def _alive(session: Session, params: Params) -> Answer:
     """A page is open."""
     return {}, []
@@ -283,6 +288,7 @@ _OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
     "rows": _rows,
     "search": _search,
     "step": _step,
+    "script": _script,
     "tile": _tile,
     "words": _words,
 }

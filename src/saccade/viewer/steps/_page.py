@@ -29,7 +29,7 @@ def render_steps(steps: Steps, version: str = "") -> str:
         title=steps.title,
         text=steps_as_text(steps),
         data=embedded_json(steps.as_json()),
-        script=Markup(_asset("step.js").replace("</script", "<\\/script")),
+        script=Markup(step_script().replace("</script", "<\\/script")),
     )
 
 
@@ -39,6 +39,11 @@ def framed_steps(steps: Steps) -> str:
         f'<iframe title="{escape(steps.title)}" sandbox="allow-scripts" srcdoc="{escape(render_steps(steps))}" '
         f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
     )
+
+
+def step_script() -> str:
+    """What shows steps in a page: an ES module."""
+    return _asset("step.js")
 
 
 def _asset(name: str) -> str:
