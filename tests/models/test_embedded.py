@@ -67,3 +67,9 @@ def test_writes(lm):
     text = "".join(generate(lm, "It was a dark night and", 40, Sampling(temperature=0.0)))
     assert len(text.split()) > 15
     assert "\ufffd" not in text
+
+
+def test_opening_it_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    load()
+    assert torch.equal(torch.get_rng_state(), before)

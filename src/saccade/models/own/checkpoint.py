@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ..._whole_file import whole_file
 from ...nn import KVCache
 from ...nn.stacks import LayerObserver
@@ -152,7 +153,8 @@ def load_own(
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
     _check_shapes(config, folder / WEIGHTS)
     changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
-    model = DecoderLM(changed)
+    with seeded(None):  # whoever opens a model finds the random state as it was
+        model = DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
     lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))

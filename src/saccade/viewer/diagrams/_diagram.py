@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -76,7 +77,8 @@ class Diagram:
         require_renderer()
         import resvg_py
 
-        picture = self._svg("dark" if self.theme == "dark" else "light")
+        # Of a text with subscripts resvg stretches the first part alone to the length of all.
+        picture = _FORMULA_LENGTH.sub(r"\1", self._svg("dark" if self.theme == "dark" else "light"))
         from_matplotlib = _fonts_of_matplotlib()
         found = resvg_py.svg_to_bytes(
             svg_string=picture.replace(f"{FAMILIES[0]}, ", "", 1),
@@ -104,6 +106,9 @@ class Diagram:
     def _svg(self, theme: str) -> str:
         name = "saccade-" + hashlib.sha256(f"{self.title}\n{self.description}".encode()).hexdigest()[:8]
         return self.canvas.svg(theme, self.title, self.description, name)
+
+
+_FORMULA_LENGTH = re.compile(r'(<text[^>]*?) textLength="[^"]*" lengthAdjust="spacingAndGlyphs"(?=[^>]*>[^<]*<tspan)')
 
 
 def check_theme(theme: str) -> None:

@@ -16,7 +16,7 @@ MOST_TOKENS = 12
 MOST_HEADS = 8  # columns of a picture; of more heads the first ones and the last are drawn
 _COLUMN, _GAP = 128.0, 16.0
 _SHOWN = 6  # components of the input and of the output
-_BAR = 34.0
+_BAR = 26.0
 _PROJECTION = (300.0, 62.0)
 
 
@@ -27,9 +27,15 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
     lefts = [i * (_COLUMN + _GAP) for i in range(len(columns))]
     bottom = _draw_tokens(canvas, numbers, numbers.inputs, "Input Embeddings", wide, 0)
     middle = wide / 2
-    arrow(canvas, [(middle, bottom + 6), (middle, bottom + 44)])
-    split = Box(0, bottom + 46, wide, _BAR)
-    _draw_bar(canvas, split, columns, "Split to Heads", fill=False)
+    fork, split = bottom + 42, Box(0, bottom + 66, wide, _BAR)
+    centres = [left + _COLUMN / 2 for left in lefts]
+    arrow(canvas, [(middle, bottom + 6), (middle, fork)], head=False)
+    if len(centres) > 1:
+        arrow(canvas, [(centres[0], fork), (centres[-1], fork)], head=False)
+    for x in centres:
+        arrow(canvas, [(x, fork), (x, split.y - 2)])
+    _draw_bar(canvas, split, columns, joined=False)
+    canvas.text(middle - 18, bottom + 30, "Split to Heads", size=16, anchor="end", bold=True)
     width = numbers.query.shape[-1]
     per_head = "W_{Q}, W_{K}, W_{V} make each head its own queries, keys and values"
     canvas.formula(middle + 18, bottom + 30, f"{per_head}, {width} wide", size=13, fill="soft")
@@ -42,10 +48,11 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
         if head is not None:
             x = left + _COLUMN / 2
             arrow(canvas, [(x, top + high + 2), (x, joined.y - 2)], stroke=head_role(head))
-    _draw_bar(canvas, joined, columns, "Concatenate", fill=True)
+    _draw_bar(canvas, joined, columns, joined=True)
     together = numbers.heads * numbers.out.shape[-1]
     after = joined.bottom
     arrow(canvas, [(middle, after + 2), (middle, after + 42)])
+    canvas.text(middle - 18, after + 28, "Concatenate", size=16, anchor="end", bold=True)
     canvas.text(middle + 18, after + 27, f"{len(numbers.labels)} × {together:,}", size=13, fill="soft")
     after += 44
     where = Box(middle - _PROJECTION[0] / 2, after, *_PROJECTION)
@@ -95,21 +102,17 @@ def _draw_tokens(
     return where.bottom
 
 
-def _draw_bar(canvas: Canvas, where: Box, columns: Sequence[int | None], name: str, *, fill: bool) -> None:
-    """One piece for each head, side by side, and the name across them."""
+def _draw_bar(canvas: Canvas, where: Box, columns: Sequence[int | None], *, joined: bool) -> None:
+    """One piece for each head, side by side; joined: without gaps, one vector."""
     step = _COLUMN + _GAP
     for i, head in enumerate(columns):
         role = "edge" if head is None else head_role(head)
         wash = "wash" if head is None else f"{role}-wash"
         left = where.x + i * step
-        if fill:  # without gaps: one vector
+        if joined:
             canvas.rect(left - _GAP / 2, where.y, step, where.height, fill=wash, stroke=role)
         else:
             canvas.rect(left, where.y, _COLUMN, where.height, fill=wash, stroke=role, radius=6)
-    size, x, y = 16.0, *where.middle
-    room = width_of(name, size, bold=True) + 28
-    canvas.rect(x - room / 2, where.y - 3, room, where.height + 6, fill="paper", stroke="edge", radius=10)
-    canvas.text(x, y + 5.6, name, size=size, anchor="middle", bold=True)
 
 
 def _draw_head(canvas: Canvas, numbers: LayerNumbers, head: int | None, left: float, above: float, top: float) -> float:
