@@ -150,30 +150,25 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
     h("p", { class: "brand" }, "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
 }
 
-/** The theme of a notebook, or null where the page says nothing. */
-function hostTheme(): "light" | "dark" | null {
-  const body = document.body;
-  const jupyter = body.dataset["jpThemeLight"];
-  if (jupyter !== undefined) return jupyter === "false" ? "dark" : "light";
-  if (body.classList.contains("vscode-dark") || body.classList.contains("vscode-high-contrast")) return "dark";
-  if (body.classList.contains("vscode-light")) return "light";
-  const colab = document.documentElement.getAttribute("theme");
-  return colab === "dark" || colab === "light" ? colab : null;
+/** The theme of a notebook, told by the colour of its text; null where the page is the client's own. */
+function hostTheme({ transport }: Context): "light" | "dark" | null {
+  const rgb = transport.kind === "widget" && /^rgba?\((\d+), (\d+), (\d+)/.exec(getComputedStyle(document.body).color);
+  return rgb ? (Math.max(...rgb.slice(1).map(Number)) > 127 ? "dark" : "light") : null;
 }
 
 /** Keeps `data-theme` at light or dark: what is chosen, else what the notebook has, else what the system prefers. */
-function followTheme(root: HTMLElement, { store }: Context): () => void {
+function followTheme(root: HTMLElement, context: Context): () => void {
+  const { store } = context;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = (): void => {
     const { theme } = store.get();
-    const wanted = theme === "auto" ? hostTheme() ?? (dark.matches ? "dark" : "light") : theme;
+    const wanted = theme === "auto" ? hostTheme(context) ?? (dark.matches ? "dark" : "light") : theme;
     if (root.dataset["theme"] === wanted) return;
     root.dataset["theme"] = wanted;
     root.dispatchEvent(new Event("theme"));
   };
   const watcher = new MutationObserver(apply);
-  for (const element of [document.body, document.documentElement])
-    watcher.observe(element, { attributes: true, attributeFilter: ["class", "theme", "data-jp-theme-light"] });
+  for (const element of [document.body, document.documentElement]) watcher.observe(element, { attributes: true });
   const ends = [store.subscribe(apply, ["theme"]), on(dark, "change", apply), () => watcher.disconnect()];
   apply();
   return () => ends.forEach((end) => end());

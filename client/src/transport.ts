@@ -103,8 +103,8 @@ export function widgetTransport(model: WidgetModel): Transport {
   const own = Math.random().toString(36).slice(2);
   let count = 0;
   model.on("msg:custom", (message, buffers) => {
-    const { kind, id, header } = message as { kind?: string; id?: string; header?: Record<string, unknown> };
-    if (kind !== "reply" || id === undefined || header === undefined) return;
+    const { kind, id, header } = message as { kind: string; id: string; header: Record<string, unknown> };
+    if (kind !== "reply") return;
     waiting.get(id)?.({ header, buffers: Array.from(buffers ?? [], toBuffer) });
     waiting.delete(id);
   });

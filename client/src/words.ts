@@ -15,7 +15,6 @@ export interface Word {
 
 export const PAGE = 4096;
 const MOST_PAGES = 64;
-const RETRY_AFTER = 2000; // milliseconds
 
 const fromTuple = ([text, label, first, end, special, gap, tokens]: WordTuple): Word =>
   ({ text, label, first, end, special: special === 1, gap, tokens });
@@ -41,7 +40,6 @@ function nameOf(word: Word | undefined, token: number): string {
 export class SideWords implements Words {
   readonly #pages = new Map<number, Word[]>();
   readonly #loading = new Map<number, Promise<boolean>>();
-  readonly #failedAt = new Map<number, number>();
   readonly #listeners = new Set<() => void>();
   readonly #views = new Map<number, Words>();
 
@@ -124,7 +122,6 @@ export class SideWords implements Words {
   #load(page: number): Promise<boolean> {
     const known = this.#loading.get(page);
     if (known) return known;
-    if (performance.now() - (this.#failedAt.get(page) ?? -Infinity) < RETRY_AFTER) return Promise.resolve(false);
     const start = page * PAGE, stop = Math.min(this.#length, start + PAGE);
     const promise = this.#fetch(start, stop)
       .then((words) => {
@@ -132,10 +129,6 @@ export class SideWords implements Words {
         this.#pages.set(page, words.map(fromTuple));
         for (const listener of [...this.#listeners]) listener();
         return true;
-      })
-      .catch((error: unknown) => {
-        this.#failedAt.set(page, performance.now());
-        throw error;
       })
       .finally(() => this.#loading.delete(page));
     this.#loading.set(page, promise);

@@ -98,7 +98,7 @@ function compareControls({ manifest: { runs }, store }: Context, compare: Compar
     ...pickers(run, call, compare.head, runs.length > 1 ? "Layer" : "with layer",
       (id, head) => put({ call: id, head })),
     toggles("How two maps are compared",
-      [["side", "Side by side"], ["difference", "Difference", "The first minus the second"]],
+      [["side", "Side by side"], ["difference", "Difference"]],
       compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
 }
 
@@ -108,7 +108,7 @@ type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | 
 export function legend(context: Context, zoom: (factor: number | null) => void): Show & { element: HTMLElement } {
   const bar = h("div", { class: "colours" }), ticks = h("div", { class: "ticks" });
   const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
-  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log", "Powers of ten"]], "log",
+  const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log"]], "log",
     (value) => context.store.set({ tone: value as State["tone"] }));
   const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
   const buttons = h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },

@@ -27,9 +27,8 @@ const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
 const HELP =
-  "Arrow keys walk over the pairs, with Shift by pages; Home and End go to the first and the last key. Plus and minus " +
-  "zoom, 0 shows all. Enter chooses the row's word, Space the key's; Shift adds it. Brackets change the head, braces " +
-  "the layer.";
+  "Arrow keys walk over the pairs and say their numbers, Enter chooses the row's word, plus and minus zoom; a question " +
+  "mark lists all keys.";
 
 export function mountMap(el: HTMLElement, context: Context): () => void {
   const map = new AttentionMap(el, context);
@@ -54,7 +53,7 @@ interface Near {
 class AttentionMap {
   readonly #context: Context;
   readonly #canvas = h("canvas", {
-    class: "picture", tabindex: "0", role: "application", "aria-roledescription": "attention map",
+    class: "picture", tabindex: "0", role: "application",
     "aria-describedby": "help reading",
   });
   readonly #box: HTMLElement;

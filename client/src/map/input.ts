@@ -77,13 +77,9 @@ export function listen(canvas: HTMLElement, gestures: Gestures): void {
   const leave = (event: PointerEvent): void => {
     if (event.pointerType === "mouse" && !pointers.size) gestures.leave();
   };
-  const double = (event: MouseEvent): void => {
-    const { x, y } = at(event);
-    gestures.zoom(x, y, event.altKey ? 0.5 : 2);
-  };
   // The canvas goes with its listeners: nothing to take off.
   for (const [name, listener] of Object.entries({
-    pointerdown: down, pointermove: move, pointerup: up, pointercancel: up, pointerleave: leave, dblclick: double,
+    pointerdown: down, pointermove: move, pointerup: up, pointercancel: up, pointerleave: leave,
     wheel,
   })) on(canvas, name, listener as (event: Event) => void);
 }

@@ -10,10 +10,6 @@ export class Lru<V> {
     return this.#held;
   }
 
-  get size(): number {
-    return this.#entries.size;
-  }
-
   /** The value of a key, which becomes the one used last. */
   get(key: string): V | undefined {
     const entry = this.#entries.get(key);

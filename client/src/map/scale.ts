@@ -30,8 +30,7 @@ export function write(value: number): string {
 }
 
 const plain = (value: number): string => String(Number(value.toPrecision(6))).replace("-", "−");
-const raised = (digits: string): string => digits.replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
-const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : "10" + raised(String(exponent)));
+const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : `1e−${-exponent}`);
 
 /** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
 export const lowestPower = (keys: number): number => -Math.min(9, Math.max(3, Math.ceil(Math.log10(keys)) + 1));
