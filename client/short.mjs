@@ -1,7 +1,7 @@
 // Names for what is written often: the build puts these in the place of `Math.max` and its like.
 export const { max: $max, min: $min, floor: $floor, round: $round, ceil: $ceil, abs: $abs, log2: $log2, log10: $log10 } = Math;
-export const { String: $String, Number: $Number } = globalThis; // `Number` itself would be put in place here, too
-export const { isNaN: $isNaN } = globalThis.Number;
+export const { String: $String, Number: $Number } = globalThis;
+export const { isNaN: $isNaN } = $Number;
 export const { stringify: $stringify } = JSON;
 export const { entries: $entries } = Object;
 export const { from: $from } = Array;

@@ -151,9 +151,9 @@ def load_own(
         raise FileNotFoundError(f"{folder}: no such model folder (expected a folder with {CONFIG} and {WEIGHTS})")
     config = _read_config(folder / CONFIG)
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
-    _check_shapes(config, folder / WEIGHTS)
     changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
     with seeded(None):  # whoever opens a model finds the random state as it was
+        _check_shapes(config, folder / WEIGHTS)
         model = DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
