@@ -94,7 +94,7 @@ export function drawLabels(
   for (const [axis, where, words] of [["row", rows, pane.rowWords], ["key", keys, pane.keyWords]] as const) {
     const marks = [...(cursor ? [axis === "row" ? cursor.row : cursor.key] : []), ...visibleOf(chosen[axis], where)];
     const marked = marks.filter((t) => t < where.length).map((t): Label => {
-      const text = tokenText(words.at(t), t);
+      const word = words.at(t), text = where.scale < LINE && word ? word.label : tokenText(word, t);
       const number = text && where.scale >= LINE / 3 ? "" : String(t);
       return { token: t, end: t + 1, text, number, at: where.offset + (t + 0.5) * where.scale };
     });
