@@ -176,6 +176,7 @@ GOOD = {
     "rows": {**PLACE, "start": 0, "stop": 4},
     "search": {"run": "0", "side": "text", "query": "hen", "limit": 5},
     "step": {**PLACE, "row": 8},
+    "script": {},
 }
 WRONG = {
     "run": ["1", 0, None, "../0"],

@@ -26,14 +26,16 @@ def steps():
 
 
 def data_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="steps-of-this-page">(.*?)</script>', page, re.DOTALL)[1]
+    )
 
 
 def test_the_page_holds_everything_and_loads_nothing(steps):
     page = render_steps(steps)
     assert data_of(page) == json.loads(json.dumps(steps.as_json()))
     assert page.startswith("<!doctype html>") and 'content="Saccade' in page[:400]
-    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page.split("<script>")[0])
+    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page.split('<script type="module">')[0])
     assert "default-src 'none'" in page
     assert html.unescape(re.search(r"<noscript><pre>(.*?)</pre>", page, re.DOTALL)[1]) == str(steps)
 
@@ -49,7 +51,7 @@ def test_a_text_full_of_html_stays_text():
 
 
 def test_the_script_is_small_and_asks_for_nothing():
-    script = render_steps(example()).split("<script>")[1]
+    script = render_steps(example()).split('<script type="module">')[1]
     assert len(script.encode()) < 30_000
     assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\b|fetch\(|XMLHttpRequest|WebSocket|import\(", script)
 

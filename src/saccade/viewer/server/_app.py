@@ -39,8 +39,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-# The client's styles are constructed by its script, images are what it makes to save a picture, and the script of a blob
-# is the one that shows steps, which comes through the client's own channel.
+# The client's styles are constructed by its script, images are what it makes to save a picture. The script of a blob
+# shows steps: it comes through the client's own channel.
 POLICY = (
     "default-src 'none'; script-src 'self' 'nonce-{nonce}' blob:; style-src 'nonce-{nonce}'; img-src data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
