@@ -74,7 +74,7 @@ _HOMES = {  # of all names but the masks
     "attention": "_attention",
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
-    "diagram": "viewer.diagrams",
+    "diagram": "viewer._diagram",
     "draw": "viewer",
     "explain": "_explain",
     "merge": "_attention",
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
     from .monitoring import watch
     from .verification import verify
     from .viewer import draw, step, view
-    from .viewer.diagrams import diagram
+    from .viewer._diagram import diagram
 else:
 
     def __getattr__(name: str) -> object:
