@@ -257,8 +257,10 @@ void statistics(nb::tuple shared, nb::handle query, nb::handle key, int64_t plac
     kernels().statistics(call);
 }
 
-// asked: item, head, row_start, row_count, key_start, key_stop, row_bin, key_bin, logits. rows, lse: addresses, or 0. out: (3, n, m).
-void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked, Pointer rows, Pointer lse, Pointer out) {
+// asked: item, head, row_start, row_count, key_start, key_stop, row_bin, key_bin, logits. rows, lse,
+// out (3, n, m), row_lse: addresses, or 0.
+void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked, Pointer rows, Pointer lse, Pointer out,
+            Pointer row_lse) {
     const Shared given(shared);
     Pooled call;
     call.problem = given.problem;
@@ -268,8 +270,8 @@ void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked
     const Whole<9> a(asked, "asked");
     call.item = a.at[0], call.head = a.at[1], call.row_start = a.at[2], call.row_count = a.at[3];
     call.key_start = a.at[4], call.key_stop = a.at[5], call.row_bin = a.at[6], call.key_bin = a.at[7], call.logits = a.at[8] != 0;
-    call.rows = reinterpret_cast<const int64_t*>(rows), call.lse = reinterpret_cast<const float*>(lse);
-    call.out = reinterpret_cast<float*>(out);
+    call.rows = reinterpret_cast<const int64_t*>(rows), call.lse = reinterpret_cast<const double*>(lse);
+    call.out = reinterpret_cast<float*>(out), call.row_lse = reinterpret_cast<double*>(row_lse);
     if (call.item < 0 || call.item >= p.batch || call.head < 0 || call.head >= p.heads) refuse("no such item or head");
     const int64_t last = rows ? 0 : call.row_start + call.row_count;
     if (call.row_start < 0 || call.row_count < 0 || last > p.length_q) refuse("rows outside of the call");
@@ -279,7 +281,8 @@ void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked
     const bool fits = call.row_bin >= 1 && call.key_bin >= 1 && !(call.key_bin & (call.key_bin - 1)) && call.key_start % 16 == 0 &&
                       call.key_start % call.key_bin == 0 && (call.key_stop % 16 == 0 || call.key_stop == p.length_k);
     if (!fits) refuse("bins that do not fit the range of keys");
-    if (call.row_count && call.key_start < call.key_stop && !out) refuse("out has no memory");
+    if (call.row_count && call.key_start < call.key_stop && !out && !row_lse) refuse("out has no memory");
+    if (row_lse && (lse || call.logits)) refuse("the lse of rows is computed where none is given");
     if (!kernels().pooled) refuse("this build has no pooling");
     nb::gil_scoped_release released;
     kernels().pooled(call);

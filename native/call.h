@@ -144,8 +144,9 @@ struct Pooled {
     int64_t row_bin = 1, key_bin = 1;  // key_bin: a power of two
     bool logits = false;
     const int64_t* rows = nullptr;  // (row_count,), or null
-    const float* lse = nullptr;     // (Lq,) of that head, the sink counted; null: computed over all keys
-    float* out = nullptr;           // (3, bins of rows, bins of keys): sums, largest (-inf: nothing visible), visible pairs
+    const double* lse = nullptr;    // (Lq,) of that head, the sink counted; null: computed over all keys
+    float* out = nullptr;           // (3, bins of rows, bins of keys): sums, largest (-inf: nothing visible), visible pairs; or null
+    double* row_lse = nullptr;      // (row_count,), what `lse` would hold of these rows; or null. Not with `lse` or `logits`
 };
 
 constexpr int64_t kLinearSpan = 2048;  // tokens of a span of causal linear attention, which runs beside the others

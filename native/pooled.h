@@ -4,7 +4,8 @@
 //
 // A task is one bin of rows, or a few; it walks the keys once, in blocks of `grain` rows, and sums in vectors: those of a
 // bin of keys share one, and of bins narrower than a vector each lane is summed by itself. Without an lse the keys are
-// walked once more before, for the rows' largest scores and denominators.
+// walked once more before, for the rows' largest scores and denominators. An lse is a double: rounded to a float, one of
+// 1000 would shift all weights of its row by 3e-5 of themselves.
 #pragma once
 
 #include "scores.h"
@@ -20,6 +21,7 @@ template <class Math, class T> class PooledPass {
 
     const Pooled& f;
     const Problem& p;
+    const bool pools;  // there are keys to pool, and memory for what comes of it
     Chunks scores;
     const float natural;        // from a score to a logit
     const int64_t cell, cells;  // keys whose weights share a vector; how many such vectors a bin of rows has
@@ -38,15 +40,15 @@ template <class Math, class T> class PooledPass {
 
   public:
     explicit PooledPass(const Pooled& f)
-        : f(f), p(f.problem), scores(p, f.query, f.key), natural(scores.logits.natural()), cell(std::max<int64_t>(f.key_bin, lanes)),
-          cells((f.key_stop - f.key_start + cell - 1) / cell), keys_out((f.key_stop - f.key_start + f.key_bin - 1) / f.key_bin) {
-        const bool all = !f.lse && !f.logits;  // the denominators run over every key
+        : f(f), p(f.problem), pools(f.out && f.key_start < f.key_stop), scores(p, f.query, f.key),
+          natural(scores.logits.natural()), cell(std::max<int64_t>(f.key_bin, lanes)), cells((f.key_stop - f.key_start + cell - 1) / cell), keys_out((f.key_stop - f.key_start + f.key_bin - 1) / f.key_bin) {
+        const bool all = weighs();  // the denominators run over every key
         first_grain = all ? 0 : f.key_start / grain;
         last_grain = all ? scores.grains : (f.key_stop + grain - 1) / grain;
     }
 
     void run() {
-        if (f.row_count == 0 || f.key_start >= f.key_stop) return;
+        if (f.row_count == 0 || !(pools || f.row_lse)) return;
         scores.read_list();
         const int64_t grain_units = grain * scores.units, count = last_grain - first_grain, parts = (count + 7) / 8;
         Workspace packed(count * grain_units * 4);
@@ -65,6 +67,8 @@ template <class Math, class T> class PooledPass {
     }
 
   private:
+    bool weighs() const { return !f.lse && !f.logits; }
+
     // As many bins of rows as make whole blocks, where a few do.
     int64_t bins_of_task() const {
         if (f.row_bin < grain) return std::max<int64_t>(1, (f.row_bin == 32 ? 96 : grain) / f.row_bin);
@@ -73,7 +77,7 @@ template <class Math, class T> class PooledPass {
 
     void pool(int64_t task, int64_t bins) const {
         const int64_t first = task * bins * f.row_bin, last = std::min(first + bins * f.row_bin, f.row_count);
-        const int64_t used = (last - first + f.row_bin - 1) / f.row_bin, size = used * cells * lanes;
+        const int64_t used = (last - first + f.row_bin - 1) / f.row_bin, size = pools ? used * cells * lanes : 0;
         float* const memory = static_cast<float*>(scratch(1, 3 * size * 4));
         const Sums sums{memory, memory + size, memory + 2 * size};
         std::fill_n(sums.sums, size, 0.0f), std::fill_n(sums.largest, size, -infinity), std::fill_n(sums.counts, size, 0.0f);
@@ -84,7 +88,7 @@ template <class Math, class T> class PooledPass {
             take_rows(sums, at, stop, first);
             at = stop;
         }
-        finish(sums, first / f.row_bin, used);
+        if (pools) finish(sums, first / f.row_bin, used);
     }
 
     void take_rows(const Sums& sums, int64_t from, int64_t to, int64_t first) const {
@@ -101,13 +105,15 @@ template <class Math, class T> class PooledPass {
         block.scores = reinterpret_cast<float*>(memory) + query_size;
         find(block, pieces);
         if (!pieces.empty()) scores.take_query(block);
-        if (f.lse || f.logits) {
-            for (int64_t i = 0; i < block.count; i++) {
-                const float lse = f.lse ? f.lse[block.row(i)] : 0;
-                of.pivot[i] = lse == -infinity ? 0 : lse / natural, of.inverse[i] = 1;
-            }
+        if (weighs()) {
+            weigh_all(block, pieces, of, f.row_lse ? f.row_lse + from : nullptr);
+            if (!pools) return;
         } else {
-            weigh_all(block, pieces, of);
+            for (int64_t i = 0; i < block.count; i++) {
+                const double lse = f.lse ? f.lse[block.row(i)] : -infinity;
+                of.pivot[i] = lse == -infinity ? 0 : (float)(lse / natural);
+                of.inverse[i] = lse == -infinity ? 1 : (float)std::exp((double)of.pivot[i] * natural - lse);
+            }
         }
         const int32_t low = (int32_t)(f.key_start / grain), high = (int32_t)((f.key_stop + grain - 1) / grain);
         for (Piece& piece : pieces) piece.first = std::max(piece.first, low), piece.last = std::min(piece.last, high);
@@ -128,9 +134,10 @@ template <class Math, class T> class PooledPass {
     }
 
     // The largest score of each row and the sum relative to it, over all keys.
-    void weigh_all(Block& block, const std::vector<Piece>& pieces, Rows& of) const {
-        float top[rows], sum[rows];
-        std::fill_n(top, rows, -infinity), std::fill_n(sum, rows, 0.0f);
+    void weigh_all(Block& block, const std::vector<Piece>& pieces, Rows& of, double* lse) const {
+        float top[rows];
+        double sum[rows];
+        std::fill_n(top, rows, -infinity), std::fill_n(sum, rows, 0.0);
         const vf factor = splat(scores.exponent);
         scores.walk(block, pieces, [&] {
             scores.fill(block, keys);
@@ -142,18 +149,23 @@ template <class Math, class T> class PooledPass {
                 vf highest = splat(-infinity), part = {};
                 for (int64_t j = seen.start; j < seen.stop; j += lanes) highest = maximum(load(s + j), highest);
                 const float before = top[i], now = std::max(before, greatest(highest));
-                if (now == -infinity) continue;
+                if (now == -infinity) {  // the maximum passes over NaN
+                    for (int64_t j = seen.start; j < seen.stop; j++)
+                        if (s[j] != s[j]) sum[i] = s[j];
+                    continue;
+                }
                 const vf shift = splat(now);
                 for (int64_t j = seen.start; j < seen.stop; j += lanes) part += exp2_of(load(s + j) - shift, factor);
-                sum[i] = sum[i] * (before == -infinity ? 0 : exp2_of((before - now) * scores.exponent)) + total(part);
-                top[i] = now;
+                if (before != now) sum[i] *= before == -infinity ? 0 : exp2_of((before - now) * scores.exponent);
+                sum[i] += total(part), top[i] = now;
             }
         });
         const float sink = p.sink ? p.sink[f.head] : -infinity;
         for (int64_t i = 0; i < block.count; i++) {
-            const bool none = top[i] == -infinity;
-            const float whole = sum[i] + (p.sink ? exp2_of((sink - top[i] * natural) * log2_e) : 0);
-            of.pivot[i] = none ? 0 : top[i], of.inverse[i] = none ? 0 : 1 / whole;
+            const bool none = top[i] == -infinity && sum[i] == 0;
+            const double most = (double)top[i] * natural, whole = sum[i] + (p.sink ? std::exp(sink - most) : 0);
+            of.pivot[i] = none ? 0 : top[i], of.inverse[i] = none ? 0 : (float)(1 / whole);
+            if (lse) lse[i] = none ? -infinity : most + std::log(whole);
         }
     }
 
@@ -196,10 +208,9 @@ template <class Math, class T> class PooledPass {
                 const int64_t from = (n * cells + m / share) * lanes + m % share * width;
                 double sum = 0, count = 0;
                 float largest = -infinity;
-                for (int64_t c = from; c < from + width; c++) {
-                    sum += sums.sums[c], count += sums.counts[c];
-                    if (sums.largest[c] > largest || sums.largest[c] != sums.largest[c]) largest = sums.largest[c];
-                }
+                for (int64_t c = from; c < from + width; c++)
+                    sum += sums.sums[c], count += sums.counts[c], largest = std::max(largest, sums.largest[c]);
+                if (sum != sum) largest = (float)sum;  // the vectors' maximum passes over NaN
                 float* const to = f.out + (bin + n) * keys_out + m;
                 to[0] = (float)sum, to[plane] = largest, to[2 * plane] = (float)count;
             }

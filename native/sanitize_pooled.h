@@ -9,7 +9,8 @@ namespace saccade::sanitize {
 struct PooledRun {
     Pooled call;
     std::vector<int64_t> listed;
-    std::vector<float> lse, out;
+    std::vector<double> lse, row_lse;
+    std::vector<float> out;
 
     PooledRun(const Case& c, Random& random, int threads) {
         const Problem& p = c.problem;
@@ -30,11 +31,16 @@ struct PooledRun {
         if (!listed.empty()) call.rows = listed.data();
         call.logits = chance(random, 0.2);
         if (chance(random, 0.5)) {
-            for (int64_t i = 0; i < p.length_q; i++) lse.push_back(float(whole_lse(c, row_of(c, call.item, call.head, i))));
+            for (int64_t i = 0; i < p.length_q; i++) lse.push_back(whole_lse(c, row_of(c, call.item, call.head, i)));
             call.lse = lse.data();
         }
         out.assign(3 * lines() * columns(), float(kNan));
         call.out = out.data();
+        if (!call.lse && !call.logits && chance(random, 0.7)) {
+            row_lse.assign(call.row_count, kNan);
+            call.row_lse = row_lse.data();
+            if (chance(random, 0.3)) out.clear(), call.out = nullptr;
+        }
         kernels().pooled(call);
     }
 
@@ -42,7 +48,6 @@ struct PooledRun {
     int64_t columns() const { return call.key_start < call.key_stop ? (call.key_stop - call.key_start + call.key_bin - 1) / call.key_bin : 0; }
     int64_t row(int64_t n) const { return listed.empty() ? call.row_start + n : listed[n]; }
 
-  private:
     double whole_lse(const Case& c, const Row& row) const {
         const double sink = c.problem.sink ? c.problem.sink[call.head] : -kInfinity;
         const double top = std::max(row.lse, sink);
@@ -65,8 +70,13 @@ template <class Judge> void check_pooled_run(const Case& c, const PooledRun& run
             sums[at] += value, sizes[at] += std::fabs(value), largest[at] = std::max(largest[at], value), counts[at]++;
         }
     }
+    for (size_t n = 0; n < run.row_lse.size(); n++) {
+        const double want = run.whole_lse(c, row_of(c, run.call.item, run.call.head, run.row(n))), got = run.row_lse[n];
+        if (want == -kInfinity ? got != want : std::isfinite(want) && !(std::fabs(got - want) <= 1e-4)) judge.fault("row lse", got, want, 1e-4);
+    }
     const double unit = run.call.logits ? 30 : 0;  // a logit is known as well as its terms are large
     for (int64_t at = 0; at < plane; at++) {
+        if (run.out.empty()) break;
         if (!std::isfinite(sums[at])) continue;
         judge.near("sum", run.out[at], sums[at], sizes[at] + unit * counts[at]);
         if (run.out[2 * plane + at] != counts[at]) judge.fault("count", run.out[2 * plane + at], counts[at], 0);

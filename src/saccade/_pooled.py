@@ -9,20 +9,20 @@ Shape legend: B items, Hq query heads, Lq / Lk lengths, n / m bins of rows and k
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._backends.chunked import attend
 from ._backends.native import _pooled as native
 from ._biases import Span
-from ._call import CheckedCall, sink_lse, without_autocast
+from ._call import CheckedCall, without_autocast
 from ._tiles import TileProblem, logits_of, look
 
-_CELLS = 2**20  # scores that are formed at once in plain PyTorch
+_CELLS, _KEYS = 2**20, 4096  # scores, and keys, that are formed at once in plain PyTorch
 
 
 class Pooled(NamedTuple):
@@ -53,19 +53,34 @@ def pooled(
     *,
     logits: bool = False,
 ) -> Pooled:
-    """One head's weights, pooled.
+    """One head's weights, pooled. NaN logits make their bins NaN.
+
+    A bin's sum is one of float32 numbers: it errs by up to 2^-24 times the pairs of a bin / 16.
 
     Args:
         place: (item, query head).
         rows: a range of query rows without gaps, or (r,) int64 row numbers; `bins[0]` consecutive ones form a bin.
         keys: a range of keys without gaps; each bin but the last holds `bins[1]` of them.
-        lse: (Lq,) of that head, the sink counted; None: computed for these rows, over all keys.
+        lse: (Lq,) float64 of that head, as `row_lse` gives it; None: computed for these rows, over all keys.
         logits: pool the logits s_ij instead of the weights.
     """
     with torch.no_grad():
         if native.refuses(call, keys, bins) is None:
             return Pooled(*native.run(call, place, rows, keys, bins, lse, logits=logits))
         return _in_tiles(call, place, rows, keys, bins, lse, logits)
+
+
+def row_lse(call: CheckedCall, place: tuple[int, int], rows: range | Tensor) -> Tensor:
+    """(r,) float64: log of the rows' softmax denominators, the sink counted; -inf for rows that see nothing.
+
+    Exact to the scores it is made of, which `pooled` forms again: rounded to float32, an lse of 1,000 would shift the
+    weights of its row by 3e-5 of themselves.
+    """
+    with torch.no_grad():
+        if native.refuses(call, range(call.length_k), (1, 1)) is None:
+            return native.row_lse(call, place, rows)
+        head = _HeadTiles.of(call, place, rows)
+        return torch.cat([head.lse(part) for part in head.parts(1)])
 
 
 def _in_tiles(
@@ -77,44 +92,84 @@ def _in_tiles(
     lse: Tensor | None,
     logits: bool,
 ) -> Pooled:
-    item, head = place
-    at_rows = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
-    at_rows = at_rows.to(call.device)
-    problem, query, key, parameter = head_problem(call, item, head)
-    query = query[:, :, at_rows]
-    if lse is None:
-        chosen = replace(problem, rows=tuple(at_rows.tolist()))
-        part = None
-        if call.bias is not None and parameter is not None:
-            part = call.bias.part(parameter, at_rows, None, None)
-        _, found = attend(chosen, query, key, key[..., :1], part)
-        lse = sink_lse(found, None if call.sink is None else call.sink[head : head + 1])[0, 0]
-    else:
-        lse = lse.to(call.device)[at_rows]
-    pivot = torch.where(lse == float("-inf"), 0.0, lse)[:, None]
-    keys_at_once = _step(bins[1], 4096)
-    rows_at_once = _step(bins[0], max(1, _CELLS // keys_at_once))
+    head = _HeadTiles.of(call, place, rows)
+    keys_at_once = _step(bins[1], _KEYS)
     lines = []
-    for first in range(0, len(at_rows), rows_at_once):
-        of_rows = at_rows[first : first + rows_at_once]
-        row_span = Span(0, len(of_rows), of_rows, unbroken=False)
+    for part in head.parts(bins[0], keys_at_once):
+        known = None if logits else head.lse(part) if lse is None else lse.to(call.device)[head.rows[part]]
         line = []
         for start in range(keys.start, keys.stop, keys_at_once):
-            stop = min(start + keys_at_once, keys.stop)
-            key_span = Span(0, stop - start, torch.arange(start, stop, device=call.device))
-            found, seen = _tile(
-                call,
-                problem,
-                parameter,
-                query[:, :, first : first + rows_at_once],
-                key[:, :, start:stop],
-                row_span,
-                key_span,
-            )
-            values = found if logits else torch.exp(found - pivot[first : first + rows_at_once])
-            line.append(binned(values, seen, bins))
+            found, seen = head.tile(part, range(start, min(start + keys_at_once, keys.stop)))
+            if known is not None:
+                pivot = torch.where(known == float("-inf"), 0.0, known)[:, None]
+                found = torch.exp(found.double() - pivot).to(found.dtype)
+            line.append(binned(found, seen, bins))
         lines.append(Pooled(*(torch.cat(parts, 1) for parts in zip(*line, strict=True))))
     return Pooled(*(torch.cat(parts, 0) for parts in zip(*lines, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class _HeadTiles:
+    """Tiles of the logits of some rows of one head, in plain PyTorch."""
+
+    call: CheckedCall
+    problem: TileProblem
+    rows: Tensor  # (r,)
+    query: Tensor  # (1, 1, r, D)
+    key: Tensor  # (1, 1, Lk, D)
+    parameter: Tensor | None
+    sink: Tensor | None  # ()
+
+    @classmethod
+    def of(cls, call: CheckedCall, place: tuple[int, int], rows: range | Tensor) -> _HeadTiles:
+        item, head = place
+        at_rows = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+        at_rows = at_rows.to(call.device)
+        problem, query, key, parameter = head_problem(call, item, head)
+        sink = None if call.sink is None else call.sink[head].double()
+        return cls(call, problem, at_rows, query[:, :, at_rows], key, parameter, sink)
+
+    def parts(self, bin: int, keys: int = _KEYS) -> Iterator[slice]:
+        """The rows in parts of whole bins, as many as are formed at once with so many keys."""
+        step = _step(bin, max(1, _CELLS // keys))
+        return (slice(start, start + step) for start in range(0, len(self.rows), step))
+
+    def lse(self, part: slice) -> Tensor:
+        """(r,) float64 of these rows, over all keys."""
+        total = self.rows[part].new_full((), float("-inf"), dtype=torch.float64).expand(len(self.rows[part]))
+        for start in range(0, self.key.shape[2], _KEYS):
+            found, _ = self.tile(part, range(start, min(start + _KEYS, self.key.shape[2])))
+            total = torch.logaddexp(total, found.double().logsumexp(1))
+        total = torch.where(total == float("inf"), float("nan"), total)
+        return (
+            total
+            if self.sink is None
+            else torch.where(total == float("-inf"), total, torch.logaddexp(total, self.sink))
+        )
+
+    def tile(self, part: slice, keys: range) -> tuple[Tensor, Tensor]:
+        """Logits (r, c), -inf where nothing is visible, and what is visible."""
+        call, at_rows = self.call, self.rows[part]
+        row_span = Span(0, len(at_rows), at_rows, unbroken=False)
+        key_span = Span(0, len(keys), torch.arange(keys.start, keys.stop, device=call.device))
+        parameter = self.parameter
+        if call.bias is not None and parameter is not None:
+            parameter = call.bias.part(parameter, row_span.index, key_span.index, None)
+        query, key = self.query[:, :, part], self.key[:, :, keys.start : keys.stop]
+        (q, bad_q), (k, bad_k) = (
+            self.problem.block(tensor, Span(0, tensor.shape[2], tensor.new_empty(0))) for tensor in (query, key)
+        )
+        scores = self.problem.bias_tile(parameter, row_span, key_span)
+        sight = look(self.problem, row_span, key_span, "partial", scores, (bad_q, bad_k, None), 1)
+        with without_autocast(call.device):
+            found = logits_of(self.problem, sight, q, k, scores)[0][0, 0]
+        if sight.visible is None:
+            seen = torch.ones_like(found, dtype=torch.bool)
+        else:
+            seen = sight.visible[0, 0].expand(found.shape)
+        if scores is not None:
+            seen = seen & (scores[0, 0].expand(found.shape) != float("-inf"))
+        return found, seen
 
 
 def head_problem(call: CheckedCall, item: int, head: int) -> tuple[TileProblem, Tensor, Tensor, Tensor | None]:
@@ -128,33 +183,6 @@ def head_problem(call: CheckedCall, item: int, head: int) -> tuple[TileProblem, 
     if parameter.dim() == 4 and parameter.shape[0] > 1:
         parameter = parameter[item : item + 1]
     return problem, query, key, parameter
-
-
-def _tile(
-    call: CheckedCall,
-    problem: TileProblem,
-    parameter: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    rows: Span,
-    keys: Span,
-) -> tuple[Tensor, Tensor]:
-    """Logits (r, c), -inf where nothing is visible, and what is visible."""
-    if call.bias is not None and parameter is not None:
-        parameter = call.bias.part(parameter, rows.index, keys.index, None)
-    (q, bad_q), (k, bad_k) = (
-        problem.block(tensor, Span(0, tensor.shape[2], tensor.new_empty(0))) for tensor in (query, key)
-    )
-    scores = problem.bias_tile(parameter, rows, keys)
-    sight = look(problem, rows, keys, "partial", scores, (bad_q, bad_k, None), 1)
-    with without_autocast(call.device):
-        found = logits_of(problem, sight, q, k, scores)[0][0, 0]
-    seen = (
-        torch.ones_like(found, dtype=torch.bool) if sight.visible is None else sight.visible[0, 0].expand(found.shape)
-    )
-    if scores is not None:
-        seen = seen & (scores[0, 0].expand(found.shape) != float("-inf"))
-    return found, seen
 
 
 def _step(size: int, most: int) -> int:

@@ -41,10 +41,14 @@ def checked(query, key, given):
     return make_call(query, key, key, **{**nothing, **given}, dropout=0.0, needs_lse=True)
 
 
+def as_double(given):
+    return {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+
+
 def dense(query, key, given, place):
     """Weights in float64, logits and what is visible, of one head, by the definition."""
     item, head = place
-    given = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    given = as_double(given)
     mask, bias = given.get("mask"), given.get("bias")
     rows, keys = query.shape[2], key.shape[2]
     weights = saccade.attention_weights(query.double(), key.double(), **given)[item, head]
@@ -82,7 +86,8 @@ def test_pools_what_the_dense_map_has(name, bins, way, monkeypatch):
     assert (native.refuses(call, range(64, 257), bins) is None) == (way == "native")
     place, rows, keys = (1, 4), range(64, 211), range(64, 257)
     weights, visible = dense(query, key, given, place)
-    lse = saccade.statistics(query, key, **given, received=False).lse[place]
+    lse = saccade.statistics(query.double(), key.double(), **as_double(given), received=False).lse[place]
+    torch.testing.assert_close(_pooled.row_lse(call, place, range(0, 211)), lse, atol=1e-5, rtol=0)
     want = pool(weights[64:, 64:], visible[64:, 64:], rows, bins)
     some = torch.tensor([1, 63, 64, 65, 199, 210, 0, 100])
     listed = pool(weights[some][:, 64:], visible[some][:, 64:], some, (2, bins[1]))
@@ -120,3 +125,42 @@ def test_halves_are_pooled_in_single_precision():
     found = _pooled.pooled(call, (1, 3), range(0, 97), range(0, 97), (1, 1))
     assert found.sums.dtype == torch.float32
     torch.testing.assert_close(found.sums.double(), weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["native", "tiles"])
+def test_an_lse_of_thousands_shifts_no_weight(way, monkeypatch):
+    """Logits that are float32 numbers exactly, so that only the way from them to weights can err."""
+    if way == "tiles":
+        monkeypatch.setattr(_pooled.native, "refuses", lambda *given: "tiles are wanted")
+    torch.manual_seed(1)
+    query = torch.zeros(1, 1, 67, D)
+    key = torch.zeros(1, 1, 71, D)
+    query[..., 0] = 1
+    key[..., 0] = 4096 + torch.randint(-2048, 2048, (71,)) / 256
+    call = checked(query, key, {"scale": 1.0, "sink": torch.tensor([4095.3])})
+    weights = saccade.attention_weights(query.double(), key.double(), scale=1.0, sink=call.sink.double())[0, 0]
+    lse = _pooled.row_lse(call, (0, 0), range(67))
+    for known in (lse, None):
+        found = _pooled.pooled(call, (0, 0), range(67), range(71), (1, 1), known)
+        assert ((found.sums.double() - weights).abs() <= 2.0**-21 * weights + 1e-12).all()
+
+
+@pytest.mark.parametrize("way", ["native", "tiles"])
+def test_a_nan_spoils_the_bins_of_its_rows_and_no_other(way, monkeypatch):
+    if way == "tiles":
+        monkeypatch.setattr(_pooled.native, "refuses", lambda *given: "tiles are wanted")
+    query, key, given = problem("causal", 101, 101)
+    query[1, 4, 13] = torch.nan  # all of a row
+    key[1, 2, 97, 3] = torch.nan  # one key, which rows 97 to 100 see
+    call = checked(query, key, given)
+    lse = _pooled.row_lse(call, (1, 4), range(101))
+    spoiled = torch.tensor([13, 97, 98, 99, 100])
+    assert torch.equal(lse.isnan().nonzero()[:, 0], spoiled)
+    visible = torch.ones(101, 101, dtype=torch.bool).tril()
+    for known in (lse, None):
+        found = _pooled.pooled(call, (1, 4), range(101), range(101), (1, 1), known)
+        want = torch.zeros(101, 101, dtype=torch.bool)
+        want[spoiled] = visible[spoiled]
+        assert torch.equal(found.sums.isnan(), want) and torch.equal(found.largest.isnan(), want)
+        bins = _pooled.pooled(call, (1, 4), range(101), range(101), (8, 32), known)
+        assert torch.equal(bins.largest.isnan(), pool(want.double(), visible, range(101), (8, 32))[1] > 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +18,7 @@ from saccade.models import load
 from saccade.viewer import maps
 from saccade.viewer.maps import _head, _overview, _run
 from saccade.viewer.maps._call import MapCall, checked
+from saccade.viewer.maps._side import side_of_labels
 
 HQ, HKV, D = 6, 3, 11
 NAMES = ["plain", "causal", "padded", "global window", "by head", "sink, softcap, scale", "bias", "alibi", "cross"]
@@ -36,6 +39,11 @@ def call_of(name: str) -> MapCall:
         "sink, softcap, scale": {"sink": torch.randn(HQ), "softcap": 5.0, "scale": 0.5, "mask": saccade.Causal()},
         "bias": {"bias": torch.randn(1, HQ, rows, keys)},
         "alibi": {"bias": saccade.ALiBi(torch.rand(HQ) / 8), "mask": saccade.Causal()},
+        "hidden first key": {"bias": torch.zeros(1, 1, rows, keys).index_fill_(3, torch.tensor([0, 1]), -torch.inf)},
+        "bias with a place": {"bias": saccade.ALiBi(torch.rand(HQ) / 8).at(5), "mask": saccade.Padding([211, 97])},
+        "rows without keys": {
+            "mask": saccade.Window(3, 0) & saccade.Padding(torch.arange(211)[None] > 20 + torch.zeros(2, 1))
+        },
     }[name]
     kind = "cross" if name == "cross" else "self"
     given = dict.fromkeys(("mask", "bias", "scale", "softcap", "sink")) | more
@@ -72,6 +80,7 @@ def small_tiles(monkeypatch):
     """Tiles of 16 x 16 bins and a pyramid from bins of 4 on: a map of 211 has what one of 100,000 has."""
     monkeypatch.setattr(_head, "SIDE", 16)
     monkeypatch.setattr(_head, "_BASE", 2)
+    monkeypatch.setattr(_head, "_FEW", 100)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,7 +89,7 @@ def test_every_tile_is_what_the_dense_map_pools_to(name, small_tiles):
     item, head = 1, 4
     one = maps.HeadMap(call, item, head)
     weights, visible = dense(call, item, head)
-    for level in range(5):
+    for level in range(9):
         for pool in ("max", "mean"):
             want = pooled(weights, visible, 1 << level, pool)
             lines = []
@@ -176,6 +185,63 @@ def test_numbers_of_rows_are_those_of_statistics(name):
     np.testing.assert_allclose(found["received"], want.received[1, 5].numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [*NAMES, "hidden first key", "bias with a place"])
+def test_overview_and_rows_agree_on_every_head(name):
+    """Placements, masks by head and biases that hide: what "self" and "first" are must be one thing."""
+    run = run_of(name)
+    names = {"entropy", "largest", "distance", "self", "previous", "first", "sink"}
+    for head, summary in enumerate(run.overview(1)):
+        rows = run.rows("0", head, 1, 0, run.calls[0].shape[2])
+        for what in names:
+            counted = rows[what][~np.isnan(rows[what])]
+            assert summary.numbers[what] == pytest.approx(counted.mean(), rel=1e-5, abs=2e-6), (head, what)
+
+
+def test_rows_that_see_nothing_count_for_nothing():
+    run = run_of("rows without keys")
+    one = run.row("0", 1, 1, [120], 0, 211, 3)
+    both = run.row("0", 1, 1, [120, 7], 0, 211, 3)  # row 7 sees no key
+    assert (both.entropy, both.total, both.top) == (one.entropy, one.total, one.top) and one.total == pytest.approx(1)
+    nothing = run.row("0", 1, 1, [7], 0, 211, 3)
+    assert np.isnan(nothing.entropy) and nothing.top == [] and nothing.total == 0
+
+
+def test_nan_is_shown_as_nan(small_tiles):
+    call = call_of("causal")
+    call.call.query[1, 3, 101, 2] = np.nan
+    run = maps.Run("a model", "", {id: maps.Side(id, id, 211) for id in ("rows", "keys")}, [call])
+    cell = run.cell("0", 3, 1, 101, 5)
+    assert np.isnan([cell.weight, cell.logit, cell.product]).all() and cell.rank == 0 and cell.visible
+    assert np.isnan(run.row("0", 3, 1, [101], 0, 9, 2).entropy)
+    for what, pool in (("weights", "max"), ("weights", "mean"), ("logits", "max")):
+        found = run.tile("0", 3, 1, what, pool, 0, 6, 0).values
+        assert np.isnan(found[101 - 96]).all() and not np.isnan(found[101 - 96 + 1]).any()
+    assert np.isnan(run.overview(1)[3].numbers["entropy"])
+    assert not np.isnan(run.overview(1)[2].numbers["entropy"])
+
+
+def test_many_rows_are_averaged_block_by_block(monkeypatch):
+    run = run_of("sink, softcap, scale")
+    tokens = [3, 50, 51, 52, 199, 13, 77]
+    whole = run.row("0", 2, 0, tokens, 0, 211, 5)
+    monkeypatch.setattr(_run, "_CELLS", 2 * 211)
+    parts = run.row("0", 2, 0, tokens, 0, 211, 5)
+    np.testing.assert_allclose(parts.weights, whole.weights, atol=1e-7)
+    assert parts.entropy == pytest.approx(whole.entropy, abs=1e-7)
+    weights, _ = dense(run.calls[0], 0, 2)
+    np.testing.assert_allclose(parts.weights, weights[tokens].mean(0), atol=1e-6)
+
+
+def test_items_that_stand_at_different_places_are_not_called_causal():
+    call = call_of("causal").call
+    placed = saccade.Causal().at(torch.tensor([0, 80]))
+    given = dict.fromkeys(("bias", "scale", "softcap", "sink"))
+    one = MapCall("0", "", 0, "self", "keys", "keys", checked(call.query[:, :, :131], call.key, mask=placed, **given))
+    assert not one.causal and [one.placed_for(0), one.placed_for(1)] == [0, 80]
+    call = checked(call.query[:1, :, :131], call.key[:1], mask=saccade.Causal().at(torch.tensor([80])), **given)
+    assert MapCall("0", "", 0, "self", "keys", "keys", call).causal
+
+
 @pytest.mark.parametrize("rows", ["all", "some"])
 def test_a_summary_is_what_its_rows_say(rows, monkeypatch):
     if rows == "some":
@@ -212,6 +278,11 @@ def test_what_was_not_used_for_longest_is_forgotten_and_computed_again(small_til
     run.tile("0", 1, 0, "weights", "mean", 3, 0, 0)
     run.head("0", 0, 2)
     assert run.head("0", 0, 0) is not one
+    busy = run.head("0", 0, 3)
+    run.tile("0", 3, 0, "weights", "mean", 3, 0, 0)
+    with busy._locks["numbers"]:
+        run.tile("0", 4, 0, "weights", "mean", 3, 0, 0)
+        assert run.head("0", 0, 3) is busy
     np.testing.assert_array_equal(run.tile("0", 0, 0, "weights", "mean", 3, 0, 0).values, first)
 
 
@@ -290,6 +361,25 @@ def test_search_finds_words_by_their_characters():
     assert run.search("text", "", 9) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("text", "query", "found"),
+    [
+        ("caf\u00e9 cafe\u0301.", "CAFE\u0301", ["caf\u00e9", "cafe\u0301"]),
+        ("cafe\u0301 and tea", "cafe A", ["cafe\u0301 a"]),
+        ("caf\u00e9", "\u0301", []),
+        ("\u0130stanbul, istanbul", "\u0130", ["\u0130", "i"]),
+        ("\u1f48\u03b4\u03c5\u03c3\u03c3\u03b5\u03cd\u03c2", "\u03c3\u03b5\u03a5\u03a3", ["\u03c3\u03b5\u03cd\u03c2"]),
+        ("die Stra\u00dfe dort", "STRASSE D", ["Stra\u00dfe d"]),
+    ],
+)
+def test_search_folds_query_and_text_alike(text, query, found):
+    side = side_of_labels("text", text.split(" "))
+    total, matches = side.search(query, 9)
+    assert [match.text for match in matches] == found and total == len(found)
+    for match in matches:
+        assert match.before + match.text + match.after == text
+
+
 def test_a_continued_text_says_where_it_begins():
     language = load()
     prompt = "The little girl went to the"
@@ -336,6 +426,46 @@ def test_what_a_watch_kept(tmp_path):
         layer(torch.randn(1, 3, 12))
     with pytest.raises(ValueError, match="keep=True"):
         maps.from_watch(watched)
+
+
+def test_cross_attention_is_known_by_its_name():
+    words = "a b c d e f g".split()
+    layer = torch.nn.TransformerDecoderLayer(12, 3, batch_first=True).eval()
+    with torch.no_grad(), saccade.watch(layer, keep=True) as decoder:
+        layer(torch.randn(2, 7, 12), torch.randn(2, 7, 12))
+    itself, other = maps.from_watch(decoder, words).calls
+    assert (itself.kind, itself.rows, itself.keys) == ("self", "tokens-7", "tokens-7")
+    assert (other.kind, other.rows, other.keys) == ("cross", "tokens-7", "source-7")
+
+
+class Decoding(torch.nn.Module):
+    """Two rows against a cache of seven keys, then against five keys of something else."""
+
+    def forward(self, query):
+        saccade.attention(query, *torch.randn(2, 1, 2, 7, 4), mask=saccade.Causal())
+        return saccade.attention(query, *torch.randn(2, 1, 2, 5, 4))
+
+
+def test_rows_that_a_mask_places_among_more_keys_are_of_the_same_text():
+    model = Decoding()
+    with torch.no_grad(), saccade.watch(model, keep=True) as decoding:
+        model(torch.randn(1, 2, 2, 4))
+    words = "a b c d e f g".split()
+    cached, across = maps.from_watch(decoding, words).calls
+    assert (cached.kind, cached.rows, cached.keys, cached.placed) == ("self", "tokens-7", "tokens-7", 5)
+    assert (across.kind, across.rows) == ("cross", "tokens-2")
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    def full(file, start, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    kept = maps.KeptTensors(0, tmp_path)
+    with pytest.raises(ValueError, match="folder: no room for 2.00 MiB more in .* [(]No space left"):
+        kept.take(torch.zeros(2**19))
+    kept.close()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,13 @@ def _worked_out(call: CheckedCall) -> RowVisibility:
     )
 
 
+def first_key(call: CheckedCall) -> Tensor:
+    """`RowVisibility.first`, without counting what each row sees."""
+    if _hides(call):
+        return row_visibility(call).first
+    return _first(keys_seen(call.mask, call.length_q, call.length_k, device=call.device), call.device)
+
+
 def _first(keys: Tensor | None, device: torch.device) -> Tensor:
     if keys is None or not keys.shape[2]:
         return torch.zeros(1, dtype=torch.int64, device=device)

@@ -43,22 +43,42 @@ def run(
     logits: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums, largest and counts (n, m) float32; arguments as in `saccade._pooled.pooled`."""
+    shape = 3, -(-len(rows) // bins[0]), -(-len(keys) // bins[1])
+    found = torch.empty(shape, dtype=torch.float32, device=call.device)
+    lse = None if lse is None else lse.detach().double().contiguous()
+    _launch(call, place, rows, keys, bins, logits, (lse, found, None))
+    sums, largest, counts = found.unbind(0)
+    return sums, largest, counts
+
+
+def row_lse(call: CheckedCall, place: tuple[int, int], rows: range | Tensor) -> Tensor:
+    """(r,) float64; arguments as in `saccade._pooled.row_lse`."""
+    found = torch.empty(len(rows), dtype=torch.float64, device=call.device)
+    _launch(call, place, rows, range(call.length_k), (1, 1), False, (None, None, found))
+    return found
+
+
+def _launch(
+    call: CheckedCall,
+    place: tuple[int, int],
+    rows: range | Tensor,
+    keys: range,
+    bins: tuple[int, int],
+    logits: bool,
+    memory: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> None:
+    """``memory``: the lse that is known, the pools and the lse that are written."""
     query, key = readable(call.query.detach()), readable(call.key.detach())
     settings = KernelSettings.of(replace(call, dropout=None), _run.lowered(call.mask, query, key))
     parameter = None if call.bias is None else call.bias.parameter
     scores, sink = _Scores.of(settings, query, key, parameter), _float(call.sink)
     listed = None if isinstance(rows, range) else rows.to(torch.int64).contiguous()
     count, start = (len(rows), rows.start if isinstance(rows, range) else 0)
-    lse = None if lse is None else lse.detach().float().contiguous()
-    found = query.new_empty((3, -(-count // bins[0]), -(-len(keys) // bins[1])), dtype=torch.float32)
     _kernels.module.pooled(
         _shared(settings, query, key, key, scores, sink),
         _at(query),
         _at(key),
         (*place, start, count, keys.start, keys.stop, *bins, int(logits)),
         _address(listed),
-        _address(lse),
-        found.data_ptr(),
+        *map(_address, memory),
     )
-    sums, largest, counts = found.unbind(0)
-    return sums, largest, counts

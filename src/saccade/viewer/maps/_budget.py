@@ -31,7 +31,7 @@ class KeptTensors:
         """Contiguous copies of the ``tensors`` of a call, on the CPU, without a graph.
 
         Raises:
-            ValueError: the budget does not hold them and there is no folder.
+            ValueError: the budget does not hold them and there is no folder, or its disk is full.
         """
         self._done += 1
         needed = self.used + sum(map(_bytes, tensors))
@@ -52,6 +52,7 @@ class KeptTensors:
     def _mapped(self, tensor: Tensor) -> Tensor:
         assert self._files is not None
         path = Path(self._files.name) / f"{self._mapped_ones}.bin"
+        _reserve(path, _bytes(tensor))
         self._mapped_ones += 1
         self.on_disk += _bytes(tensor)
         kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
@@ -63,6 +64,21 @@ class KeptTensors:
         """Delete the files."""
         if self._files is not None:
             self._files.cleanup()
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Take the space: a disk that is full when mapped memory is written to ends the process."""
+    try:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            else:
+                file.truncate(size)
+    except OSError as error:
+        raise ValueError(
+            f"folder: no room for {in_bytes(size)} more in {path.parent.parent} ({error.strerror}); choose a folder on "
+            "a larger disk, a shorter text or a larger budget"
+        ) from error
 
 
 def _bytes(tensor: Tensor) -> int:

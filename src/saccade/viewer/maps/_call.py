@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..._call import CheckedCall
 from ..._checks import make_call
+from ..._masks import PerHead
+from ..._statistics._places import standing
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +23,6 @@ class MapCall:
     """Queries and keys of one call and what else makes its weights.
 
     ``kind`` is "self" or "cross"; ``rows`` and ``keys`` are the ids of the sides that look and are looked at.
-    ``lse`` (B, Hq, Lq), the sink counted, where it is known.
     """
 
     id: str
@@ -31,7 +32,6 @@ class MapCall:
     rows: str
     keys: str
     call: CheckedCall
-    lse: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -40,9 +40,9 @@ class MapCall:
         return call.batch, call.heads, call.length_q, call.length_k
 
     def placed_for(self, item: int) -> int:
-        """Query row 0 of an item stands at this key."""
-        placement = self.call.placement
-        return placement if isinstance(placement, int) else int(placement[item])
+        """Query row 0 of an item stands at this key, as in `statistics`."""
+        found = standing(self.call)
+        return found if isinstance(found, int) else int(found[item if len(found) > 1 else 0])
 
     @property
     def placed(self) -> int:
@@ -51,36 +51,39 @@ class MapCall:
 
     @property
     def causal(self) -> bool:
-        """Whether no query sees a later key: asked at a few places of each row block, as far as the mask says."""
+        """Whether no query of any item sees a later key: asked at a few rows, as far as the mask says.
+
+        False where items stand at different places: `placed` is the first one's.
+        """
         mask, rows, keys = self.call.mask, self.call.length_q, self.call.length_k
-        if mask is None or self.kind == "cross":
+        if mask is None or self.kind == "cross" or len({self.placed_for(item) for item in range(self.shape[0])}) > 1:
             return False
         chosen = torch.unique(torch.linspace(0, rows - 1, min(rows, 64)).long())
         seen = mask.grid(chosen, torch.arange(keys), rows, keys)
         later = torch.arange(keys)[None] > chosen[:, None] + self.placed
         return not bool((seen & later).any())
 
-    def alone(self, item: int, head: int) -> CheckedCall | None:
-        """The call of one head of one item; None where heads or items differ in mask or place."""
-        call = self.call
-        if call.mask is not None and call.mask.batch_and_heads() != (1, 1):
-            return None
-        if isinstance(call.placement, Tensor):
-            return None
+    def alone(self, item: int, head: int) -> tuple[CheckedCall, int, int]:
+        """A call with no more than this head of this item needs, and where it has them: (call, item, head)."""
+        call, mask = self.call, self.call.mask
+        if isinstance(mask, PerHead):
+            mask = mask.masks[head]
+        if mask is not None and mask.batch_and_heads()[1] != 1:
+            return call, item, head
+        whole = (mask is not None and mask.batch_and_heads()[0] != 1) or isinstance(standing(call), Tensor)
+        items = slice(0, call.batch) if whole else slice(item, item + 1)
         of_key = head // (call.heads // call.kv_heads)
-        query, key = call.query[item : item + 1, head : head + 1], call.key[item : item + 1, of_key : of_key + 1]
-        return checked(query, key, **self._scoring_of(item, head))
-
-    def _scoring_of(self, item: int, head: int) -> dict[str, Any]:
-        call, bias = self.call, self.call.bias
+        query, key = call.query[items, head : head + 1], call.key[items, of_key : of_key + 1]
+        bias = call.bias
         if bias is not None:
             parameter = bias.part(bias.parameter, None, None, torch.tensor([head]))
             if parameter.dim() == 4 and parameter.shape[0] > 1:
-                parameter = parameter[item : item + 1]
+                parameter = parameter[items]
             bias = copy.copy(bias)
             bias.parameter = parameter
         sink = None if call.sink is None else call.sink[head : head + 1]
-        return {"mask": call.mask, "bias": bias, "scale": call.scale, "softcap": call.softcap, "sink": sink}
+        given = {"mask": mask, "bias": bias, "scale": call.scale, "softcap": call.softcap, "sink": sink}
+        return checked(query, key, **given), item if whole else 0, 0
 
 
 def checked(query: Tensor, key: Tensor, **scoring: Any) -> CheckedCall:

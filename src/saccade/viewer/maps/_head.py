@@ -1,8 +1,8 @@
 """The map of one head of one item at any resolution, and the numbers of its rows.
 
 A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Fine tiles are computed when they are asked for, at
-most 8,192 x 8,192 pairs. Coarser ones come from a pyramid that is computed once, by one walk over all pairs; until
-somebody waits for it, one row of each bin stands for all of them.
+most 8,192 x 8,192 pairs. Coarser ones come from a pyramid that is computed once, by one walk over all pairs; of a long
+text, until somebody waits for it, one row of each bin stands for all of them.
 
 Shape legend: Lq / Lk lengths.
 """
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..._biases import Span
-from ..._masks import keys_seen
-from ..._pooled import Pooled, binned, head_problem, pooled
+from ..._pooled import Pooled, binned, head_problem, pooled, row_lse
 from ..._statistics import Statistics, statistics
+from ..._statistics._visibility import first_key
 from ._call import MapCall
 
 SIDE = 256  # bins of a tile, on each side
@@ -28,7 +28,7 @@ Pool = Literal["max", "mean"]
 
 _BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
 _RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
-_WITHOUT_LSE = 2**26  # pairs that are walked once more rather than those of the whole head
+_FEW = 2**26  # pairs that are walked at once: for an lse of their own, or for a pyramid that nobody waits for
 ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
 
 
@@ -59,18 +59,23 @@ class HeadMap:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
         self.base = _BASE - (call.call.query.shape[3] > _NARROW)
-        self._lock = threading.Lock()
+        # One for each of what takes long, so that none of them waits for another.
+        self._locks = {what: threading.Lock() for what in ("lse", "numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
-        self._lse = None if call.lse is None else call.lse[item, head]
+        self._lse: Tensor | None = None
         self._pyramids: dict[str, _Pyramid] = {}
 
     @property
     def bytes(self) -> int:
         """What is held beyond queries and keys."""
         numbers = 0 if self._numbers is None else sum(part.nbytes for part in self._numbers.values())
-        return numbers + sum(pyramid.bytes for pyramid in self._pyramids.values())
+        lse = 0 if self._lse is None else self._lse.nbytes
+        return numbers + lse + sum(pyramid.bytes for pyramid in list(self._pyramids.values()))
 
-    # --- tiles ---
+    @property
+    def busy(self) -> bool:
+        """Whether a thread computes what will be held."""
+        return any(lock.locked() for lock in self._locks.values())
 
     def tile(self, what: What, pool: Pool, level: int, row: int, key: int, *, exact: bool = True) -> MapTile:
         """The tile of these numbers; smaller at the right and at the bottom.
@@ -87,26 +92,25 @@ class HeadMap:
             )
         if what == "bias":
             return self._bias_tile(pool, rows, keys, 1 << level)
-        if level >= self.base and max(self.length_q, self.length_k) > SIDE << (self.base - 1):
-            pyramid = self._pyramids.get(what)
-            if pyramid is None and not exact:
+        if level >= self.base:
+            if what not in self._pyramids and not exact and self.length_q * self.length_k > _FEW:
                 return self._sampled(what, pool, rows, keys, 1 << level)
             found = self._pyramid(what).levels[pool]
-            if level - self.base < len(found):
-                top, left = SIDE * row, SIDE * key
-                return MapTile(found[level - self.base][top : top + SIDE, left : left + SIDE], 0)
+            top, left = SIDE * row, SIDE * key
+            return MapTile(found[min(level - self.base, len(found) - 1)][top : top + SIDE, left : left + SIDE], 0)
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
 
     def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
         logits = what == "logits"
-        lse = None if logits else self._lse_for(len(rows))
+        lse = None if logits or (self._lse is None and len(rows) * self.length_k <= _FEW) else self.lse()
         return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits)
 
-    def _lse_for(self, rows: int) -> Tensor | None:
-        """Known, or worth computing for all rows; None where the few rows that are wanted are walked for it."""
-        if self._lse is None and rows * self.length_k > _WITHOUT_LSE:
-            self.numbers()
-        return self._lse
+    def lse(self) -> Tensor:
+        """(Lq,) float64, of all rows: one walk over all pairs, the first time."""
+        with self._locks["lse"]:
+            if self._lse is None:
+                self._lse = row_lse(self.call.call, (self.item, self.head), range(self.length_q))
+            return self._lse
 
     def _sampled(self, what: str, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
         """One row of each bin, the middle one: exact for these rows."""
@@ -115,9 +119,7 @@ class HeadMap:
         return MapTile(_values(self._pooled(what, chosen, keys, (1, size)), pool), 1)
 
     def _pyramid(self, what: str) -> _Pyramid:
-        if what == "weights":
-            self.numbers()  # the lse, with all else that one walk gives
-        with self._lock:
+        with self._locks[what]:
             if what not in self._pyramids:
                 whole = self._pooled(what, range(self.length_q), range(self.length_k), (1 << self.base, 1 << self.base))
                 self._pyramids[what] = _levels(whole)
@@ -148,34 +150,21 @@ class HeadMap:
             lines.append(_values(binned(values, visible, (size if every else 1, size)), pool))
         return MapTile(np.concatenate(lines), 0 if every else 1)
 
-    # --- rows ---
-
     def numbers(self) -> dict[str, np.ndarray]:
         """The statistics of every row, (Lq,) float32 by name: `ROW_NUMBERS`, and "received" (Lk,) of shorter maps."""
-        with self._lock:
+        with self._locks["numbers"]:
             if self._numbers is None:
-                found, head = self._statistics()
-                self._lse = found.lse[0 if found.shape[0] == 1 else self.item, head].float()
-                self._numbers = _row_numbers(found, 0 if found.shape[0] == 1 else self.item, head)
+                call, item, head = self.call.alone(self.item, self.head)
+                received = max(self.length_q, self.length_k) <= _RECEIVED
+                found = statistics(call.query, call.key, **call.scoring(), received=received)
+                self._numbers = _row_numbers(found, item, head)
             return self._numbers
 
-    def _statistics(self) -> tuple[Statistics, int]:
-        received = max(self.length_q, self.length_k) <= _RECEIVED
-        alone = self.call.alone(self.item, self.head)
-        call, head = (self.call.call, self.head) if alone is None else (alone, 0)
-        return statistics(call.query, call.key, **call.scoring(), received=received), head
-
     def first_key(self) -> int:
-        """The first key that any row sees; -1 where there is none."""
-        seen = keys_seen(self.call.call.mask, self.length_q, self.length_k, device=self.call.call.device)
-        if seen is None:
-            return 0
-        of_head = seen[self.item if seen.shape[0] > 1 else 0, self.head if seen.shape[1] > 1 else 0]
-        return int(of_head.int().argmax()) if bool(of_head.any()) else -1
-
-    def weights(self, rows: Tensor) -> np.ndarray:
-        """(r, Lk) weights of these rows, 0 where hidden."""
-        return self.weights_and_visible(rows)[0]
+        """The first key that any row sees, by which `statistics` measures what falls on "first"."""
+        call, item, _ = self.call.alone(self.item, self.head)
+        found = first_key(call)
+        return int(found[item if len(found) > 1 else 0])
 
     def weights_and_visible(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """(r, Lk) weights of these rows, 0 where hidden, and which keys they see."""
@@ -208,12 +197,13 @@ class HeadMap:
 
     def looked_at_by(self, keys: list[int]) -> np.ndarray:
         """(Lq,): what each row gives to these keys together."""
-        total = np.zeros(self.length_q, np.float32)
-        for key in keys:
-            start = key - key % 16
+        total = np.zeros(self.length_q, np.float64)
+        for start in sorted({key - key % 16 for key in keys}):
             stop = min(start + 16, self.length_k)
             found = self._pooled("weights", range(self.length_q), range(start, stop), (1, 1))
-            total += found.sums[:, key - start].float().numpy()
+            for key in keys:
+                if start <= key < stop:
+                    total += found.sums[:, key - start].numpy()
         return total
 
 
@@ -222,13 +212,13 @@ def _values(found: Pooled, pool: Pool) -> np.ndarray:
 
 
 def _levels(base: Pooled) -> _Pyramid:
-    """The base and every coarser level, down to one tile."""
+    """The base and every coarser level, down to one bin."""
     levels: dict[str, list[np.ndarray]] = {"max": [], "mean": []}
     now = base
     while True:
         levels["max"].append(_values(now, "max"))
         levels["mean"].append(_values(now, "mean"))
-        if max(now.sums.shape) <= SIDE:
+        if max(now.sums.shape) <= 1:
             return _Pyramid(levels)
         now = _halved(now)
 
@@ -249,10 +239,8 @@ def _row_numbers(found: Statistics, item: int, head: int) -> dict[str, np.ndarra
     out = {}
     for name in ROW_NUMBERS:
         rows = found.largest_at if name == "largest_at" else found.of(names.get(name, name))
-        values = rows[item, head].float().numpy()
-        out[name] = np.where(found.counted.expand(found.lse.shape)[item, head].numpy(), values, np.nan).astype(
-            np.float32
-        )
+        counted = found.counted.expand(found.lse.shape)[item, head]
+        out[name] = torch.where(counted, rows[item, head].float(), float("nan")).numpy()
     if found.received is not None:
         out["received"] = found.received[item, head].float().numpy()
     return out

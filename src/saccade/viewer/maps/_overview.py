@@ -71,7 +71,7 @@ def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray, first: i
     """By name, one number for each row that sees a key; evenness of those that see two."""
     rows = np.flatnonzero(visible.any(1))
     w, count, own = weights[rows].astype(np.float64), visible[rows].sum(1), own[rows]
-    entropy = -np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(1)
+    entropy = row_entropy(w)
     share = w.sum(1)
     some = np.where(share > 0, share, 1)
     evenness = (entropy / some + np.log(some)) / np.log(np.maximum(count, 2))
@@ -87,6 +87,12 @@ def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray, first: i
         "first": _at(w, np.full(len(w), first)),
         "sink": (1 - share).clip(0),
     }
+
+
+def row_entropy(weights: np.ndarray) -> np.ndarray:
+    """-sum_j p_ij log p_ij in nats of each row (r, Lk); NaN where a weight is."""
+    w = weights.astype(np.float64)
+    return np.asarray(-(w * np.log(np.where(w == 0, 1, w))).sum(1))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -5,6 +5,7 @@ Shape legend: Lq / Lk lengths of a call.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,10 +18,11 @@ import torch
 from ._budget import KeptTensors
 from ._call import MapCall
 from ._head import HeadMap, MapTile, Pool, What
-from ._overview import HeadSummary, summary
+from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
 
 MOST_HELD = 256 * 2**20  # bytes of pyramids and row numbers of all heads together
+_CELLS = 2**22  # weights of rows that are averaged at once
 
 
 class Links(NamedTuple):
@@ -37,7 +39,7 @@ class Links(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One pair. ``rank``: 1 for the row's largest weight, 0 where hidden; ``seen``: how many keys the row sees."""
+    """One pair. ``rank``: 1 for a row's largest weight, 0 where hidden or NaN; ``seen``: how many keys the row sees."""
 
     weight: float
     rank: int
@@ -95,15 +97,15 @@ class Run:
         return one
 
     def _forget(self, kept: tuple[str, int, int]) -> None:
-        """Drop what was not used for longest until the rest fits."""
-        held = sum(head.bytes for head in self._heads.values())
-        for place in list(self._heads):
-            if held <= MOST_HELD:
+        """Drop what was not used for longest until the rest fits; what is being computed would be computed twice."""
+        held = {place: head.bytes for place, head in self._heads.items()}
+        total = sum(held.values())
+        for place, size in held.items():
+            if total <= MOST_HELD:
                 return
-            if place != kept:
-                held -= self._heads.pop(place).bytes
-
-    # --- what is asked for ---
+            if place != kept and size and not self._heads[place].busy:
+                total -= size
+                del self._heads[place]
 
     def tile(
         self,
@@ -121,12 +123,20 @@ class Run:
         return self.head(call, item, head).tile(what, pool, level, row, key, exact=exact)
 
     def row(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
-        """What these query tokens look at, averaged over them; ``weights`` of the keys [start, stop)."""
+        """What these query tokens look at, averaged over those that see a key; ``weights`` of the keys [start, stop).
+
+        The entropy is the mean of theirs, NaN where none sees a key.
+        """
         one = self.head(call, item, head)
         _within(tokens, one.length_q, "tokens")
-        found = one.weights(torch.tensor(list(tokens))).astype(np.float64)
-        entropy = float(np.mean(-np.where(found > 0, found * np.log(np.where(found > 0, found, 1)), 0).sum(1)))
-        return _links(found.mean(0), start, stop, top, entropy)
+        total, seeing, entropies = np.zeros(one.length_k), 0, 0.0
+        step = max(1, _CELLS // one.length_k)
+        for at in range(0, len(tokens), step):
+            weights, visible = one.weights_and_visible(torch.tensor(tokens[at : at + step]))
+            total += weights.sum(0, dtype=np.float64)
+            seeing += int(visible.any(1).sum())
+            entropies += float(row_entropy(weights).sum())
+        return _links(total / max(1, seeing), start, stop, top, entropies / seeing if seeing else float("nan"))
 
     def column(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
         """What looks at these key tokens, summed over them; ``weights`` of the rows [start, stop)."""
@@ -141,7 +151,7 @@ class Run:
         _within([key], one.length_k, "key")
         weights, visible = one.weights_and_visible(torch.tensor([row]))
         weight, seen = float(weights[0, key]), bool(visible[0, key])
-        rank = 1 + int((weights[0] > weight).sum()) if seen else 0
+        rank = 1 + int((weights[0] > weight).sum()) if seen and not math.isnan(weight) else 0
         logit = one.logit(row, key)
         return Cell(weight, rank, int(visible.sum()), logit, one.product(row, key), one.bias(row, key), seen)
 

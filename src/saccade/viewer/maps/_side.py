@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...inspection import Word
@@ -51,7 +53,6 @@ class Side:
     text: str = ""
     pieces: Sequence[str] = ()
     prompt: int | None = None
-    _lower: list[str] = field(default_factory=list, repr=False)
 
     @property
     def named(self) -> bool:
@@ -83,23 +84,32 @@ class Side:
         return SideWord(word.text, word.label, word.first, word.last, word.special, gap, pieces)
 
     def search(self, query: str, limit: int) -> tuple[int, list[Match]]:
-        """How often ``query`` stands in the text, whatever its case, and the first ``limit`` places."""
-        if not query or not self.words:
+        """How often ``query`` stands in the text, and the first ``limit`` places.
+
+        Neither case nor accents count: "STRASSE" finds "Straße", "cafe" finds "café" and is found by it.
+        """
+        (text, place), (sought, _) = self._folded, _folded(query)
+        if not sought or not self.words:
             return 0, []
-        text, query = self._folded, query.lower()
         found: list[Match] = []
-        total, at = 0, text.find(query)
+        total, at = 0, text.find(sought)
         while at >= 0:
             total += 1
             if len(found) < limit:
-                found.append(self._match(at, at + len(query)))
-            at = text.find(query, at + len(query))
+                found.append(self._match(place(at), self._end(place(at + len(sought) - 1))))
+            at = text.find(sought, at + len(sought))
         return total, found
 
     @cached_property
-    def _folded(self) -> str:
-        # Letter by letter, as some change their length ("İ"), and places are those of the text.
-        return "".join(c.lower() if len(c.lower()) == 1 else c for c in self.text)
+    def _folded(self) -> tuple[str, Callable[[int], int]]:
+        return _folded(self.text)
+
+    def _end(self, last: int) -> int:
+        """The end of a match whose last character is at ``last``: behind the accents that follow it."""
+        stop = last + 1
+        while stop < len(self.text) and unicodedata.combining(self.text[stop]):
+            stop += 1
+        return stop
 
     def _match(self, start: int, stop: int) -> Match:
         first = max(0, bisect.bisect_right(self._starts, start) - 1)
@@ -110,6 +120,21 @@ class Side:
             last += 1
         before, after = self.text[max(0, start - MOST_CONTEXT) : start], self.text[stop : stop + MOST_CONTEXT]
         return Match(first, self.words[first].first, self.words[last].last, before, self.text[start:stop], after)
+
+
+def _folded(text: str) -> tuple[str, Callable[[int], int]]:
+    """The text as it is compared, and for each of its characters the place in ``text`` that it comes from.
+
+    Letter by letter, as some become several ("ß") and accents none.
+    """
+    if text.isascii():
+        return text.lower(), int
+    parts = [
+        "".join(c for c in unicodedata.normalize("NFD", letter.casefold()) if not unicodedata.combining(c))
+        for letter in text
+    ]
+    ends = list(accumulate(map(len, parts)))
+    return "".join(parts), lambda at: bisect.bisect_right(ends, at)
 
 
 def side_of_labels(id: str, labels: Sequence[str]) -> Side:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...monitoring._observed import CallObservations
 from ._call import MapCall, checked
 from ._run import Run
 from ._side import Side, side_of_labels
 
+# What PyTorch (multihead_attn), transformers (encoder_attn, EncDecAttention, crossattention) and Saccade call it.
+_CROSS = re.compile(r"cross_?att|encoder_attn|EncDecAtt|multihead_attn$|(^|[.])cross([.]|$)", re.IGNORECASE)
+
 
 def from_watch(observed: CallObservations, words: Sequence[str] | None = None, name: str = "watched model") -> Run:
     """The kept calls of a watch, or of a file that it was saved to.
 
     ``words`` are the labels of the tokens of a side; of a side of another length they say nothing, and it is numbered.
+    A call is cross-attention where its name says so, and where lengths differ without a mask that places the rows among
+    the keys, as it does while decoding with a cache: nothing else of a call tells.
 
     Raises:
         ValueError: nothing was kept, or no side has as many tokens as there are words.
@@ -27,25 +34,32 @@ def from_watch(observed: CallObservations, words: Sequence[str] | None = None, n
     sides: dict[str, Side] = {}
     calls = []
     for number, (site, kept) in enumerate(observed.kept.items()):
-        rows, keys = kept.query.shape[2], kept.key.shape[2]
-        row_side, key_side = (_side(sides, length, words).id for length in (rows, keys))
         given = {field: getattr(kept, field) for field in ("mask", "bias", "scale", "softcap", "sink")}
-        kind = "self" if rows == keys else "cross"
         call = checked(kept.query, kept.key, **given)
-        calls.append(
-            MapCall(str(number), site or "attention", sites[site].layer, kind, row_side, key_side, call, kept.lse)
-        )
+        cross = _CROSS.search(site) is not None
+        keys = _side(sides, call.length_k, words, "source" if cross else "tokens").id
+        rows = _side(sides, call.length_q, words).id
+        place = str(number), site or "attention", sites[site].layer
+        made = MapCall(*place, "cross" if cross else "self", rows, keys, call)
+        if call.length_q != call.length_k and not cross:
+            made = replace(made, rows=keys) if made.causal else replace(made, kind="cross")
+        calls.append(made)
+    used = {id for call in calls for id in (call.rows, call.keys)}
+    sides = {id: side for id, side in sides.items() if id in used}
     if words is not None and not any(side.named for side in sides.values()):
         lengths = ", ".join(str(side.tokens) for side in sides.values())
         raise ValueError(f"words: {len(words)} came, and the calls have {lengths} tokens")
     return Run(name, "", sides, calls, alarms=_alarms(observed, calls))
 
 
-def _side(sides: dict[str, Side], length: int, words: Sequence[str] | None) -> Side:
-    id = f"tokens-{length}"
+def _side(sides: dict[str, Side], length: int, words: Sequence[str] | None, of: str = "tokens") -> Side:
+    """The side of this length; what cross-attention reads is one of its own, of which words say nothing."""
+    id = f"{of}-{length}"
     if id not in sides:
-        named = words is not None and len(words) == length
-        sides[id] = side_of_labels(id, words) if named and words is not None else Side(id, f"{length:,} tokens", length)
+        if words is not None and len(words) == length and of == "tokens":
+            sides[id] = side_of_labels(id, words)
+        else:
+            sides[id] = Side(id, f"{length:,} tokens" if of == "tokens" else f"{length:,} tokens of the source", length)
     return sides[id]
 
 
