@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import test_transformers
+import torch
 from test_transformers import TEXT, dense, on_words
 
-from saccade.inspection import collect, look, open_model
+from saccade.inspection import as_text_model, collect, look, open_model
 from saccade.inspection._published import PublishedModel
+from saccade.models import load
 
 FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
 
@@ -78,3 +80,42 @@ def test_code_of_the_hub_is_refused(folder, tmp_path):
     (copy / "config.json").write_text(json.dumps({**config, "_attn_implementation": "org/kernel"}))
     with pytest.raises(ValueError, match="'org/kernel' is code on the hub, never run"):
         look(open_model(copy), "The cat sat.")
+
+
+def test_rotary_positions_go_on_beyond_the_context_and_learned_ones_end(folder, tmp_path):
+    short = checkpoints.llama(tmp_path / "short", context=13)
+    config = json.loads((short / "config.json").read_text())
+    queries = []
+    for context in (13, 200):
+        (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": context}))
+        model = open_model(short)
+        assert model.context == context
+        longer = model.with_context(200)
+        assert longer.context == 200 and model.context == context
+        longer.run_calls(longer.whole(range(5, 84)), lambda layer, call: queries.append(call.query))
+    half = len(queries) // 2
+    assert half == model.layers and all(map(torch.equal, queries[:half], queries[half:]))
+    for name in ("bert", "gpt2"):
+        model = open_model(folder(name))
+        with pytest.raises(ValueError, match=f"learned {model.positions} positions, and 9,999 tokens need as many"):
+            model.with_context(9999)
+
+
+def test_a_model_of_ones_own_reads_beyond_its_context_too():
+    model = as_text_model(load())
+    longer = model.with_context(500)
+    seen = []
+    longer.run_calls(longer.whole(range(5, 400)), lambda layer, call: seen.append((layer, call.query.shape[2])))
+    assert seen == [(layer, 396) for layer in range(model.layers)]
+    with pytest.raises(ValueError, match="396 are more than the model's context of 256"):
+        model.run(model.whole(range(5, 400)), lambda layer, call: None)
+
+
+def test_run_calls_ends_with_the_last_call(folder):
+    model = open_model(folder("llama"))
+    rows = []
+    model.module.register_forward_hook(lambda *given: rows.append(given))
+    model.run_calls(model.whole([5, 6, 7]), lambda layer, call: None)
+    assert not rows
+    model.run(model.whole([5, 6, 7]), lambda layer, call: None)
+    assert rows

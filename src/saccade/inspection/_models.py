@@ -5,10 +5,12 @@ Shape legend: B texts, L tokens with the special ones, Hq query heads.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from ..models.tokenizers.own import START
 from ..nn.stacks import Stack
 
 LayerObserver = Callable[[int, ObservedCall], None]
+M = TypeVar("M", bound="TextModel")
 
 
 class UnreadableCheckpoint(Exception):
@@ -32,6 +35,10 @@ class Tokens(NamedTuple):
 
     ids: list[int]
     spans: list[tuple[int, int]]
+
+
+class _LastCall(Exception):
+    """All layers were observed."""
 
 
 class TextModel(ABC):
@@ -70,6 +77,26 @@ class TextModel(ABC):
         return None
 
     @property
+    def positions(self) -> int | None:
+        """How many positions there are; None where they are computed (rotary) and go on beyond the context."""
+        return self.context
+
+    def with_context(self: M, context: int) -> M:
+        """The same model, which reads as many tokens at once, also where these are more than it was trained on.
+
+        Raises:
+            ValueError: its positions end before.
+        """
+        if self.positions is not None and context > self.positions:
+            raise ValueError(
+                f"context: {self.name} has learned {self.positions:,} positions, and {context:,} tokens need as many; "
+                "a model with rotary positions reads longer texts"
+            )
+        found = copy.copy(self)
+        found.context = context
+        return found
+
+    @property
     def stack(self) -> Stack | None:
         """The blocks that make the calls, one each; None where they are not Saccade's own."""
         return None
@@ -97,6 +124,17 @@ class TextModel(ABC):
         """
         with evaluating(self.module), torch.no_grad():
             self._forward(tokens.to(next(self.module.parameters()).device), observe)
+
+    def run_calls(self, tokens: Tensor, observe: LayerObserver) -> None:
+        """As `run`, but nothing is computed after the last call: the logits of a long text would fill the memory."""
+
+        def tell(layer: int, call: ObservedCall) -> None:
+            observe(layer, call)
+            if layer == self.layers - 1:
+                raise _LastCall
+
+        with suppress(_LastCall):
+            self.run(tokens, tell)
 
     def whole(self, ids: Sequence[int]) -> Tensor:
         """(1, L): what the model reads for a text of these tokens."""
@@ -137,6 +175,17 @@ class SaccadeModel(TextModel):
     @property
     def module(self) -> nn.Module:
         return self.lm.model
+
+    @property
+    def positions(self) -> None:
+        return None  # they are rotary
+
+    def with_context(self, context: int) -> SaccadeModel:
+        found = super().with_context(context)
+        longer = copy.copy(self.lm.model)
+        longer.config = replace(longer.config, context=context)
+        found.lm = LanguageModel(longer, self.lm.tokenizer, self.lm.heads, self.name)
+        return found
 
     @property
     def generator(self) -> GeneratingModel:

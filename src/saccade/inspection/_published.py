@@ -44,6 +44,10 @@ class PublishedModel(TextModel):
         return self._model
 
     @property
+    def positions(self) -> int | None:
+        return self._model.longest
+
+    @property
     def generator(self) -> GeneratingModel | None:
         return self._model if isinstance(self._model, GeneratingModel) else None
 

@@ -51,6 +51,11 @@ class TransformersModel(TextModel):
         return self._module
 
     @property
+    def positions(self) -> int | None:
+        config: Any = self._module.config.get_text_config()
+        return None if getattr(config, "rope_parameters", None) else self.context
+
+    @property
     def embedding(self) -> nn.Embedding:
         return self._module.get_input_embeddings()
 
