@@ -6,7 +6,7 @@ viewer opens.
 
 from __future__ import annotations
 
-from ._serve import Viewer
-from ._view import view
+from ._serve import MOST_IDLE, Viewer
+from ._view import open_session, start, view
 
-__all__ = ["Viewer", "view"]
+__all__ = ["MOST_IDLE", "Viewer", "open_session", "start", "view"]

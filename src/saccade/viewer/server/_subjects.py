@@ -25,8 +25,8 @@ class Reading:
 
     Attributes:
         target: what an encoder-decoder writes to the text.
-        generate: tokens by which the model continues a text first, the likeliest each time; with any, an
-            encoder-decoder writes the target.
+        generate: tokens by which the model continues a text first, the likeliest each time; an encoder-decoder
+            writes a target of so many at most.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys in memory, of all texts together; None: no limit.
         folder: where those beyond the budget are kept in files.
@@ -136,7 +136,8 @@ def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> R
     }
     module = reader.module
     if isinstance(module, EncoderDecoder) and (reading.target is not None or reading.generate):
-        return read_pair(text, reading.target, module, **{**how, "name": name or reader.name})
+        target = reading.generate if reading.target is None else reading.target
+        return read_pair(text, target, module, **{**how, "name": name or reader.name})
     if reading.target is not None:
         raise ValueError(f"target: {name or reader.name} is no encoder-decoder of Saccade's families")
     if reading.generate:
