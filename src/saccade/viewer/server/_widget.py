@@ -61,6 +61,10 @@ def _widget_class() -> type:
             message = {"kind": "reply", "id": content.get("id"), "header": reply.header}
             self.send(message, buffers=list(reply.buffers))
 
+        def __repr__(self) -> str:
+            """What stands where no kernel is, as in a notebook that was turned into HTML; the end may be cut off."""
+            return f"Viewer: run this cell to see it; its Save makes a page that stays. {self.session.title!r}"
+
         def close(self) -> None:
             """Remove the widget, and delete what it keeps in files."""
             self._workers.close()
