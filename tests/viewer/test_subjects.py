@@ -11,8 +11,7 @@ import torch
 import saccade
 from saccade._numbers import size
 from saccade.inspection import look, open_model
-from saccade.viewer.server._subjects import is_watch_file
-from saccade.viewer.server._view import open_session
+from saccade.viewer.server import is_watch_file, open_session
 
 TEXT = "The hen met the fox."
 

@@ -166,7 +166,7 @@ def _session(
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
     """The text or the watch file, and what it is compared with."""
-    from ..viewer.server._subjects import is_watch_file
+    from ..viewer.server import is_watch_file
 
     more = [] if shown.against is None else [shown.against]
     first = arguments[0] if arguments and len(arguments) == 1 else ""
@@ -187,9 +187,9 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     """The models, opened, with room for the texts; none for what watch kept."""
     if isinstance(subjects[0], Path):
         return list(shown.model or [])
-    from ..viewer.server._subjects import reader_of
+    from ..inspection import open_model
 
-    models = [reader_of(model) for model in shown.model or (None,)]
+    models = [open_model(model) for model in shown.model or (None,)]
     for model in models:
         for text in subjects:
             check_length(model, text, shown.first or 1)
