@@ -131,7 +131,11 @@ export interface Protocol {
       visible: boolean;
     };
   };
-  rows: { params: Place & { start: number; stop: number }; header: { names: string[]; received: boolean } };
+  /** `received_keys`: keys are other tokens than rows, and a second buffer has what those of [start, stop) receive. */
+  rows: {
+    params: Place & { start: number; stop: number };
+    header: { names: string[]; received: boolean; received_keys?: number };
+  };
   search: {
     params: { run: string; side: string; query: string; limit: number };
     header: { total: number; found: [number, number, number, string, string, string][] };

@@ -156,8 +156,8 @@ def test_part_of_a_text(bpe, capsys):
 def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):
     for extra in ([], ["--from", "11"]):
         told = refused(capsys, STORY, "--model", bpe, *extra)
-        assert "70 tokens at once" in told
-        part = re.search(r"add (.*)$", told.strip())[1].split()
+        assert "70 tokens (words or pieces of words) at once" in told and "--model" in told
+        part = re.search(r"with (--.*), or ", told)[1].split()
         assert run(capsys, STORY, "--model", bpe, *part)[0] == 0
     assert "its first word alone has more" in refused(capsys, "a" * 7 + "bcdefgh" * 90, "--model", bpe)
 

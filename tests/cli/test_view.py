@@ -90,7 +90,8 @@ def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch):
     opened = []
     monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
     status, out, err, (viewer, seen) = run(TEXT, "--model", folder, "--head", "1.2")
-    assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n" and opened == [viewer.url]
+    assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n"
+    assert [url.partition("?")[0] for url in opened] == [viewer.url.partition("?")[0]]
     assert err == "saccade: no page is open any more, so the viewer has ended (--keep lets it go on)\n"
     assert seen["title"] == TEXT and [each["text"] for each in seen["runs"]] == [TEXT]
     assert (seen["shown"]["call"], seen["shown"]["head"]) == ("1", 2)
@@ -127,7 +128,8 @@ def test_generated_text_is_told_from_the_prompt(run, folder):
     [side] = seen["runs"][0]["sides"]
     prompt = seen["runs"][0]["text"].removeprefix("Once the hen")
     assert 0 < side["prompt"] < side["tokens"] and prompt
-    again = run("Once the hen", "--generate", 9, "--model", folder, "--no-browser")[3][1]
+    again = run("Once the hen", "--generate", 9, "--head", "1.2", "--model", folder, "--no-browser")[3][1]
+    assert (again["shown"]["call"], again["shown"]["head"]) == ("1", 2)
     assert again["runs"] == seen["runs"]  # the likeliest tokens are always the same
 
 
@@ -178,6 +180,25 @@ def test_a_watch_file_that_cannot_be_shown(run, watched, tmp_path, spoil, told):
     refused(run, spoil(watched, tmp_path / "x.watch"), told=told)
 
 
+@pytest.mark.parametrize("name", ["x.watch", "x.safetensors", "gone.watch", "x"])
+def test_a_text_is_not_compared_with_a_watch_file(run, folder, watched, tmp_path, name):
+    """Nor is the file read as a text, whole or damaged."""
+    if name == "x":
+        (tmp_path / name).write_bytes(watched.read_bytes())
+    elif not name.startswith("gone"):
+        damaged(watched, tmp_path / name)
+    refused(run, TEXT, "--model", folder, "--against", name, told=f"--against {name}: .* not compared with a text$")
+
+
+def test_a_watch_is_not_compared_with_a_damaged_one(run, watched, tmp_path):
+    refused(run, watched, "--against", damaged(watched, tmp_path / "x.watch"), told=r"x\.watch: damaged, or no")
+
+
+def test_a_word_of_ten_megabytes_is_refused(run, folder, tmp_path):
+    (tmp_path / "word.txt").write_text("a" * 10_000_000)
+    refused(run, "word.txt", "--model", folder, told="its first word alone has more; give a model that reads more")
+
+
 def refused(run, *arguments, told):
     status, out, err, shown = run(*arguments, "--no-browser")
     assert (status, out, shown) == (2, "", None)
@@ -200,9 +221,12 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([STORY], r"too long: it has 180 words, and this model reads 60 tokens at once, .*; add --to \d+$"),
-        ([STORY, "--from", 5], r"add --from 5 --to \d+$"),
-        ([TEXT, "--against", STORY], r"too long.*add --to"),
+        (
+            [STORY],
+            r"too long: it has 180 words, .* reads 60 tokens \(.*\) at once, .*; read these with --to \d+, or ",
+        ),
+        ([STORY, "--from", 5], r"read these with --from 5 --to \d+, or "),
+        ([TEXT, "--against", STORY], r"too long.* with --to"),
         ([TEXT, "--head", "2.0"], r"head: 2\.0 does not exist; of the layers 0 \(.*\) has 0 to 2; 1 "),
         ([TEXT, "--head", "1.3"], r"head: 1\.3 does not exist"),
         ([TEXT, "--head", "last"], "--head last: expected layer.head"),
@@ -213,6 +237,10 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),
         ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),
+        ([TEXT, "--host", "a" * 64], "host: 'aaaa.* is no name of a machine"),
+        ([TEXT, "--folder", "/proc"], "folder: /proc takes no files"),
+        ([TEXT, "--generate", "3", "--target", "The owl."], "generate and target: "),
+        ([TEXT, "--generate", "3", "--head", "1.9"], r"head: 1\.9 does not exist"),
         (["The", "hen"], 'put the text in quotes: saccade view "The hen"'),
         (["no-such.txt"], "no-such.txt: no such file"),
         ([""], "the text is empty"),
@@ -252,6 +280,9 @@ def test_a_source_and_its_target(run, tmp_path):
     cross = [call for call in seen["runs"][0]["calls"] if call["kind"] == "cross"]
     assert cross and all((c["rows"]["side"], c["keys"]["side"]) == ("target", "source") for c in cross)
     assert all((c["rows"]["length"], c["keys"]["length"]) == (sides["target"], sides["source"]) for c in cross)
+    refused(
+        run, TEXT, "--generate", 3, "--model", model, told="generate: this checkpoint has no head, .* give a target"
+    )
     refused(run, TEXT, "--target", "the owl", told="target: embedded model is no encoder-decoder")
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from saccade.viewer.server._app import LARGEST_BODY, Activity, Addresses, ViewerApp, framed
 from saccade.viewer.server._session import Reply, Session
 from saccade.viewer.server._view import open_session
+from saccade.viewer.server._workers import THREADS, Workers
 
 TOKEN, HOST = "a-token", "127.0.0.1:8123"
 TEXT = "</script><script>alert(1)</script> & the cat"
@@ -34,7 +35,7 @@ def new_app(session, activity=None):
 def app(session):
     app = new_app(session)
     yield app
-    app.close()
+    app.workers.close()
 
 
 async def asked(app, method, path, body=b"", headers=(), query="", *, gone=None):
@@ -202,7 +203,7 @@ def test_no_bytes_can_break_it(session, op, body):
     app = new_app(session)
     for path in (f"/api/{op}", "/api/tile"):
         assert ask(app, "POST", path, body)[0] in (400, 404)
-    app.close()
+    app.workers.close()
 
 
 def test_a_body_that_is_too_large_is_not_read(app):
@@ -221,32 +222,60 @@ def test_the_numbers_of_a_reply_stand_where_the_protocol_says():
             np.testing.assert_array_equal(buffer, part)
 
 
-def test_the_server_answers_while_it_computes(session, monkeypatch):
-    """One page waits for an overview; meanwhile another gets its words."""
-    begun, go_on = threading.Event(), threading.Event()
+def test_what_is_quick_waits_for_no_walk(session, monkeypatch):
+    """Pages wait for a dozen walks over all pairs; others get words, a pair, a tile meanwhile."""
+    begun, go_on, run = threading.Event(), threading.Event(), session.runs[0]
+    tile = run.tile
 
-    def slow(item):
+    def slow(*_):
         begun.set()
         assert go_on.wait(30)
         return []
 
-    monkeypatch.setattr(session.runs[0], "overview", slow)
-    monkeypatch.setattr("saccade.viewer.server._session.np.stack", lambda _: np.zeros((0, 48, 48)))
+    def slow_if_coarse(*place, exact):
+        return slow() if exact and place[5] > 4 else tile(*place, exact=exact)
+
+    monkeypatch.setattr(run, "overview", slow)
+    monkeypatch.setattr(run, "tile", slow_if_coarse)
     activity = Activity()
     app = new_app(session, activity)
     headers = [("host", HOST), ("x-saccade-token", TOKEN)]
+    place = {"run": "0", "call": "0", "head": 1, "item": 0}
+    at = {**place, "what": "weights", "pool": "max", "row": 0, "key": 0}
 
-    async def both():
-        first = asyncio.ensure_future(asked(app, "POST", "/api/overview", b'{"run":"0","item":0}', headers))
+    def post(op, params):
+        return asyncio.ensure_future(asked(app, "POST", f"/api/{op}", json.dumps(params).encode(), headers))
+
+    async def pages():
+        walks = [post("overview", {"run": "0", "item": 0}) for _ in range(6)]
+        walks += [post("tile", {**at, "level": 5, "exact": True}) for _ in range(6)]
         await asyncio.to_thread(begun.wait, 30)
-        words = await asked(app, "POST", "/api/words", b'{"run":"0","side":"text","start":0,"stop":2}', headers)
-        assert activity.idle == 0  # something is being computed
-        go_on.set()
-        return words, await first
+        quick = [
+            post("alive", {}),
+            post("words", {"run": "0", "side": "text", "start": 0, "stop": 2}),
+            post("cell", {**place, "row": 2, "key": 1}),
+            post("row", {**place, "tokens": [2], "start": 0, "stop": 2, "top": 1}),
+            post("column", {**place, "tokens": [2], "start": 0, "stop": 2, "top": 1}),
+            post("tile", {**at, "level": 0, "exact": True}),
+            post("tile", {**at, "level": 5, "exact": False}),
+        ]
+        try:
+            found = await asyncio.wait_for(asyncio.gather(*quick), 20)
+            assert activity.idle == 0 and app.workers.busy and not any(walk.done() for walk in walks)
+        finally:
+            go_on.set()
+            await asyncio.gather(*walks)
+        return [status for status, *_ in found]
 
-    words, overview = asyncio.run(both())
-    app.close()
-    assert words[0] == overview[0] == 200 and activity.running == 0
+    assert asyncio.run(pages()) == [200] * 7 and activity.running == 0
+    app.workers.close()
+
+
+def test_a_page_is_not_forgotten_while_every_thread_is_taken(session, monkeypatch):
+    monkeypatch.setattr(Workers, "submit", lambda *_: pytest.fail("alive waits for a thread"))
+    app = new_app(session)
+    assert ask(app, "POST", "/api/alive", b"{}")[0] == 200 and ask(app, "POST", "/api/alive", b"[]")[0] == 400
+    app.workers.close()
 
 
 def test_what_nobody_waits_for_any_more_is_not_computed(session, monkeypatch):
@@ -259,7 +288,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed(session, monkeypatch):
         return Reply({})
 
     monkeypatch.setattr(Session, "reply", reply)
-    monkeypatch.setattr("saccade.viewer.server._app.WORKERS", 1)
+    monkeypatch.setitem(THREADS, "walk", 1)
     app = new_app(session)
     headers = [("host", HOST), ("x-saccade-token", TOKEN)]
 
@@ -280,5 +309,5 @@ def test_what_nobody_waits_for_any_more_is_not_computed(session, monkeypatch):
         return await asyncio.gather(first, last)
 
     assert [status for status, *_ in asyncio.run(pan())] == [200, 200]
-    app.close()
+    app.workers.close()
     assert answered == [0, 9]

@@ -19,6 +19,7 @@ from saccade.viewer import maps
 from saccade.viewer.maps import _head, _overview, _run
 from saccade.viewer.maps._call import MapCall, checked
 from saccade.viewer.maps._side import side_of_labels
+from saccade.viewer.server import open_session
 
 HQ, HKV, D = 6, 3, 11
 NAMES = ["plain", "causal", "padded", "global window", "by head", "sink, softcap, scale", "bias", "alibi", "cross"]
@@ -502,9 +503,29 @@ def test_a_source_and_its_target_are_read_as_three_kinds_of_maps(translator):
     assert "RelativeBias" in repr(run.call("encoder.1").call.bias)
 
 
-def test_a_target_that_the_model_writes_is_marked_as_written(translator):
-    run = maps.read_pair("The cat sat on the mat.", None, translator)
-    target = run.sides["target"]
-    assert target.prompt == 1 and target.tokens == run.call("cross.0").shape[2] > 1
+@pytest.mark.parametrize("most", [1, 5])
+def test_a_target_that_the_model_writes_is_marked_as_written(translator, most):
+    source = "The cat sat on the mat."
+    [run] = open_session(source, generate=most, model=translator).runs
+    target, tokenizer = run.sides["target"], translator.tokenizer
+    ids = torch.tensor([[*tokenizer.encode(source).ids, *tokenizer.after]])
+    found = translator.generate(ids, max_new_tokens=most).texts()[0][0]
+    assert target.prompt == 1 and target.tokens == run.call("cross.0").shape[2] == 1 + len(found) <= 1 + most
     words = run.words("target", 0, target.tokens)
     assert words[0].first == 0 and words[-1].end == target.tokens
+
+
+def test_a_target_longer_than_the_model_writes_is_refused(translator, monkeypatch):
+    monkeypatch.setattr(translator, "longest", 9)
+    with pytest.raises(ValueError, match="^generate: 10 tokens, and 9 at most is what this model writes$"):
+        maps.read_pair("The cat sat.", 10, translator)
+
+
+def test_a_pair_that_fails_leaves_no_files(translator, tmp_path):
+    def interrupted(done, total):
+        assert list(tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as error:  # it holds what was kept
+        maps.read_pair("The cat sat.", "A dog.", translator, budget=1, folder=tmp_path, progress=interrupted)
+    assert error.traceback and list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import webbrowser
 import pytest
 
 import saccade
-from saccade.viewer.server import _app, _view
+from saccade.viewer.server import _app, _invitation, _serve, _view
 from saccade.viewer.server._serve import Viewer, open_browser
 from saccade.viewer.server._view import open_session
 
@@ -101,6 +102,68 @@ def test_a_host_that_is_not_here_is_told(session, host):
         Viewer(session, host=host)
 
 
+@pytest.mark.parametrize(
+    ("where", "error", "told"),
+    [
+        ({"port": 65536}, ValueError, "^port: expected a whole number from 0 to 65,535, got 65,536$"),
+        ({"port": -1}, ValueError, "^port: .* got -1$"),
+        ({"port": 2**70}, ValueError, "^port: "),
+        ({"port": True}, TypeError, "^port: .* got True$"),
+        ({"port": "8080"}, TypeError, "^port: .* got '8080'$"),
+        ({"port": 80.5}, TypeError, "^port: "),
+        ({"host": 1}, TypeError, "^host: expected an address .* got int$"),
+        ({"host": ""}, ValueError, "^host: expected an address of this machine, got an empty string$"),
+        ({"host": "a" * 64 + ".example"}, ValueError, "^host: 'aaa.* is no name of a machine$"),
+        ({"host": "\u2603" * 70}, ValueError, "^host: '\u2603.* is no name of a machine$"),
+        ({"host": "a..b"}, ValueError, "^host: "),
+        ({"host": "127.0.0.1\0"}, ValueError, "^host: "),
+        ({"host": "\ud800"}, ValueError, "^host: "),
+    ],
+)
+def test_what_is_no_address_is_told(session, where, error, told):
+    with pytest.raises(error, match=told):
+        Viewer(session, **where)
+
+
+def status_of(url):
+    """Of a browser that goes to a page: where it comes to, and with which status."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as page:
+            return page.url, page.status
+    except urllib.error.HTTPError as error:
+        return error.url, error.code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere others see no arguments of programs")
+def test_the_token_is_no_argument_of_the_browser(session, monkeypatch):
+    """Every user of the machine can read it there. What is read instead opens nothing for another one, and once."""
+    opened = []
+    monkeypatch.setattr(_invitation, "are_needed", lambda: True)
+    monkeypatch.setattr(_serve, "are_needed", lambda: True)
+    monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
+    own = os.getuid()
+    with Viewer(session) as viewer:
+        assert viewer.open_browser()
+        [url] = opened
+        assert viewer.url.partition("token=")[2] not in url
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)  # the connection is then that of another user
+        assert status_of(url) == (url, 403)
+        monkeypatch.setattr(os, "getuid", lambda: own)
+        assert status_of(url) == (viewer.url, 200)
+        assert status_of(url) == (url, 403)
+        assert status_of(url[:-1]) == (url[:-1], 403)
+        monkeypatch.setattr(_invitation, "CONNECTIONS", ("/proc/no-such-table",))
+        assert viewer.open_browser() and status_of(opened[1])[1] == 403  # nobody is known, so nobody is let in
+
+
+def test_where_arguments_are_private_the_browser_gets_the_whole_address(session, monkeypatch):
+    opened = []
+    monkeypatch.setattr(_serve, "are_needed", lambda: False)
+    monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
+    with Viewer(session) as viewer:
+        assert viewer.open_browser() and opened == [viewer.url]
+
+
 def test_two_pages_at_once(session):
     place = {"run": "0", "call": "0", "head": 0, "item": 0}
     with Viewer(session) as viewer:
@@ -173,7 +236,7 @@ def test_the_browser_is_opened_where_there_is_one(monkeypatch):
 
 def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setattr(_view, "open_browser", lambda url: False)
+    monkeypatch.setattr(_serve, "open_browser", lambda url: False)
     with saccade.view(TEXT, block=False) as viewer:
         out, err = capsys.readouterr()
         assert out == f"Viewer  {viewer.url}\n" and "No browser" in err
@@ -215,5 +278,44 @@ def test_ctrl_c_ends_the_command(arguments, tmp_path):
             assert child.wait(20) == 130
             assert child.stderr.read() == ""
             assert list(tmp_path.iterdir()) == []  # what was kept in files is gone
+        finally:
+            child.kill()
+
+
+def unanswered(request):
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(request)
+
+
+SLOW = """
+import sys, time
+from saccade.viewer.maps import Run
+def slow(*_):
+    print("begun", flush=True)
+    time.sleep(120)
+Run.overview = slow
+from saccade.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process is a signal")
+def test_ctrl_c_waits_for_no_walk(tmp_path):
+    """All threads that walk are at work, and one cannot be interrupted: the command ends, and so do its files."""
+    command = [sys.executable, "-c", SLOW, "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stderr is not None
+            base, _, token = child.stdout.readline().split()[1].partition("/?token=")
+            assert "Ctrl-C" in child.stdout.readline()
+            ask = urllib.request.Request(f"{base}/api/overview", b'{"run": "0", "item": 0}', {"X-Saccade-Token": token})
+            for _ in range(3):
+                threading.Thread(target=unanswered, args=(ask,), daemon=True).start()
+            assert child.stdout.readline() == "begun\n"
+            assert list(tmp_path.iterdir()) != []
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 130
+            assert child.stderr.read() == "" and list(tmp_path.iterdir()) == []
         finally:
             child.kill()

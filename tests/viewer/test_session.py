@@ -137,6 +137,27 @@ def test_statistics_of_rows_and_heads(session, dense):
     assert np.isnan(maps[:, 0, -1]).all() and not np.isnan(maps[:, -1, 0]).any()
 
 
+@pytest.mark.parametrize(("rows", "keys"), [(7, 19), (19, 7), (7, 7)])
+def test_keys_that_are_no_rows_have_places_of_their_own(rows, keys):
+    attend = torch.nn.Module()
+    query, key = torch.randn(1, 2, rows, 4), torch.randn(1, 2, keys, 4)
+    attend.forward = lambda: saccade.attention(query, key, key)
+    with saccade.watch(attend, keep=True) as seen:
+        attend()
+    session = open_session(seen)
+    received = saccade.attention_weights(query.double(), key.double())[0, 1].sum(0).numpy()
+    stop = max(rows, keys)
+    header, buffers = answer(session, "rows", run="0", call="0", head=1, item=0, start=2, stop=stop)
+    assert header["received"] and len(buffers[0]) == len(header["names"]) * (rows - 2)
+    if rows == keys:
+        assert header["names"][-1] == "received" and "received_keys" not in header
+        found = buffers[0].reshape(-1, rows - 2)[-1]
+    else:
+        assert "received" not in header["names"] and header["received_keys"] == keys
+        found = buffers[1]
+    np.testing.assert_allclose(found, received[2:stop], atol=1e-5)
+
+
 def test_the_steps_of_a_row(session, dense):
     header, _ = answer(session, "step", **PLACE, row=8)
     assert (header["layer"], header["head"], header["row"], header["text"]) == (1, 2, 8, TEXT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,7 @@ import torch
 import saccade
 from saccade._numbers import size
 from saccade.inspection import look, open_model
-from saccade.viewer.server._subjects import is_watch_file
-from saccade.viewer.server._view import open_session
+from saccade.viewer.server import is_watch_file, open_session
 
 TEXT = "The hen met the fox."
 
@@ -68,6 +69,9 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
         (lambda: [watch(), TEXT], {}, ValueError, "what watch kept and texts are not shown together"),
         (watch, {"model": "x"}, ValueError, "^model: it reads a text"),
         (watch, {"words": ["a"]}, ValueError, "^words: 1 came, and the calls have 7 tokens"),
+        (watch, {"words": "one two three four five six seven"}, TypeError, "^words: expected a list .* got str"),
+        (watch, {"words": 7}, TypeError, "^words: expected a list .* got int"),
+        (watch, {"words": [*"abcde", 3, "g"]}, TypeError, "^words: expected a string .* got int for token 5"),
         (lambda: TEXT, {"words": ["a"]}, ValueError, "^words: they name the tokens of what watch kept"),
         (list, {}, ValueError, "^subject: expected a text"),
         (lambda: 3, {}, TypeError, "^subject: expected a text, .* got int"),
@@ -86,6 +90,8 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
         (lambda: TEXT, {"budget": 0.5}, ValueError, "^budget: expected bytes"),
         (lambda: TEXT, {"budget": 1000}, ValueError, "^budget: "),
         (lambda: TEXT, {"folder": "nowhere"}, ValueError, "^folder: nowhere is no folder"),
+        (lambda: TEXT, {"folder": 3}, TypeError, "^folder: expected the path of a folder, got int"),
+        (lambda: TEXT, {"target": 3}, TypeError, "^target: expected a text, got int"),
         (lambda: TEXT, {"head": (9, 0)}, ValueError, r"^head: 9\.0 does not exist; of the layers 0 "),
         (lambda: TEXT, {"head": 3}, ValueError, r"^head: expected \(layer, head\)"),
         (lambda: TEXT, {"head": (1, 0.5)}, ValueError, r"^head: 1\.0\.5 does not exist"),
@@ -94,6 +100,16 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
 def test_what_cannot_be_shown_is_told(subject, options, error, told):
     with pytest.raises(error, match=told):
         open_session(subject(), **options)
+
+
+def test_a_continued_text_begins_with_the_head_that_is_asked_for():
+    session = open_session(TEXT, generate=5, head=(1, 3))
+    [side] = session.runs[0].sides.values()
+    assert (session.shown.call, session.shown.head) == ("1", 3) and 0 < side.prompt < side.tokens
+    cell = {"run": "0", "call": "1", "head": 3, "item": 0, "row": side.tokens - 1, "key": side.prompt}
+    assert session.reply("cell", cell).header["visible"]
+    with pytest.raises(ValueError, match=r"^head: 1\.99 does not exist"):
+        open_session(TEXT, generate=5, head=(1, 99))
 
 
 def test_a_head_is_named_by_layer_or_by_call():
@@ -118,6 +134,43 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
     assert first.on_disk == 0 < second.on_disk and first.used + second.used < 2 * one
     session.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that takes no files, of root either")
+def test_a_folder_that_takes_no_files_is_told_before_anything_is_read():
+    with pytest.raises(ValueError, match="^folder: /proc takes no files; give one that may be written to$"):
+        open_session("no such file is read.watch", folder="/proc")
+
+
+def test_a_folder_may_be_named_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    session = open_session(TEXT, budget=1, folder="~")
+    assert session.runs[0].kept.on_disk
+    session.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["first", "second", "shown"])
+def test_what_fails_leaves_no_files(tmp_path, where):
+    """`error` holds what failed, so that nothing but closing it can have deleted its files."""
+    seen = []
+
+    def interrupted(done, total):
+        seen.append([path.name for path in tmp_path.iterdir()])
+        if len(seen) == {"first": 2, "second": total + 2, "shown": 0}[where]:
+            raise KeyboardInterrupt
+
+    head = (0, Broken()) if where == "shown" else None
+    with pytest.raises((KeyboardInterrupt, RuntimeError)) as error:
+        open_session([TEXT, "A dog."], budget=1, folder=tmp_path, progress=interrupted, head=head)
+    assert error.traceback and seen[-1] and list(tmp_path.iterdir()) == []
+
+
+class Broken:
+    def __eq__(self, other):
+        raise RuntimeError
+
+    __hash__ = None
 
 
 def test_which_arguments_are_files(tmp_path):

@@ -71,6 +71,46 @@ def test_the_page_keeps_its_policy_and_asks_nobody_else(viewer, browser, size, s
     shown.page.close()
 
 
+INJECTED = """() => {
+  window.ran = [];
+  const element = document.createElement("div");
+  element.innerHTML = `<img src="data:," onerror="ran.push('attribute')"><a href="javascript:ran.push('link')">x</a>
+    <iframe srcdoc="<script>parent.ran.push('frame')</script>"></iframe>`;
+  const inline = document.createElement("script");
+  inline.textContent = "ran.push('script')";
+  const other = document.createElement("script");
+  other.src = "http://stranger.test/x.js";
+  const base = Object.assign(document.createElement("base"), { href: "http://stranger.test/" });
+  const form = Object.assign(document.createElement("form"), { action: "http://stranger.test/" });
+  document.body.append(element, inline, other, base, form);
+  element.querySelector("a").click();
+  form.submit();
+  return fetch("http://stranger.test/").then(() => ran.push("fetch"), () => {})
+    .then(() => new Promise((done) => setTimeout(() => done([ran, document.baseURI]), 500)));
+}"""
+
+
+def test_a_script_that_a_text_might_bring_in_does_not_run(viewer, browser):
+    """Were something of the text ever taken as HTML, the policy of the page would stop it."""
+    shown = Page(browser).open(viewer.url)
+    refusals = []
+    shown.page.on("requestfailed", lambda request: refusals.append((request.url, request.failure)))
+    ran, base = shown.page.evaluate(INJECTED)
+    assert ran == [] and base == shown.page.url == viewer.url
+    told = " ".join(shown.complaints)
+    for refused in (
+        "inline script",
+        "inline event handler",
+        "stranger.test/x.js",
+        "base-uri",
+        "form-action",
+        "connect-src",
+    ):
+        assert refused in told, told
+    assert set(refusals) == {("http://stranger.test/x.js", "csp")}
+    shown.page.close()
+
+
 def test_without_its_token_the_page_is_a_sentence(viewer, browser):
     page = browser.new_page()
     response = page.goto(viewer.url.partition("?")[0])

@@ -98,6 +98,7 @@ def test_in_a_notebook_view_gives_the_widget_and_opens_no_port(sent, monkeypatch
     assert isinstance(widget, _widget._widget_class())
     bundle = widget._repr_mimebundle_()[0]
     assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert bundle["text/plain"].startswith("Viewer: run this cell to see it; ") and TEXT in bundle["text/plain"]
     widget.close()
 
 

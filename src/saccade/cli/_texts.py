@@ -145,12 +145,14 @@ def check_length(model: TextModel, text: str, first: int) -> None:
     fit = words_that_fit(model, text, spans)
     if fit >= len(spans):
         return
-    room = f"this model reads {model.room:,} tokens at once"
+    room = f"this model reads {model.room:,} tokens (words or pieces of words) at once"
+    longer = "give a model that reads more with --model"
     if not fit:
-        raise UserError(f"the text is too long: {room}, and its first word alone has more")
+        raise UserError(f"the text is too long: {room}, and its first word alone has more; {longer}")
     part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
     raise UserError(
-        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; add {part}"
+        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; "
+        f"read these with {part}, or {longer}"
     )
 
 

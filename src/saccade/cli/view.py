@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,6 +18,7 @@ from ._outputs import result_console
 from ._texts import check_length, given_text, parse_head, text_or_file, word_range
 
 if TYPE_CHECKING:
+    from ..viewer.server import Viewer
     from ..viewer.server._session import Session
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -35,7 +38,7 @@ class ShownOptions:
     target: str | None = option(None, "What an encoder-decoder writes to the text.", metavar="TEXT_OR_FILE")
     generate: int = option(
         0,
-        "Continue the text by N tokens first, the likeliest each time; an encoder-decoder writes its target.",
+        "Continue the text by N tokens first, the likeliest each time; an encoder-decoder writes at most N.",
         metavar="N",
         min=0,
     )
@@ -94,19 +97,35 @@ def view(
     require("starlette", "view")
     require("uvicorn", "view")
     head, budget = parse_head(shown.head), _bytes(server.budget)
-    from ..viewer.server._serve import MOST_IDLE, open_browser
-    from ..viewer.server._view import start
+    from ..viewer.server import MOST_IDLE, start
 
     session = _session(subject, shown, head, budget, server.folder)
     most_idle = None if server.keep else MOST_IDLE
-    with start(session, host=server.host, port=server.port, most_idle=most_idle) as viewer:
-        _print_address(viewer.url)
-        if server.host in ("0.0.0.0", "::"):
-            typer.echo("saccade: other machines open it under this computer's name or address, and the token", err=True)
-        if not server.no_browser and not open_browser(viewer.url):
-            typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
-        if viewer.wait():
-            typer.echo("saccade: no page is open any more, so the viewer has ended (--keep lets it go on)", err=True)
+    viewer = start(session, host=server.host, port=server.port, most_idle=most_idle)
+    try:
+        with viewer:
+            _tell_and_wait(viewer, server)
+    except KeyboardInterrupt:
+        if viewer.computing:
+            _leave(130)
+        raise
+
+
+def _tell_and_wait(viewer: Viewer, server: ServerOptions) -> None:
+    _print_address(viewer.url)
+    if server.host in ("0.0.0.0", "::"):
+        typer.echo("saccade: other machines open it under this computer's name or address, and the token", err=True)
+    if not server.no_browser and not viewer.open_browser():
+        typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
+    if viewer.wait():
+        typer.echo("saccade: no page is open any more, so the viewer has ended (--keep lets it go on)", err=True)
+
+
+def _leave(status: int) -> NoReturn:
+    """End now. Python would wait for its threads, and the walk over a long map that one is at takes seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _print_address(url: str) -> None:
@@ -135,7 +154,7 @@ def _session(
 ) -> Session:
     """Everything read; a bar shows the layers that are done."""
     from ..analysis.tables import shown_progress
-    from ..viewer.server._view import open_session
+    from ..viewer.server import open_session
 
     subjects = _subjects(arguments, shown)
     target = None if shown.target is None else text_or_file(shown.target).text
@@ -147,11 +166,13 @@ def _session(
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
     """The text or the watch file, and what it is compared with."""
-    from ..viewer.server._subjects import is_watch_file
+    from ..viewer.server import is_watch_file
 
     more = [] if shown.against is None else [shown.against]
     first = arguments[0] if arguments and len(arguments) == 1 else ""
     if not is_watch_file(first):
+        for other in filter(is_watch_file, more):
+            raise UserError(f"--against {shorten(other, 60)}: what watch saved is not compared with a text")
         texts = [given_text(arguments, "view"), *map(text_or_file, more)]
         return [word_range(text, shown.first, shown.last).text for text in texts]
     if (shown.first, shown.last) != (None, None):
@@ -166,9 +187,9 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     """The models, opened, with room for the texts; none for what watch kept."""
     if isinstance(subjects[0], Path):
         return list(shown.model or [])
-    from ..viewer.server._subjects import reader_of
+    from ..inspection import open_model
 
-    models = [reader_of(model) for model in shown.model or (None,)]
+    models = [open_model(model) for model in shown.model or (None,)]
     for model in models:
         for text in subjects:
             check_length(model, text, shown.first or 1)

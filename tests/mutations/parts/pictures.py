@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "generated-from",
         "src/saccade/viewer/maps/_reading.py",
-        "generated = len(reader.before) + inside",
-        "generated = inside",
+        "generated = len(reader.before) + sum(",
+        "generated = sum(",
         (MAPS,),
         "The step of generated tokens does not count the special tokens before the text.",
     ),
@@ -89,6 +89,31 @@ FAULTS = (
         'if not request.headers.get("x-saccade-token"):',
         (SERVER,),
         "Any token opens the numbers.",
+    ),
+    Fault(
+        "invitation-of-another",
+        "src/saccade/viewer/server/_invitation.py",
+        "if invitation not in self._open or owners(client_port, server_port) != {os.getuid()}:",
+        "if invitation not in self._open:",
+        ("tests/viewer/test_serve.py",),
+        "Who reads the arguments of a browser opens the viewer of another user.",
+    ),
+    Fault(
+        "threads-of-walks",
+        "src/saccade/viewer/server/_workers.py",
+        'return "part" if fine or params.get("exact") is False else "walk"',
+        'return "part"',
+        (SERVER,),
+        "Coarse tiles of a long text hold up everything else.",
+    ),
+    Fault(
+        "files-of-a-reading",
+        "src/saccade/viewer/maps/_reading.py",
+        """        kept.close()
+        raise""",
+        """        raise""",
+        (MAPS,),
+        "A reading that fails leaves its files on the disk.",
     ),
     Fault(
         "host-of-a-request",

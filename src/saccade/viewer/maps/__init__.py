@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ._budget import KeptTensors
 from ._call import MapCall
-from ._head import SIDE, HeadMap, MapTile
-from ._overview import HeadSummary
+from ._head import SIDE, HeadMap, MapTile, Pool, What
+from ._overview import THUMBNAIL, HeadSummary
 from ._pair import read_pair
 from ._reading import read_continued, read_text
 from ._run import Cell, Links, Run
@@ -18,6 +18,7 @@ from ._watched import from_watch
 
 __all__ = [
     "SIDE",
+    "THUMBNAIL",
     "Cell",
     "HeadMap",
     "HeadSummary",
@@ -25,9 +26,11 @@ __all__ = [
     "Links",
     "MapCall",
     "MapTile",
+    "Pool",
     "Run",
     "Side",
     "SideWord",
+    "What",
     "from_watch",
     "read_continued",
     "read_pair",

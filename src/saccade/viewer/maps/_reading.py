@@ -5,7 +5,8 @@ Shape legend: B items, Hq / Hkv query and key-value heads, L tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from ..._masks import Mask
 from ...inspection import Look, TextModel, as_text_model, look
 from ...inspection._collect import read
 from ...models import Model, Sampling, generate
-from ...monitoring._alarms import Alarms
+from ...monitoring import Alarms, CallRecord
 from ...monitoring._kept_calls import bias_to, own_bias
 from ...monitoring._observe import ObservationRequest, observed
-from ...monitoring._record import CallRecord
 from ._budget import KeptTensors
 from ._call import MapCall, checked
 from ._run import Run
@@ -56,31 +56,40 @@ def read_text(
     """
     reader = as_text_model(model)
     tokens, words = read(reader, text)
-    ids = [*reader.before, *tokens.ids, *reader.after]
-    kept = KeptTensors(budget, folder, calls=reader.layers)
-    calls: list[MapCall] = []
-    alarms: dict[tuple[str, int], list[str]] = {}
-
-    def keep(layer: int, call: ObservedCall) -> None:
-        made = kept_call(kept, str(layer), f"layer {layer}", layer, call, ("text", "text"))
-        calls.append(made)
-        alarms.update(judged(made, call))
-        if progress is not None:
-            progress(layer + 1, reader.layers)
-
-    reader.run(reader.whole(tokens.ids), keep)
     pieces = [reader.written(token) for token in reader.before]
     pieces += [text[start:stop] for start, stop in tokens.spans]
     pieces += [reader.written(token) for token in reader.after]
     generated = None
     if prompt is not None:
-        inside = sum(start < prompt for start, _ in tokens.spans)
-        generated = len(reader.before) + inside
-    side = Side("text", "text", len(ids), words, text, pieces, generated)
-    run = Run(name or reader.name, text, {"text": side}, calls, reader.roles, alarms, kept=kept, source=reader)
-    if len(words) <= _LOOKED_AT:
-        _tell(run, look(reader, text))
-    return run
+        generated = len(reader.before) + sum(start < prompt for start, _ in tokens.spans)
+    side = Side("text", "text", len(pieces), words, text, pieces, generated)
+    calls: list[MapCall] = []
+    alarms: dict[tuple[str, int], list[str]] = {}
+    with kept_for(reader.layers, budget, folder) as kept:
+
+        def keep(layer: int, call: ObservedCall) -> None:
+            made = kept_call(kept, str(layer), f"layer {layer}", layer, call, ("text", "text"))
+            calls.append(made)
+            alarms.update(judged(made, call))
+            if progress is not None:
+                progress(layer + 1, reader.layers)
+
+        reader.run(reader.whole(tokens.ids), keep)
+        run = Run(name or reader.name, text, {"text": side}, calls, reader.roles, alarms, kept=kept, source=reader)
+        if len(words) <= _LOOKED_AT:
+            _tell(run, look(reader, text))
+        return run
+
+
+@contextmanager
+def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Iterator[KeptTensors]:
+    """Where queries and keys of so many calls are kept; their files are deleted where the reading fails."""
+    kept = KeptTensors(budget, folder, calls=calls)
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
 
 
 def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:

@@ -14,14 +14,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ._invitation import Invitations
 from ._session import Reply, Session
+from ._workers import Workers
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 2**18  # bytes; 20,000 tokens in a list take 140,000
-WORKERS = 4  # requests computed at once: a tile need not wait for an overview
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -125,13 +126,9 @@ class ViewerApp:
     """
 
     def __init__(self, session: Session, *, token: str, addresses: Addresses, activity: Activity):
+        self.workers, self.invitations = Workers(), Invitations()
         self._addresses = addresses
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
-        self._app = _routes(session, token, activity, self._pool)
-
-    def close(self) -> None:
-        """End the threads; what they compute goes to its end first."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._app = _routes(session, token, activity, self.workers, self.invitations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -166,15 +163,23 @@ def _plain(text: str, status: int) -> Response:
     return PlainTextResponse(text + "\n", status)
 
 
-def _routes(session: Session, token: str, activity: Activity, pool: ThreadPoolExecutor) -> Starlette:
+def _routes(session: Session, token: str, activity: Activity, workers: Workers, invitations: Invitations) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.responses import HTMLResponse, Response
+    from starlette.responses import HTMLResponse, RedirectResponse, Response
     from starlette.routing import Route
 
     def allowed(given: str | None) -> bool:
         return given is not None and secrets.compare_digest(given.encode(), token.encode())
 
     async def page(request: Request) -> Response:
+        invitation = request.query_params.get("invitation")
+        if invitation is not None:
+            ports = [end[1] if end else 0 for end in (request.scope.get("client"), request.scope.get("server"))]
+            if not invitations.take(invitation, *ports):
+                return _plain(
+                    "This address opens once, for who runs Saccade. Open the one that the terminal shows.", 403
+                )
+            return RedirectResponse(f"/?token={token}", 303)
         if not allowed(request.query_params.get("token")):
             return _plain("The token is missing or wrong. Open the whole address that the terminal shows.", 403)
         return HTMLResponse(PAGE.format(title=escape(f"{session.title} · Saccade"), nonce=request.scope["nonce"]))
@@ -190,11 +195,20 @@ def _routes(session: Session, token: str, activity: Activity, pool: ThreadPoolEx
             return _framed(Reply({"error": f"the request is larger than {LARGEST_BODY:,} bytes"}, status=413))
         activity.running += 1
         try:
-            work = pool.submit(_answer, session, request.path_params["op"], body)
-            return _framed(await _unless_left(work, request))
+            return _framed(await answered(request, body))
         finally:
             activity.running -= 1
             activity.last = time.monotonic()
+
+    async def answered(request: Request, body: bytes) -> Reply:
+        op = request.path_params["op"]
+        try:
+            params = json.loads(body)
+        except (ValueError, RecursionError):
+            return Reply({"error": "the request is not JSON"}, status=400)
+        if op == "alive":  # from the loop itself: a page must never seem closed
+            return session.reply(op, params)
+        return await _unless_left(workers.submit(op, params, session.reply, op, params), request)
 
     async def lost(request: Request, error: Exception) -> Response:
         return _plain("There is nothing here.", 404)
@@ -230,25 +244,20 @@ async def _body(request: Request) -> bytes | None:
     return bytes(found)
 
 
-def _answer(session: Session, op: str, body: bytes) -> Reply:
-    try:
-        params = json.loads(body)
-    except (ValueError, RecursionError):
-        return Reply({"error": "the request is not JSON"}, status=400)
-    return session.reply(op, params)
-
-
 async def _unless_left(work: Future[Reply], request: Request) -> Reply:
     """What `work` gives. Where the page no longer waits, as after quick panning, work that has not begun is dropped."""
     done: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wrap_future(work))
     # After the body there comes one message: that the asker has gone.
     left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
-    await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
-    if not done.done():
-        work.cancel()
-        await asyncio.wait({done})
-    left.cancel()
-    return Reply({"error": "nobody waits for this any more"}, status=400) if done.cancelled() else done.result()
+    try:
+        await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            work.cancel()
+            await asyncio.wait({done})
+        return Reply({"error": "nobody waits for this any more"}, status=400) if done.cancelled() else done.result()
+    finally:  # also where the server ends meanwhile
+        done.cancel()
+        left.cancel()
 
 
 def framed(reply: Reply) -> bytes:

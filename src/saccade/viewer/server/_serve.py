@@ -12,9 +12,13 @@ import webbrowser
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ._invitation import are_needed
+
 if TYPE_CHECKING:
     from ._session import Session
 
+HIGHEST_PORT = 65535
+LONGEST_NAME = 80  # characters of a host that a message shows
 LOOPBACK = "127.0.0.1"
 MOST_IDLE = 600.0  # seconds without a page; pages tell every half minute that they are open
 GRACE = 5.0  # seconds that the end waits for what is being answered
@@ -36,14 +40,15 @@ class Viewer:
 
         Raises:
             ImportError: starlette or uvicorn is not installed.
-            ValueError: the port is taken or not allowed, or the host is no address of this machine.
+            TypeError: a host that is no string, or a port that is no whole number.
+            ValueError: the port is none, taken or not allowed, or the host is no address of this machine.
         """
         uvicorn = require_uvicorn()
         from ._app import Activity, Addresses, ViewerApp, client_script  # here: `saccade.view` is a light name
 
         client_script()  # a client that is missing is told now
-        host = host or LOOPBACK
-        listener = _listener(host, port or 0)
+        host = LOOPBACK if host is None else host
+        listener = _listener(host, 0 if port is None else port)
         self.session, self._most_idle = session, most_idle
         self._activity = Activity()
         self._ended_idle = False
@@ -79,6 +84,17 @@ class Viewer:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def computing(self) -> bool:
+        """Whether a thread still computes, which it may do for seconds after the end."""
+        return self._app.workers.busy
+
+    def open_browser(self) -> bool:
+        """Open the page; whether there is a browser to open it."""
+        if not are_needed():
+            return open_browser(self.url)
+        return open_browser(f"{self.url.partition('?')[0]}?invitation={self._app.invitations.new()}")
+
     def wait(self) -> bool:
         """Wait until the viewer ends; Ctrl-C closes it and raises KeyboardInterrupt.
 
@@ -96,7 +112,7 @@ class Viewer:
         """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
         self._server.should_exit = True
         self._thread.join(GRACE)
-        self._app.close()
+        self._app.workers.close()
         self.session.close()
 
     def __enter__(self) -> Viewer:
@@ -127,11 +143,16 @@ def require_uvicorn() -> Any:
 
 def _listener(host: str, port: int) -> socket.socket:
     """A socket that listens."""
+    _check_address(host, port)
     try:
+        if not host.isprintable():
+            raise ValueError  # the system reads a name no further than a zero
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"host: {host} is no address of this machine ({error.strerror})") from None
+    except ValueError:  # a label of more than 63 letters, a character that no name has
+        raise ValueError(f"host: {repr(host)[:LONGEST_NAME]} is no name of a machine") from None
     if os.name == "posix":  # elsewhere this lets two servers share a port
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -141,6 +162,17 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise ValueError(_why_not(error, host, port)) from None
     return listener
+
+
+def _check_address(host: object, port: object) -> None:
+    if not isinstance(host, str):
+        raise TypeError(f"host: expected an address of this machine as a string, got {type(host).__name__}")
+    if not host.strip():
+        raise ValueError("host: expected an address of this machine, got an empty string")
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"port: expected a whole number from 0 to {HIGHEST_PORT:,}, got {port!r}")
+    if not 0 <= port <= HIGHEST_PORT:
+        raise ValueError(f"port: expected a whole number from 0 to {HIGHEST_PORT:,}, got {port:,}")
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:

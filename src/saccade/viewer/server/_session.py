@@ -17,9 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..._plain_values import plain_values
-from ..maps import SIDE, HeadSummary, MapCall, Run, Side
-from ..maps._head import Pool, What
-from ..maps._overview import THUMBNAIL
+from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, Pool, Run, Side, What
 from ..steps._page import step_script
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
@@ -94,8 +92,6 @@ class Session:
             "step": any(map(has_steps, self.runs)),
         }
 
-    # --- what a request names ---
-
     def _run(self, params: Params) -> Run:
         return self.runs[int(params.choice("run", [str(number) for number in range(len(self.runs))]))]
 
@@ -114,9 +110,6 @@ class Session:
 
 def _buffer(values: np.ndarray) -> bytes:
     return np.ascontiguousarray(values, "<f4").tobytes()
-
-
-# --- the operations --------------------------------------------------------------------------------------------------
 
 
 def _open(session: Session, params: Params) -> Answer:
@@ -247,12 +240,19 @@ def _cell(session: Session, params: Params) -> Answer:
 
 def _rows(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
-    start, stop = params.span(call.shape[2])
+    _, _, rows, keys = call.shape
+    start, stop = params.span(max(rows, keys))
     found = run.rows(call.id, head, item, start, stop)
-    out = np.full((len(found), stop - start), np.nan, np.float32)
-    for line, values in zip(out, found.values(), strict=True):
-        line[: len(values)] = values  # what keys receive is shorter where there are fewer keys than rows
-    return {"names": list(found), "received": "received" in found}, [out]
+    received = found.pop("received", None)
+    together = rows == keys and call.rows == call.keys
+    if received is not None and together:
+        found["received"] = received
+    header = {"names": list(found), "received": received is not None}
+    buffers = [np.stack(list(found.values()))]
+    if received is not None and not together:  # keys that are no rows have places of their own
+        header["received_keys"] = keys
+        buffers.append(received)
+    return header, buffers
 
 
 def _search(session: Session, params: Params) -> Answer:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...inspection import TextModel
+from ...inspection import TextModel, step_of_tokens
 from ...inspection._collect import read
-from ...inspection._steps import step_of_tokens
 from ..maps import MapCall, Run, Side
 
 MOST_STEPS = 2048  # tokens: the text is read again for each row, and the page shows every key

@@ -12,10 +12,9 @@ from ...models import Model
 from ...models.text.encoder_decoder import EncoderDecoder
 from ...monitoring import Observations, load
 from ..maps import Run, from_watch, read_continued, read_pair, read_text
+from ._watch_file import is_watch_file
 
 EMBEDDED = "embedded model"
-WATCH_ENDINGS = (".watch", ".safetensors")
-LONGEST_PATH = 4096
 FORMS = "a text, several texts, a look, or what watch kept (or the file that it was saved to)"
 
 
@@ -25,8 +24,8 @@ class Reading:
 
     Attributes:
         target: what an encoder-decoder writes to the text.
-        generate: tokens by which the model continues a text first, the likeliest each time; with any, an
-            encoder-decoder writes the target.
+        generate: tokens by which the model continues a text first, the likeliest each time; an encoder-decoder
+            writes a target of so many at most.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys in memory, of all texts together; None: no limit.
         folder: where those beyond the budget are kept in files.
@@ -70,25 +69,6 @@ def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
             run.close()
         raise
     return runs
-
-
-def is_watch_file(subject: Any) -> bool:
-    """Whether this names a file as a watch is saved to, by its ending or by what it holds; any other text is a text."""
-    if isinstance(subject, Path):
-        return True
-    if not isinstance(subject, str) or not subject or len(subject) > LONGEST_PATH:
-        return False
-    path = Path(subject).expanduser()
-    try:
-        if not path.is_file():
-            return path.suffix.lower() in WATCH_ENDINGS and not any(map(str.isspace, subject))
-        with path.open("rb") as file:
-            beginning = file.read(9)
-        size = path.stat().st_size
-    except (OSError, ValueError):  # impossible as a name
-        return False
-    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: how long its JSON is
-    return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)
 
 
 def _watched(subject: Any, number: int, words: Sequence[str] | None) -> Run:
@@ -136,7 +116,8 @@ def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> R
     }
     module = reader.module
     if isinstance(module, EncoderDecoder) and (reading.target is not None or reading.generate):
-        return read_pair(text, reading.target, module, **{**how, "name": name or reader.name})
+        target = reading.generate if reading.target is None else reading.target
+        return read_pair(text, target, module, **{**how, "name": name or reader.name})
     if reading.target is not None:
         raise ValueError(f"target: {name or reader.name} is no encoder-decoder of Saccade's families")
     if reading.generate:

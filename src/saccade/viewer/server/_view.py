@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._numbers import counted
 from ..._terminal import printable
-from ._serve import MOST_IDLE, Viewer, open_browser
+from ._serve import MOST_IDLE, Viewer
 
 if TYPE_CHECKING:
     from ..maps import Run
@@ -61,8 +63,8 @@ def view(
         model: what reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
             model, or a list of these, which are compared.
         target: what an encoder-decoder writes to the text: its cross-attention is shown as well.
-        generate: tokens by which the model continues the text first, the likeliest one each time; with any, an
-            encoder-decoder writes a target of its own, as long as its files say.
+        generate: tokens by which the model continues the text first, the likeliest one each time. An encoder-decoder
+            writes a target of its own instead, of so many tokens at most, as its files say.
         head: (layer, head), or (name of a call, head), to show first; None: the most telling one.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys that may be held in memory; None: no limit.
@@ -81,7 +83,7 @@ def view(
     Raises:
         ValueError: a text without a word, or longer than the model's context; a watch that kept no call; a budget that
             does not suffice; a head that there is not; a port that is taken; a damaged file.
-        TypeError: a subject or a model of another kind.
+        TypeError: a subject, a model or another argument of another kind.
         FileNotFoundError: no such file or model folder.
         ImportError: the extra "view" is not installed.
     """
@@ -118,15 +120,14 @@ def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int]
     from ._session import Session
     from ._subjects import Reading, runs_of
 
-    reading = Reading(**how)
-    _check(reading)
+    reading = _checked(Reading(**how))
     models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
     runs = runs_of(subject, models, reading)
     if head is None and isinstance(subject, Look):
         head = subject.layer, subject.head
     try:
         return Session(runs, _title(runs), _shown(runs, head))
-    except ValueError:
+    except BaseException:
         for run in runs:
             run.close()
         raise
@@ -144,20 +145,49 @@ def start(session: Session, **how: Any) -> Viewer:
 def announce(viewer: Viewer, *, browser: bool) -> None:
     """Print the address, and open it."""
     print(f"Viewer  {viewer.url}", flush=True)
-    if browser and not open_browser(viewer.url):
+    if browser and not viewer.open_browser():
         print("No browser could be opened here; open this address in one.", file=sys.stderr, flush=True)
 
 
-def _check(reading: Reading) -> None:
+def _checked(reading: Reading) -> Reading:
+    """The reading, before minutes of it; for errors see `view`."""
     if not isinstance(reading.generate, int) or isinstance(reading.generate, bool) or reading.generate < 0:
         raise ValueError(f"generate: expected a number of tokens, at least 0, got {reading.generate!r}")
     if reading.generate and reading.target is not None:
         raise ValueError("generate and target: an encoder-decoder's target is given or written, not both")
+    if reading.target is not None and not isinstance(reading.target, str):
+        raise TypeError(f"target: expected a text, got {type(reading.target).__name__}")
     budget = reading.budget
     if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
         raise ValueError(f"budget: expected bytes, at least 1, got {budget!r}")
-    if reading.folder is not None and not Path(reading.folder).expanduser().is_dir():
-        raise ValueError(f"folder: {reading.folder} is no folder")
+    return replace(reading, words=_checked_words(reading.words), folder=_checked_folder(reading.folder))
+
+
+def _checked_words(words: Any) -> list[str] | None:
+    if words is None:
+        return None
+    if isinstance(words, str) or not isinstance(words, Iterable):
+        raise TypeError(f"words: expected a list of strings, one for each token, got {type(words).__name__}")
+    listed = list(words)
+    for number, word in enumerate(listed):
+        if not isinstance(word, str):
+            raise TypeError(f"words: expected a string for each token, got {type(word).__name__} for token {number:,}")
+    return listed
+
+
+def _checked_folder(folder: Any) -> Path | None:
+    if folder is None:
+        return None
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"folder: expected the path of a folder, got {type(folder).__name__}")
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ValueError(f"folder: {folder} is no folder")
+    try:
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError:
+        raise ValueError(f"folder: {folder} takes no files; give one that may be written to") from None
+    return path
 
 
 def _title(runs: Sequence[Run]) -> str:

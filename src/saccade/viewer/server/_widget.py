@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ._app import client_script
+from ._workers import Workers
 
 if TYPE_CHECKING:
     from ._session import Session
-
-WORKERS = 2  # requests computed at once, beside the cells of the notebook
 
 
 def make_widget(session: Session) -> Any:
@@ -48,23 +46,28 @@ def _widget_class() -> type:
         def __init__(self, session: Session) -> None:
             super().__init__()
             self.session = session
-            self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="saccade-viewer")
+            self._workers = Workers()
             self.on_msg(self._receive)
 
         def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
             """A request: it is answered from a thread, so the kernel goes on with its cells meanwhile."""
             if isinstance(content, dict) and content.get("kind") == "request":
                 # The kernel knows by the context which request of the notebook an answer belongs to.
-                self._pool.submit(copy_context().run, self._answer, content)
+                answer = copy_context().run, self._answer, content
+                self._workers.submit(content.get("op"), content.get("params"), *answer)
 
         def _answer(self, content: dict[str, Any]) -> None:
             reply = self.session.reply(content.get("op"), content.get("params"))
             message = {"kind": "reply", "id": content.get("id"), "header": reply.header}
             self.send(message, buffers=list(reply.buffers))
 
+        def __repr__(self) -> str:
+            """What stands where no kernel is, as in a notebook that was turned into HTML; the end may be cut off."""
+            return f"Viewer: run this cell to see it; its Save makes a page that stays. {self.session.title!r}"
+
         def close(self) -> None:
             """Remove the widget, and delete what it keeps in files."""
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._workers.close()
             self.session.close()
             super().close()
 
