@@ -13,7 +13,6 @@ refused, and the frames are counted.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 import http.client
 import json
@@ -34,7 +33,8 @@ import numpy as np
 import torch
 
 import saccade
-from saccade.models import DecoderLM, LanguageModel, load
+from saccade.inspection import as_text_model
+from saccade.models import load
 from saccade.viewer import maps
 
 OUT = Path(__file__).parent / "results" / "viewer.md"
@@ -68,7 +68,8 @@ def main() -> None:
 
 
 def measured(novels: Path, length: int) -> dict[str, Any]:
-    model, text = reader(length), beginning(novels, length)
+    model = as_text_model(load()).with_context(max(256, length))
+    text = beginning(novels, length)
     warm = maps.read_text("A short text first.", model)
     warm.overview(0)
     before = resident()
@@ -90,14 +91,6 @@ def measured(novels: Path, length: int) -> dict[str, Any]:
         result |= exactness(run)
         result |= frames(viewer.url)
     return result
-
-
-def reader(length: int) -> LanguageModel:
-    """The embedded model, which takes as many tokens."""
-    own = load()
-    longer = DecoderLM(dataclasses.replace(own.model.config, context=max(length, own.model.config.context)))
-    longer.load_state_dict(own.model.state_dict())
-    return LanguageModel(longer.eval(), own.tokenizer, own.heads, "the embedded model, longer")
 
 
 def beginning(novels: Path, length: int) -> str:

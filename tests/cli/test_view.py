@@ -115,6 +115,16 @@ def test_a_file_standard_input_and_a_part_of_a_text(run, folder, tmp_path, monke
     assert run("--model", folder, "--no-browser")[3][1]["runs"][0]["text"] == TEXT
 
 
+def test_a_text_beyond_the_context_is_read_when_that_is_asked_for(run, folder):
+    status, _, err, _ = run(STORY, "--model", folder, "--no-browser")
+    assert status == 2
+    needed = int(re.search(r"beyond what this one was trained on with --context (\d+)", err)[1])
+    _, _, _, (_, seen) = run(STORY, "--model", folder, "--no-browser", "--context", needed)
+    assert seen["runs"][0]["sides"][0]["tokens"] == needed > 61 and seen["runs"][0]["model"] == str(folder)
+    status, _, err, _ = run(STORY, "--model", folder, "--no-browser", "--context", needed - 1)
+    assert status == 2 and f"this model reads {needed - 2:,} tokens" in err
+
+
 def test_two_texts_and_two_models_are_runs_side_by_side(run, folder, other):
     arguments = ["--model", folder, "--model", other, "--against", "The owl sat on a bee.", "--no-browser"]
     _, _, _, (_, seen) = run(TEXT, *arguments)

@@ -82,6 +82,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(_head, "SIDE", 16)
     monkeypatch.setattr(_head, "_BASE", 2)
     monkeypatch.setattr(_head, "_FEW", 100)
+    monkeypatch.setattr(_head, "_BLOCK", 10)
+    monkeypatch.setattr(_head, "_GROUP", 5000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,9 +114,17 @@ def test_a_sampled_tile_is_exact_for_its_rows_and_says_so(small_tiles):
     rows = [start + min(8, 211 - start) // 2 for start in range(128, 211, 8)]
     want = np.concatenate([pooled(weights[[r]], visible[[r]], 8, "max")[:, :16] for r in rows])
     np.testing.assert_allclose(tile.values, want, atol=1e-6, rtol=0)
+    fine = one.tile("weights", "mean", 1, 2, 1, exact=False)
+    rows = range(65, 96, 2)
+    want = np.concatenate([pooled(weights[[r]], visible[[r]], 2, "mean")[:, 16:32] for r in rows])
+    np.testing.assert_allclose(fine.values, want, atol=1e-6, rtol=0)
+    assert fine.sampled == 1 and one.tile("weights", "mean", 1, 2, 1).sampled == 0
+    assert one.tile("weights", "mean", 1, 2, 1, exact=False).sampled == 0  # its rows are known now
+    assert one.tile("weights", "mean", 1, 0, 0, exact=False).sampled == 1
     whole = one.tile("weights", "max", 3, 1, 0)
     assert whole.sampled == 0
     assert one.tile("weights", "max", 3, 1, 0, exact=False).sampled == 0  # it is there now
+    assert one.tile("weights", "mean", 1, 0, 0, exact=False).sampled == 0
 
 
 @pytest.mark.parametrize("name", ["bias", "alibi"])

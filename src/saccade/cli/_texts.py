@@ -137,8 +137,11 @@ def parse_head(head: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def check_length(model: TextModel, text: str, first: int) -> None:
-    """Raise UserError, which says what fits, for a text longer than the context; ``first``: the word it begins with."""
+def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> None:
+    """Raise UserError, which says what fits, for a text longer than the context.
+
+    ``first``: the word it begins with. ``beyond``: the option that makes a model read further than it was trained to.
+    """
     from ..inspection import split_words, words_that_fit
 
     spans = split_words(text)
@@ -147,6 +150,9 @@ def check_length(model: TextModel, text: str, first: int) -> None:
         return
     room = f"this model reads {model.room:,} tokens (words or pieces of words) at once"
     longer = "give a model that reads more with --model"
+    if beyond and model.positions is None:
+        needed = len(model.encode(text).ids) + len(model.before) + len(model.after)
+        longer += f", or go beyond what this one was trained on with {beyond} {needed}"
     if not fit:
         raise UserError(f"the text is too long: {room}, and its first word alone has more; {longer}")
     part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"

@@ -42,6 +42,13 @@ class ShownOptions:
         metavar="N",
         min=0,
     )
+    context: int | None = option(
+        None,
+        "Tokens that the models may read at once, where their positions go on beyond those they were trained on; what "
+        "they make of such a text is their own.  [default: the models' own]",
+        metavar="N",
+        min=1,
+    )
     head: str | None = option(
         None, "The head to show first, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
     )
@@ -190,7 +197,12 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     from ..inspection import open_model
 
     models = [open_model(model) for model in shown.model or (None,)]
+    if shown.context is not None:
+        try:
+            models = [model.with_context(shown.context) for model in models]
+        except ValueError as error:
+            raise UserError(f"--{error}") from error
     for model in models:
         for text in subjects:
-            check_length(model, text, shown.first or 1)
-    return models if shown.model else []
+            check_length(model, text, shown.first or 1, "--context")
+    return models if shown.model or shown.context else []

@@ -28,7 +28,11 @@ Pool = Literal["max", "mean"]
 
 _BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
 _RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
-_FEW = 2**26  # pairs that are walked at once: for an lse of their own, or for a pyramid that nobody waits for
+_FEW = 2**26  # pairs that are walked while somebody waits: some 30 ms
+_BLOCK, _GROUP = (
+    256,
+    2**28,
+)  # rows whose lse becomes known together, and pairs that are walked before others have a turn
 ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
 
 
@@ -62,7 +66,8 @@ class HeadMap:
         # One for each of what takes long, so that none of them waits for another.
         self._locks = {what: threading.Lock() for what in ("lse", "numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
-        self._lse: Tensor | None = None
+        self._lse: Tensor | None = None  # (Lq,) float64, of the blocks of rows that are `_known`
+        self._known = np.zeros(-(-self.length_q // _BLOCK), bool)
         self._pyramids: dict[str, _Pyramid] = {}
 
     @property
@@ -98,19 +103,33 @@ class HeadMap:
             found = self._pyramid(what).levels[pool]
             top, left = SIDE * row, SIDE * key
             return MapTile(found[min(level - self.base, len(found) - 1)][top : top + SIDE, left : left + SIDE], 0)
+        if what == "weights" and not exact and level and self._unknown(rows) * self.length_k > _FEW:
+            return self._sampled(what, pool, rows, keys, 1 << level)
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
 
     def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
         logits = what == "logits"
-        lse = None if logits or (self._lse is None and len(rows) * self.length_k <= _FEW) else self.lse()
+        lse = None if logits or isinstance(rows, Tensor) else self.lse(rows)
         return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits)
 
-    def lse(self) -> Tensor:
-        """(Lq,) float64, of all rows: one walk over all pairs, the first time."""
+    def lse(self, rows: range) -> Tensor:
+        """(Lq,) float64, which holds what is known: these rows, after a walk over their pairs the first time."""
         with self._locks["lse"]:
             if self._lse is None:
-                self._lse = row_lse(self.call.call, (self.item, self.head), range(self.length_q))
-            return self._lse
+                self._lse = torch.full((self.length_q,), float("nan"), dtype=torch.float64)
+        step = max(1, _GROUP // (_BLOCK * self.length_k))
+        for first in range(rows.start // _BLOCK, -(-rows.stop // _BLOCK), step):
+            last = min(first + step, -(-rows.stop // _BLOCK))
+            with self._locks["lse"]:
+                if not self._known[first:last].all():
+                    part = range(first * _BLOCK, min(last * _BLOCK, self.length_q))
+                    self._lse[part.start : part.stop] = row_lse(self.call.call, (self.item, self.head), part)
+                    self._known[first:last] = True
+        return self._lse
+
+    def _unknown(self, rows: range) -> int:
+        """How many of the rows have no lse yet."""
+        return _BLOCK * int((~self._known[rows.start // _BLOCK : -(-rows.stop // _BLOCK)]).sum())
 
     def _sampled(self, what: str, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
         """One row of each bin, the middle one: exact for these rows."""

@@ -74,7 +74,7 @@ def read_text(
             if progress is not None:
                 progress(layer + 1, reader.layers)
 
-        reader.run(reader.whole(tokens.ids), keep)
+        reader.run_calls(reader.whole(tokens.ids), keep)
         run = Run(name or reader.name, text, {"text": side}, calls, reader.roles, alarms, kept=kept, source=reader)
         if len(words) <= _LOOKED_AT:
             _tell(run, look(reader, text))
