@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import queue
 import shutil
+import sys
 import urllib.parse
 
 import pytest
 
 import saccade
+from saccade.viewer.server import _serve
 from saccade.viewer.server._view import open_session
 from saccade.viewer.server._widget import make_widget
 
@@ -69,6 +71,20 @@ def test_the_page_keeps_its_policy_and_asks_nobody_else(viewer, browser, size, s
     wide = shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert wide
     shown.page.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere others see no arguments of programs")
+def test_an_invitation_becomes_the_page(viewer, browser, monkeypatch):
+    opened = []
+    monkeypatch.setattr(_serve, "open_browser", opened.append)
+    viewer.open_browser()
+    [url] = opened
+    shown = Page(browser).open(url)
+    assert url != shown.page.url == viewer.url and shown.complaints == []
+    shown.page.close()
+    again = browser.new_page()
+    assert again.goto(url).status == 403 and "Open the one in the terminal" in again.inner_text("body")
+    again.close()
 
 
 INJECTED = """() => {

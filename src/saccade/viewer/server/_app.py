@@ -176,9 +176,7 @@ def _routes(session: Session, token: str, activity: Activity, workers: Workers, 
         if invitation is not None:
             ports = [end[1] if end else 0 for end in (request.scope.get("client"), request.scope.get("server"))]
             if not invitations.take(invitation, *ports):
-                return _plain(
-                    "This address opens once, for who runs Saccade. Open the one that the terminal shows.", 403
-                )
+                return _plain("This address opens once, for who runs Saccade. Open the one in the terminal.", 403)
             return RedirectResponse(f"/?token={token}", 303)
         if not allowed(request.query_params.get("token")):
             return _plain("The token is missing or wrong. Open the whole address that the terminal shows.", 403)
