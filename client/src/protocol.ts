@@ -134,7 +134,8 @@ export interface Protocol {
   rows: { params: Place & { start: number; stop: number }; header: { names: string[]; received: boolean } };
   search: {
     params: { run: string; side: string; query: string; limit: number };
-    header: { total: number; found: [number, number, number, string, string, string][] };
+    /** `covered`: tokens among which a saved page searches; left out: all. */
+    header: { total: number; found: [number, number, number, string, string, string][]; covered?: number };
   };
   step: { params: Place & { row: number }; header: Record<string, unknown> };
   script: { params: Record<string, never>; header: { text: string } };
