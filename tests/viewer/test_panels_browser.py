@@ -285,9 +285,12 @@ def test_rows_sort_among_all_rows(opened):
     page = opened(f"{LONG}&panel=statistics")
     page.get_by_role("button", name="Rows", exact=True).click()
     page.locator("table[aria-label=Rows] tr[data-row='0']").wait_for()
+    page.evaluate(f"""() => {{ const seen = (window.seen = []);
+        new MutationObserver((all) => seen.push(...all.map((one) => one.target.textContent))).observe(
+            {ROOT}.querySelector("[data-panel=statistics]"), {{ subtree: true, childList: true }}); }}""")
     page.locator("table[aria-label=Rows] th[data-column=distance] button").click()
-    page.get_by_text("loading all to sort them").wait_for()
     page.get_by_text("exact; all 100,000.").first.wait_for()
+    assert page.evaluate("() => window.seen.some((text) => text.includes('to sort them: 50,176 of 100,000'))")
     order = page.locator("table[aria-label=Rows] tr[data-row]").evaluate_all("all => all.map(e => +e.dataset.row)")
     assert order[:9] == list(range(99_999, 99_990, -1))
 
