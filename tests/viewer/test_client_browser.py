@@ -260,7 +260,7 @@ def test_two_maps_side_by_side_and_as_a_difference(opened):
     page.get_by_role("button", name="Difference").click()
     assert state(page)["with"] == "difference.2.3.0", "of the other checkpoint"
     page.mouse.move(box(page)["x"] + 200, box(page)["y"] + 260)
-    assert re.search(r"later: .*difference \S*[1-9]", reading(page))
+    assert re.search(r"head 2 · both directions, later.*difference \S*[1-9]", reading(page))
     page.locator(".top .choice", has_text="Run").locator("select").select_option("3")
     page.mouse.move(box(page)["x"] + 201, box(page)["y"] + 260)
     assert state(page)["with"] == "difference.2.1.0", "they change places"

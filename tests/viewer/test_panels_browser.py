@@ -375,8 +375,7 @@ def test_a_saved_part_of_a_long_text_can_be_zoomed_out(opened, tmp_path):
     assert float(state(again)["scale"]) < 48
     again.get_by_role("searchbox").fill("Margaret")
     again.get_by_text(re.compile(r"1 of \d+ places.* of 100,000 tokens are saved here")).wait_for()
-    again.locator(".complaint:visible").wait_for(timeout=2000)  # what is found first is far from what is saved
-    again.wait_for_timeout(6500)
+    assert told(again, "not part").startswith("What this word looks at"), "what is found first is far from the view"
     assert again.locator(".complaint:visible").count() == 0
 
 

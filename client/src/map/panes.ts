@@ -54,11 +54,11 @@ export class Ranges {
 function source({ store, words, manifest }: Context, run: Run, call: Call, head: number): Source {
   const { item, what, pool, compare } = store.get();
   const { runs } = manifest, name = compare && compare.run !== store.get().run
-    ? `${runNames(runs, 24)[runs.indexOf(run)]}: ` : "";
+    ? ` · ${runNames(runs, 24)[runs.indexOf(run)]}` : "";
   return {
     map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool },
     call: item ? { ...call, causal: false } : call, // only the place of the first item's rows is known here
-    caption: `${name}Layer ${call.layer} head ${head}`,
+    caption: `Layer ${call.layer} head ${head}${name}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };
 }

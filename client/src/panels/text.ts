@@ -117,8 +117,12 @@ function mountText(el: HTMLElement, context: Context): () => void {
       lists.replaceChildren();
       return;
     }
-    const [words, shares] = await Promise.all([chosenWords(context), sharesOf(context, lines)]);
-    if (mine === asked) tell(words, shares);
+    const found = await Promise.all([chosenWords(context), sharesOf(context, lines)]).catch((error: unknown) => {
+      if (transport.kind !== "recorded") throw error;
+      reading.textContent = "What this word looks at is not part of this saved page.";
+      lists.replaceChildren();
+    });
+    if (found && mine === asked) tell(...found);
   };
   const choose = (word: At, how: How): void => {
     const axis: Axis = context.wordsOf("row") === word.words ? "row" : "key";
