@@ -270,7 +270,7 @@ class AttentionMap {
     this.#sign.hidden = (!missing && !sampled) || !this.#again.hidden;
     const of = { weights: "weight", logits: "logit", bias: `bias ${call.bias ?? ""}` }[state.what];
     const mask = call.mask ?? (call.causal ? "causality" : null);
-    this.#legend(scale, (subtracted ? "difference of " : "") + of, state.what === "weights", mask);
+    this.#legend(scale, subtracted ? "difference" : of, state.what === "weights", mask);
     const name = subtracted ? panes[0].caption.replace("−", "minus") : titleOf(this.#context);
     this.#canvas.setAttribute("aria-label", `Attention map, ${name}`);
     const own = subtracted ? { ...pane, tile: (at: TileAt) => this.#tiles.get(pane.map, at) } : pane;
