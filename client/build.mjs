@@ -28,9 +28,20 @@ const common = {
   inject: ["short.mjs"], define: Object.fromEntries(short.map((name) => [name, `$${name.split(".").at(-1)}`])),
 };
 
+// 2 kB less: fields of the client's own objects become one or two letters. None may be a field of the protocol, of the
+// browser, or of anything that is called by its name.
+const own = ("about across announce between canvas caption choose colourAt columns complain context directions element "
+  + "fail filled keyNames keyWords label manifest margin mount need ofWord palette pane panes picture pixels place placeOf "
+  + "refresh reveal rowNames rowWords special square store subscribe subtitle subtracted subtractedName takesWheel ticks "
+  + "told transport view wordsOf").split(" ");
+const protocol = await readFile(join(here, "src/protocol.ts"), "utf8");
+const taken = own.filter((name) => new RegExp(`\\b${name}\\??:`).test(protocol));
+if (taken.length) throw new Error(`build.mjs: ${taken} are fields of the protocol`);
+const small = { ...common, minify: true, mangleProps: new RegExp(`^(${own.join("|")})$`) };
+
 async function page() {
   const script = async (entry) => {
-    const { outputFiles } = await build({ ...common, entryPoints: [entry], write: false, minify: true });
+    const { outputFiles } = await build({ ...small, entryPoints: [entry], write: false });
     return outputFiles[0].text.replaceAll("</script", "<\\/script");
   };
   const [client, source] = await Promise.all([script("src/dev.ts"), script("src/main.ts")]);
@@ -44,12 +55,10 @@ else if (process.argv.includes("--test"))
   await build({ ...common, entryPoints: ["src/testing.ts"], outfile: join(here, "build/test.mjs") });
 else {
   const packaged = {
-    ...common,
-    minify: true,
     legalComments: "none",
     banner: { js: "/* Saccade's viewer, Apache-2.0. built from client/ */" },
   };
-  await build({ ...packaged, entryPoints: ["src/main.ts"], outfile: out });
+  await build({ ...small, ...packaged, entryPoints: ["src/main.ts"], outfile: out });
   const page = join(here, "../src/saccade/viewer/steps/step.js");
-  if (option < 0) await build({ ...packaged, entryPoints: ["src/step/page.ts"], outfile: page });
+  if (option < 0) await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: page });
 }

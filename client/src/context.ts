@@ -1,4 +1,5 @@
 // What every part of the client gets when it is mounted.
+import { messageOf } from "./parts";
 import { byId, type Answer, type Call, type Manifest, type Op, type Protocol, type Run, type Side } from "./protocol";
 import type { Store } from "./store";
 import { ask, type Transport } from "./transport";
@@ -76,7 +77,7 @@ export function makeContext(
     },
     fail(error) {
       if (error instanceof DOMException && error.name === "AbortError") return;
-      complain(error instanceof Error ? error.message : String(error));
+      complain(messageOf(error));
     },
     picture: () => null,
   };

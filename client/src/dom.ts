@@ -43,7 +43,7 @@ export function toggles(
   const group = h("div", { class: "toggles", role: "group", "aria-label": label });
   for (const [value, text, title] of choices)
     group.append(h("button", {
-      type: "button", title, "aria-pressed": String(value === chosen), "data-value": value,
+      title, "aria-pressed": String(value === chosen), "data-value": value,
       onclick: () => onchange(value),
     }, text));
   return group;

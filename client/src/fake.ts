@@ -105,7 +105,7 @@ const VOCABULARY = (
 ).split(" ");
 const NASTY =
   "The cat</script><script>alert(1)</script> <b>sat</b> &amp; \"looked\" at \u0007 the שלום עולם mat because it was " +
-  "soft and , after a very long_word_without_any_end_that_is_never_cut_anywhere , naïve 🐈 café – slept {{ 7*7 }} " +
+  "soft \n\n and \u202e , after a very long_word_without_any_end_that_is_never_cut_anywhere , naïve 🐈 café – slept {{ 7*7 }} " +
   "until the rain had ended ; then it rose , stretched , and went out through the half-open door of the old house by " +
   "the river .";
 
@@ -121,7 +121,7 @@ function makeWords(tokens: number, text?: string): WordTuple[] {
     if (!given && sentence === 1) word = word[0].toUpperCase() + word.slice(1);
     const parts = Math.min(word.length > 9 ? 3 : word.length > 6 ? 2 : 1, tokens - first, STRIPE - (first % STRIPE));
     const cut = Math.ceil(word.length / parts);
-    const label = word.replace(/[\u0000-\u001f]/g, "\ufffd");
+    const label = word.trim() ? word.replace(/[\u0000-\u001f]/g, "\ufffd") : "⏎";
     out.push([word, label, first, first + parts, 0, first && word !== "." ? " " : "",
       Array.from({ length: parts }, (_, p) => word.slice(p * cut, (p + 1) * cut))]);
     first += parts;
@@ -186,6 +186,8 @@ function makeRuns(): { manifest: Manifest; runs: Record<string, FakeRun> } {
         sides: [side("source", source, words.source), side("target", target, words.target)],
         calls: [call(0, "encoder.0", 4, ["source", source], ["source", source]),
           call(1, "decoder.0.cross", 4, ["target", target], ["source", source])] },
+      { id: "3", model: "both directions, later", text: NASTY, sides: [side("text", short, words.short, 40)],
+        calls: [0, 1].map((l) => call(l, `encoder.${l}`, l ? 4 : 6, few, few, { items: 2, mask: "Padding([59])" })) },
     ],
   };
   const runs = {
@@ -193,6 +195,8 @@ function makeRuns(): { manifest: Manifest; runs: Record<string, FakeRun> } {
       heads: (c: Call, n: number) => kept(`0 ${c.id} ${n}`, () => mixture(shares(c.layer, n))) },
     "1": { words: { text: words.short }, heads: (c: Call, n: number, item: number) =>
       kept(`1 ${c.id} ${n} ${item}`, () => dense(short, short, 31 * c.layer + n + 7 + 100 * item, 59)) },
+    "3": { words: { text: words.short }, heads: (c: Call, n: number, item: number) =>
+      kept(`3 ${c.id} ${n} ${item}`, () => dense(short, short, 53 * c.layer + n + 9 + 100 * item, 59)) },
     "2": { words: { source: words.source, target: words.target }, heads: (c: Call, n: number) =>
       kept(`2 ${c.id} ${n}`, () => dense(c.rows.length, c.keys.length, 17 * c.layer + n + 3)) },
   };

@@ -1,8 +1,9 @@
 // The page: header, overview at the left, map in the centre, tabs at the right; one thing at a time where it is narrow.
 import type { Context, Panel } from "./context";
 import { choice, h, on } from "./dom";
-import { titleOfRun } from "./map/controls";
+import { visible } from "./map/labels";
 import { byId } from "./protocol";
+import { runNames, twin } from "./runs";
 import { addStyle } from "./styles";
 import css from "./style.css";
 
@@ -56,7 +57,7 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   for (const { id, title } of tabbed) {
     const section = h("section", { class: "panel", "data-panel": id, id: `panel-${id}`, "aria-label": title });
     const tab = h("button", {
-      type: "button", role: "tab", "aria-controls": `panel-${id}`, "data-tab": id,
+      role: "tab", "aria-controls": `panel-${id}`, "data-tab": id,
       onclick: () => store.set({ panel: id }),
     }, title);
     sections.set(id, section);
@@ -127,18 +128,19 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   const title = h("p", { class: "title", dir: "auto" });
   const about = (): void => {
     const run = context.run();
-    title.textContent = [manifest.title, run.model].filter(Boolean).join(" · ");
-    title.title = run.text;
+    title.textContent = visible([manifest.title, run.model].filter(Boolean).join(" · "));
+    title.title = visible(run.text);
   };
   about();
   ends.push(store.subscribe(about, ["run"]));
-  const runs = choice("Run", manifest.runs.map((run) => [run.id, titleOfRun(run)]),
+  const runs = choice("Run", runNames(manifest.runs).map((name, i) => [manifest.runs[i].id, name]),
     store.get().run, (id) => {
       const run = byId(manifest.runs, id)!;
-      const call = byId(run.calls, store.get().call) ?? run.calls[0];
+      const { run: before, head, call: shown, compare } = store.get(), call = twin(run, context.call());
       store.set({
-        run: id, call: call.id, head: Math.min(store.get().head, call.heads - 1), item: 0, tokens: [], scale: 0,
-        cursor: null,
+        run: id, call: call.id, head: Math.min(head, call.heads - 1), item: 0, tokens: [], scale: 0, cursor: null,
+        // the other of two runs: they change places
+        compare: compare?.run === id ? { ...compare, run: before, call: shown, head } : compare,
       });
     });
   ends.push(store.subscribe((state) => (runs.querySelector("select")!.value = state.run), ["run"]));

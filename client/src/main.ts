@@ -6,6 +6,7 @@ import { makeFrame } from "./layout";
 import { openSaved } from "./export/page";
 import { mountMap } from "./map/index";
 import { panels } from "./panels/index";
+import { messageOf } from "./parts";
 import { byId } from "./protocol";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
 import { adopt } from "./styles";
@@ -42,8 +43,7 @@ export async function mount(
       host.remove();
     };
   } catch (error) {
-    const text = error instanceof Error ? error.message : String(error);
-    frame.root.append(h("p", { class: "failed", role: "alert" }, text));
+    frame.root.append(h("p", { class: "failed", role: "alert" }, messageOf(error)));
     return () => host.remove();
   }
 }

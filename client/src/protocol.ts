@@ -138,7 +138,8 @@ export interface Protocol {
   };
   search: {
     params: { run: string; side: string; query: string; limit: number };
-    header: { total: number; found: [number, number, number, string, string, string][] };
+    /** `covered`: tokens among which a saved page searches; left out: all. */
+    header: { total: number; found: [number, number, number, string, string, string][]; covered?: number };
   };
   step: { params: Place & { row: number }; header: Record<string, unknown> };
   script: { params: Record<string, never>; header: { text: string } };

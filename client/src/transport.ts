@@ -1,5 +1,6 @@
 // Three ways to ask Python: HTTP, a notebook's widget, a saved page. One interface: `request`.
-import type { Answer, Op, Protocol } from "./protocol";
+import { searchWords } from "./export/search";
+import type { Answer, Op, Protocol, WordTuple } from "./protocol";
 
 export interface Reply {
   header: Record<string, unknown>;
@@ -139,9 +140,19 @@ export function recordedTransport(table: Record<string, string>): Transport {
   return {
     kind: "recorded",
     async request(op, params) {
-      const stored = Object.hasOwn(table, recordedKey(op, params)) ? table[recordedKey(op, params)] : undefined;
-      if (stored === undefined) throw new RequestError("This is not part of this saved page.");
-      return decodeFrame(Uint8Array.from(atob(stored), (c) => c.charCodeAt(0)).buffer);
+      const read = (key: string): Reply => decodeFrame(Uint8Array.from(atob(table[key]), (c) => c.charCodeAt(0)).buffer);
+      if (op === "search") {
+        const { run, side, query, limit } = params as Protocol["search"]["params"];
+        const pages = Object.keys(table).filter((key) => {
+          const of = key.startsWith("words ") && JSON.parse(key.slice(6));
+          return of && of.run === run && of.side === side;
+        });
+        return { header: { ...searchWords(pages.map((key) => read(key).header["words"] as WordTuple[]), query, limit) },
+          buffers: [] };
+      }
+      const key = recordedKey(op, params);
+      if (!Object.hasOwn(table, key)) throw new RequestError("This is not part of this saved page.");
+      return read(key);
     },
   };
 }

@@ -1,4 +1,5 @@
 // Words by pages of tokens, fetched once each and kept while they are used.
+import { visible } from "./map/labels";
 import { byId, type Manifest, type WordTuple } from "./protocol";
 import { ask, type Transport } from "./transport";
 
@@ -17,7 +18,7 @@ export const PAGE = 4096;
 const MOST_PAGES = 64;
 
 const fromTuple = ([text, label, first, end, special, gap, tokens]: WordTuple): Word =>
-  ({ text, label, first, end, special: special === 1, gap, tokens });
+  ({ text, label: visible(label), first, end, special: special === 1, gap, tokens });
 
 /** Words by token, as the map and the panels read them. */
 export interface Words {
@@ -26,7 +27,6 @@ export interface Words {
   at(token: number): Word | undefined;
   between(start: number, stop: number): Word[];
   name(token: number): string;
-  onload(listener: () => void): () => void;
 }
 
 /** How a token is called: the label of its word, "word (2 of 3)" for parts of words, its number without words. */
@@ -40,7 +40,6 @@ function nameOf(word: Word | undefined, token: number): string {
 export class SideWords implements Words {
   readonly #pages = new Map<number, Word[]>();
   readonly #loading = new Map<number, Promise<boolean>>();
-  readonly #listeners = new Set<() => void>();
   readonly #views = new Map<number, Words>();
 
   readonly named: boolean;
@@ -66,16 +65,10 @@ export class SideWords implements Words {
     const view: Words = {
       named: this.named, at, need: (start, stop) => this.need(start + placed, stop + placed),
       between: (start, stop) => this.between(start + placed, stop + placed).map(shifted),
-      name: (token) => nameOf(at(token), token), onload: (listener) => this.onload(listener),
+      name: (token) => nameOf(at(token), token),
     };
     this.#views.set(placed, view);
     return view;
-  }
-
-  /** Tells `listener` when a page has come; returns what ends that. */
-  onload(listener: () => void): () => void {
-    this.#listeners.add(listener);
-    return () => void this.#listeners.delete(listener);
   }
 
   /** Loads the words over tokens [start, stop), a page after the other; resolves to whether any were missing. */
@@ -127,7 +120,6 @@ export class SideWords implements Words {
       .then((words) => {
         if (this.#pages.size >= MOST_PAGES) this.#pages.delete(this.#pages.keys().next().value!);
         this.#pages.set(page, words.map(fromTuple));
-        for (const listener of [...this.#listeners]) listener();
         return true;
       })
       .finally(() => this.#loading.delete(page));

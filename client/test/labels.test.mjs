@@ -73,9 +73,21 @@ test("long words are cut to their room by whole characters", () => {
 });
 
 test("control signs are drawn, parts of words named by their own text", () => {
-  assert.equal(visible("a\nb\u0007\u2028"), "a⏎b\ufffd\ufffd");
+  assert.equal(visible("a\nb\u0007\u2028\r\n"), "a⏎b\ufffd\ufffd⏎");
+  const turning = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069";
+  assert.doesNotMatch(visible(`x${turning}`), /[\p{Bidi_Control}]/u);
+  assert.equal(visible("\u202efox\u202c שלום"), "⟨202E⟩fox⟨202C⟩ שלום");
   assert.equal(tokenText({ label: "carriage", first: 7, end: 9, tokens: ["carr", "iage"] }, 8), "iage");
   assert.equal(tokenText({ label: "it", first: 7, end: 8, tokens: [" it"] }, 7), "it");
+});
+
+test("labels of words hold no sign that turns the writing around, whatever Python sends", async () => {
+  const one = { kind: "fake", request: async () => ({ header: { words: [["\u202efox", "\u202efox", 0, 1, 0, "", []]] },
+    buffers: [] }) };
+  const runs = [{ id: "0", sides: [{ id: "text", tokens: 1, named: true }] }];
+  const side = new WordCache({ runs }, one).side("0", "text");
+  await side.need(0, 1);
+  assert.deepEqual([side.name(0), tokenText(side.at(0), 0)], ["⟨202E⟩fox", "⟨202E⟩fox"]);
 });
 
 test("strides are 1, 2 or 5 times a power of ten and leave room", () => {

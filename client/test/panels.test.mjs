@@ -101,6 +101,63 @@ test("numbers sort, what is missing stands last both ways", () => {
   assert.deepEqual(client.sortedPlaces(["b", null, "a"], false), [2, 0, 1]);
 });
 
+/** Rows whose entropy is a permutation of their numbers, with one that has none. */
+function rowsOf(length) {
+  const asked = [], entropy = (row) => (row === 5 ? NaN : (row * 7) % length);
+  const numbers = new client.RowNumbers(length, async (start, stop) => {
+    asked.push([start, stop]);
+    return { names: ["sink", "entropy"], data: Float32Array.from({ length: 2 * (stop - start) }, (_, at) =>
+      (at < stop - start ? -1 : entropy(start + at - (stop - start)))) };
+  });
+  return { numbers, asked, entropy };
+}
+
+test("rows sort among all rows, which are asked for once each", async () => {
+  const length = 2 * client.ROWS + 100, { numbers, asked, entropy } = rowsOf(length), told = [];
+  await numbers.load(1);
+  assert.deepEqual(numbers.order("entropy", true).length, client.ROWS);
+  assert.equal(await numbers.loadAll(() => true, () => told.push(numbers.here)), true);
+  assert.deepEqual(asked, [[1024, 2048], [0, 1024], [2048, length]]);
+  assert.deepEqual(told, [2048, length]);
+  const falling = numbers.order("entropy", true), expected = [...Array(length).keys()].filter((row) => row !== 5)
+    .sort((a, b) => entropy(b) - entropy(a));
+  assert.deepEqual(falling, [...expected, 5]);
+  assert.deepEqual(numbers.order("entropy", false), [...expected.toReversed(), 5]);
+  assert.deepEqual(numbers.order(null, false), [...Array(length).keys()]);
+  assert.deepEqual([numbers.value(2050, "entropy"), numbers.value(2050, "sink")], [entropy(2050), -1]);
+});
+
+test("too many rows are not all loaded, nor those that nobody waits for", async () => {
+  const many = rowsOf(client.MOST_SORTED + 1), left = rowsOf(5000);
+  assert.equal(await many.numbers.loadAll(() => true, () => {}), false);
+  assert.equal(many.asked.length, 0);
+  assert.equal(await left.numbers.loadAll(() => left.asked.length < 2, () => {}), false);
+  assert.deepEqual([left.asked.length, left.numbers.here], [2, 2048]);
+});
+
+test("heads are filtered by the roles there are, and by alarms", () => {
+  const heads = [["previous token", []], ["mixed", ["!"]], ["mixed", []], [null, ["a", "b"]], ["all heads", []]]
+    .map(([role, alarms]) => ({ role, alarms }));
+  const filters = client.filtersOf(heads);
+  assert.deepEqual(filters.map(([, text]) => text), ["all heads", "with alarms (2)", "mixed (2)", "previous token (1)",
+    "no role (1)", "all heads (1)"]);
+  const counts = filters.map(([value]) => heads.filter((about) => client.passes(about, value)).length);
+  assert.deepEqual(counts, [5, 2, 2, 1, 1, 1]);
+  assert.equal(new Set(filters.map(([value]) => value)).size, filters.length);
+  assert.ok(!client.filtersOf(heads.slice(0, 1)).some(([, text]) => text.includes("alarms")));
+});
+
+test("line breaks of a text break the line, outside of the words that hold them, and have their sign", () => {
+  const lay = (text, label = "⏎") => client.broken({ text, label, special: false });
+  assert.deepEqual(lay("\n\n"), ["", "⏎", "\n\n"]);
+  assert.deepEqual(lay(".\n"), ["", ".⏎", "\n"]);
+  assert.deepEqual(lay("\n\nThe"), ["\n\n", "⏎⏎The", ""]);
+  assert.deepEqual(lay("}\n\n/"), ["", "}⏎\n⏎\n/", ""]);
+  assert.deepEqual(lay("\u202efox\u0007"), ["", "⟨202E⟩fox\ufffd", ""]);
+  assert.deepEqual(lay("cat"), ["", "cat", ""]);
+  assert.deepEqual(client.broken({ text: "<s>\n", label: "<s>", special: true }), ["", "<s>", ""]);
+});
+
 test("the rows made are those in view", () => {
   assert.deepEqual(client.rowsInView(100_000, 30, 0, 300, 2), { first: 0, end: 12, before: 0, after: 99_988 * 30 });
   assert.deepEqual(client.rowsInView(100_000, 30, 1_500_010, 300, 2),

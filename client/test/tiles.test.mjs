@@ -88,7 +88,14 @@ test("a tile that fails is asked for three times, not for ever", async (t) => {
     t.mock.timers.tick(5000);
     await Promise.resolve().then().then().then();
   }
-  assert.deepEqual([open.length, errors.length, store.busy], [3, 3, false]);
+  assert.deepEqual([open.length, errors.length, store.busy, store.gaveUp], [3, 3, false, true]);
+  store.retry();
+  assert.deepEqual([open.length, store.gaveUp], [4, false]);
+  open[3].answer();
+  await Promise.resolve().then().then().then();
+  assert.equal(store.get(MAP, { level: 0, row: 0, key: 0 }).high, 1);
+  store.want([at(0, 0, 1)]);
+  assert.equal(store.gaveUp, false);
 });
 
 test("differences: hidden in both is hidden, a weight hidden in one is 0 there", () => {

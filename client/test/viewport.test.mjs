@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellAt, centreOf, cover, including, isHidden, isWhole, levelOf, makeView, panned, topLevel,
+import { cellAt, centreOf, cover, including, isHidden, isWhole, levelOf, makeView, middleOf, panned, topLevel,
   zoomed } from "../build/test.mjs";
 
 const long = { width: 631, height: 547, rows: 100_003, keys: 100_003, square: true };
@@ -49,6 +49,16 @@ test("a centre makes the view again that it came from", () => {
   const view = makeView(long, { x: 77_123.25, y: 12_345.5, scale: 3.7 });
   const again = makeView(long, centreOf(view));
   for (const name of ["sx", "sy", "ox", "oy"]) near(again[name], view[name]);
+});
+
+test("a whole map that is smaller than its plot is zoomed at its own middle", () => {
+  let view = makeView({ width: 700, height: 300, rows: 256, keys: 256, square: true }, { x: 0, y: 0, scale: 0 });
+  for (let i = 0; i < 6; i++) view = makeView(view, { ...middleOf(view), scale: view.sx * 2 });
+  near(centreOf(view).x, 128);
+  near(centreOf(view).y, 128);
+  const part = makeView(long, { x: 77_123.25, y: 12_345.5, scale: 3.7 });
+  near(middleOf(part).x, 77_123.25);
+  near(middleOf(part).y, 12_345.5);
 });
 
 test("points are cells, and points outside are none", () => {

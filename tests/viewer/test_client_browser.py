@@ -255,10 +255,16 @@ def test_two_maps_side_by_side_and_as_a_difference(opened):
     page = opened(SHORT)
     page.get_by_role("button", name="Compare").click()
     page.wait_for_timeout(300)
-    assert state(page)["with"] == "side.3.1.0"
+    assert state(page)["with"] == "side.2.2.0", "the same head of the next text"
+    page.get_by_role("toolbar").get_by_label("with").select_option("3")
     page.get_by_role("button", name="Difference").click()
-    page.get_by_role("toolbar").get_by_label("Head").nth(1).select_option("2")
-    page.wait_for_timeout(300)
+    assert state(page)["with"] == "difference.2.3.0", "of the other checkpoint"
+    page.mouse.move(box(page)["x"] + 200, box(page)["y"] + 260)
+    assert re.search(r"head 2 · both directions, later.*difference \S*[1-9]", reading(page))
+    page.locator(".top .choice", has_text="Run").locator("select").select_option("3")
+    page.mouse.move(box(page)["x"] + 201, box(page)["y"] + 260)
+    assert state(page)["with"] == "difference.2.1.0", "they change places"
+    page.get_by_role("toolbar").get_by_label("with").select_option("3")
     page.mouse.move(box(page)["x"] + 200, box(page)["y"] + 260)
     assert "difference 0.000" in reading(page)
     page.get_by_role("toolbar").get_by_label("with").select_option("0")

@@ -279,8 +279,52 @@ def test_rows_of_a_long_text_load_as_they_come_into_view(opened):
     rows = page.locator("table[aria-label=Rows] tr[data-row]")
     assert rows.count() < 100
     assert not np.isnan(numbers(page, "Rows", "entropy")).any()
-    page.locator("table[aria-label=Rows] th[data-column=entropy] button").click()
-    page.get_by_text("sorted among the 2,048 of 100,000").wait_for()
+
+
+def test_rows_sort_among_all_rows(opened):
+    page = opened(f"{LONG}&panel=statistics")
+    page.get_by_role("button", name="Rows", exact=True).click()
+    page.locator("table[aria-label=Rows] tr[data-row='0']").wait_for()
+    page.evaluate(f"""() => {{ const seen = (window.seen = []);
+        new MutationObserver((all) => seen.push(...all.map((one) => one.target.textContent))).observe(
+            {ROOT}.querySelector("[data-panel=statistics]"), {{ subtree: true, childList: true }}); }}""")
+    page.locator("table[aria-label=Rows] th[data-column=distance] button").click()
+    page.get_by_text("exact; all 100,000.").first.wait_for()
+    assert page.evaluate("() => window.seen.some((text) => text.includes('to sort them: 50,176 of 100,000'))")
+    order = page.locator("table[aria-label=Rows] tr[data-row]").evaluate_all("all => all.map(e => +e.dataset.row)")
+    assert order[:9] == list(range(99_999, 99_990, -1))
+
+
+def test_heads_are_filtered_by_role(opened):
+    page = opened(f"{LONG}&panel=text")
+    show = page.locator(".choice", has_text="Show").locator("select")
+    show.select_option(label="previous token (4)")
+    page.get_by_role("heading", name="4 of 32 heads").wait_for()
+    assert page.locator("[role=status]").inner_text() == "4 of 32 heads"
+    assert page.locator(".tiles .name").all_inner_texts() == ["0.3", "1.3", "2.3", "3.3"]
+    page.locator(".tiles button").first.focus()
+    page.keyboard.press("End")
+    assert state(page)["call"] == "3"
+    show.select_option(label="with alarms (4)")
+    assert page.locator(".tiles .name").all_inner_texts() == ["0.5", "1.5", "2.5", "3.5"]
+    show.select_option(label="all heads")
+    assert page.locator(".tiles button").count() == 32
+
+
+def test_line_breaks_break_the_line(opened):
+    page = opened(f"{SHORT}&panel=text")
+    page.locator(".flow .w").first.wait_for()
+    tops = page.locator(".flow .w").evaluate_all(
+        "all => all.map(e => [e.textContent, e.getBoundingClientRect().top, e.getBoundingClientRect().left])"
+    )
+    at = [text for text, *_ in tops].index("⏎")
+    line = page.locator(".flow .block").evaluate("e => parseFloat(getComputedStyle(e).lineHeight)")
+    assert tops[at][1] == pytest.approx(tops[at - 1][1], abs=3), "the sign stands at the end of its line"
+    assert tops[at + 1][1] - tops[at][1] == pytest.approx(2 * line, abs=3), "then comes an empty line"
+    assert tops[at + 1][2] < tops[at][2]
+    word(page, 12).click()
+    assert "\u202e" not in page.locator(".saccade").inner_text()
+    assert "⟨202E⟩" in page.locator(".flow").inner_text()
 
 
 def test_files_open_again_and_say_the_same(opened, tmp_path):
@@ -313,6 +357,8 @@ def test_files_open_again_and_say_the_same(opened, tmp_path):
     page.wait_for_timeout(400)
     assert told(again) == told(page) != sentence
     assert shares(again, "by") == shares(page, "by")
+    again.get_by_role("searchbox", name="Search what is saved").fill("the")
+    again.locator(".search [aria-live]").filter(has_text=re.compile("1 of 5 places$")).wait_for()
     again.locator(".tiles button").nth(8).click()  # of a short text all heads are there
     again.wait_for_timeout(400)
     assert again.locator(".complaint:visible").count() == 0
@@ -327,6 +373,9 @@ def test_a_saved_part_of_a_long_text_can_be_zoomed_out(opened, tmp_path):
         again.get_by_role("button", name="Zoom out").click()
         again.wait_for_timeout(300)
     assert float(state(again)["scale"]) < 48
+    again.get_by_role("searchbox").fill("Margaret")
+    again.get_by_text(re.compile(r"1 of \d+ places.* of 100,000 tokens are saved here")).wait_for()
+    assert told(again, "not part").startswith("What this word looks at"), "what is found first is far from the view"
     assert again.locator(".complaint:visible").count() == 0
 
 

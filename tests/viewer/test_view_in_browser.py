@@ -146,6 +146,40 @@ def test_two_pages_show_what_each_asks_for(viewer, browser):
     two.page.close()
 
 
+def test_what_is_saved_does_not_hold_the_token(viewer, browser, tmp_path):
+    page = Page(browser).open(viewer.url).page
+    token = urllib.parse.parse_qs(urllib.parse.urlsplit(viewer.url).query)["token"][0]
+    page.get_by_role("button", name="Save", exact=True).click()
+    with page.expect_download() as download:
+        page.locator("[data-save=HTML]").click()
+    download.value.save_as(tmp_path / "saved.html")
+    saved = (tmp_path / "saved.html").read_text("utf-8")
+    assert "mountRecorded" in saved or "saccade-recorded" in saved
+    assert token not in saved and token not in page.evaluate("location.hash")
+    again = browser.new_page()
+    again.goto((tmp_path / "saved.html").as_uri())
+    again.get_by_role("searchbox", name="Search what is saved").fill("hen")
+    again.get_by_text("1 of 1 place").wait_for()
+    again.close()
+    page.close()
+
+
+def test_a_tile_that_failed_is_asked_for_again(browser):
+    with saccade.view("The hen met the fox.", block=False, browser=False) as viewer:
+        page = Page(browser).open(viewer.url).page
+        failing = True
+        page.route("**/api/tile", lambda route: route.abort() if failing else route.continue_())
+        page.locator("#saccade select").nth(1).select_option(index=0)
+        again = page.get_by_role("button", name="Try again")
+        again.wait_for(timeout=15_000)
+        failing = False
+        with page.expect_response("**/api/tile") as tile:
+            again.click()
+        assert tile.value.status == 200
+        again.wait_for(state="hidden")
+        page.close()
+
+
 def test_a_page_of_another_server_reads_nothing(viewer, browser):
     """Another viewer's page has another origin, and knows the token here."""
     with saccade.view("A stranger.", block=False, browser=False) as stranger:

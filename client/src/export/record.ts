@@ -4,7 +4,7 @@ import { TILE, topLevel } from "../map/viewport";
 import { sameTokens } from "../panels/data";
 import { ALONG, BLOCK, lengthOf, makeLines, placeOf } from "../panels/lines";
 import { sharesOf, type Shares } from "../panels/shares";
-import { ROWS } from "../panels/statistics";
+import { ROWS } from "../panels/rows";
 import { pagesOf } from "../panels/virtual";
 import type { Place } from "../protocol";
 import { ask, encodeFrame, recordedKey, RequestError, type Transport } from "../transport";

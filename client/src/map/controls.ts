@@ -2,16 +2,13 @@
 import type { Context } from "../context";
 import { choice, h, press, toggles } from "../dom";
 import { byId, type Call, type Run } from "../protocol";
+import { runNames, twin, usualCompare } from "../runs";
 import type { Compare, State } from "../store";
 import { cssOf } from "../colours";
-import { visible } from "./labels";
 import type { ColourScale } from "./scale";
 
 const nameOf = (call: Call, all: readonly Call[]): string =>
   all.every((c, i) => c.layer === i && c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
-
-/** A run in a list of choices. */
-export const titleOfRun = (run: Run): string => visible(run.text.slice(0, 40)) || run.model;
 
 const range = (n: number): [string, string][] => Array.from({ length: n }, (_, i) => [String(i), String(i)]);
 
@@ -40,13 +37,6 @@ export function step(context: Context, heads: number, layers: number): void {
 
 export const titleOf = (context: Context): string => `Layer ${context.call().layer} head ${context.store.get().head}`;
 
-/** Another head to compare with: the next one of the call, else the same of the next call. */
-function usual(context: Context): Compare {
-  const { run, head } = context.store.get(), call = context.call(), { calls } = context.run();
-  const next = head + 1 < call.heads ? { call: call.id, head: head + 1 } : { call: calls[0].id, head: 0 };
-  return { run, ...next, mode: "side" };
-}
-
 /** Rebuilt whenever what it offers changes; small enough that nothing finer is needed. */
 export function controls(context: Context): { element: HTMLElement; end: () => void } {
   const element = h("div", { class: "controls", role: "toolbar", "aria-label": "What the map shows" });
@@ -66,8 +56,9 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
         ["max", "Largest", "The largest of a dot's pairs"],
         ["mean", "Mean", "The mean of a dot's visible pairs"],
       ], state.pool, (p) => store.set({ pool: p as State["pool"] })),
-      h("button", { type: "button", "aria-pressed": String(state.compare !== null), "data-value": "compare",
-        onclick: () => store.set({ compare: state.compare ? null : usual(context) }) }, "Compare"),
+      h("button", { "aria-pressed": String(state.compare !== null), "data-value": "compare",
+        onclick: () => store.set({ compare: state.compare ? null
+          : usualCompare(context.manifest.runs, run, call, state.head) }) }, "Compare"),
       state.compare && compareControls(context, state.compare, run),
     ].filter((part) => part instanceof Node));
     if (held) [...element.querySelectorAll<HTMLElement>("select, button")].find((e) => nameIn(e) === held)?.focus();
@@ -89,12 +80,12 @@ const pickers = (run: Run, call: Call, head: number, layer: string, go: (call: s
 function compareControls({ manifest: { runs }, store }: Context, compare: Compare, own: Run): HTMLElement {
   const run = byId(runs, compare.run) ?? own, call = byId(run.calls, compare.call) ?? run.calls[0];
   const put = (patch: Partial<Compare>): void => {
-    const next = { ...compare, ...patch }, to = byId(runs, next.run) ?? run, chosen = byId(to.calls, next.call)
-      ?? to.calls[0];
+    const next = { ...compare, ...patch }, to = byId(runs, next.run) ?? run;
+    const chosen = to === run ? byId(to.calls, next.call) ?? call : twin(to, call);
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
   return h("div", { class: "compare" },
-    runs.length > 1 && choice("with", runs.map((r) => [r.id, titleOfRun(r)]), run.id, (id) => put({ run: id })),
+    runs.length > 1 && choice("with", runNames(runs).map((name, i) => [runs[i].id, name]), run.id, (id) => put({ run: id })),
     ...pickers(run, call, compare.head, runs.length > 1 ? "Layer" : "with layer",
       (id, head) => put({ call: id, head })),
     toggles("How two maps are compared",
@@ -112,9 +103,9 @@ export function legend(context: Context, zoom: (factor: number | null) => void):
     (value) => context.store.set({ tone: value as State["tone"] }));
   const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
   const buttons = h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
-    h("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
-    h("button", { type: "button", title: "The whole map", onclick: () => zoom(null) }, "Whole"),
-    h("button", { type: "button", "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
+    h("button", { "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
+    h("button", { title: "The whole map", onclick: () => zoom(null) }, "Whole"),
+    h("button", { "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
   const element = h("div", { class: "legend" }, label, colours, tone, hidden, buttons);
   let shown: unknown[] = [];
   const show: Show = (scale, of, choosable, mask) => {

@@ -25,6 +25,7 @@ addStyle(css);
 
 const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
+const SETTLED = 400; // milliseconds after a movement at which tiles that failed are asked for again
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
 const HELP =
   "Arrow keys walk over the pairs and say their numbers, Enter chooses the row's word, plus and minus zoom; a question " +
@@ -58,6 +59,8 @@ class AttentionMap {
   });
   readonly #box: HTMLElement;
   readonly #sign = h("p", { class: "sign", hidden: true });
+  readonly #again = h("button", { class: "again", hidden: true, onclick: () => this.#retry() },
+    "Part of the map did not come. Try again");
   readonly #pen = this.#canvas.getContext("2d", { alpha: false })!;
   readonly #reading: Reading;
   readonly #minimap: Minimap;
@@ -78,6 +81,7 @@ class AttentionMap {
   #frame = 0;
   #asked = 0;
   #askTimer = 0;
+  #settleTimer = 0;
 
   constructor(el: HTMLElement, context: Context) {
     this.#context = context;
@@ -88,9 +92,12 @@ class AttentionMap {
     this.#tiles = new TileStore((params, signal) => context.ask("tile", params, signal), (tile, of) => {
       this.#ranges.add(Ranges.key(of), tile);
       this.#redraw();
-    }, this.#complain);
+    }, (error) => {
+      this.#complain(error);
+      if (this.#tiles.gaveUp) this.#redraw();
+    });
     const bar = controls(context);
-    this.#box = h("div", { class: "map" }, this.#canvas, this.#minimap.element, this.#sign);
+    this.#box = h("div", { class: "map" }, this.#canvas, this.#minimap.element, this.#sign, this.#again);
     el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
       this.#legend.element);
     context.picture = () => this.#picture();
@@ -109,6 +116,7 @@ class AttentionMap {
     for (const end of this.#ends.splice(0)) end();
     cancelAnimationFrame(this.#frame);
     clearTimeout(this.#askTimer);
+    clearTimeout(this.#settleTimer);
     this.#reading.drop();
   }
 
@@ -128,6 +136,16 @@ class AttentionMap {
     const other = changed.has("run") || changed.has("call");
     if (moved && !other && !this.#byHand && !matchMedia("(prefers-reduced-motion: reduce)").matches)
       this.#glide = { from: centreOf(this.#panes[0].view), start: performance.now() };
+    if (moved) {
+      clearTimeout(this.#settleTimer);
+      this.#settleTimer = setTimeout(() => this.#retry(), SETTLED);
+    }
+    this.#redraw();
+  }
+
+  #retry(): void {
+    if (!this.#tiles.gaveUp) return;
+    this.#tiles.retry();
     this.#redraw();
   }
 
@@ -248,10 +266,11 @@ class AttentionMap {
     const rows = Math.max(2, Math.round(2 ** pane.level / (sampled || 1)));
     const coming = this.#tiles.busy || !this.#asked ? "computing" : "coarser than asked";
     this.#sign.textContent = missing ? coming : `from 1 row in ${rows}; computing`;
-    this.#sign.hidden = !missing && !sampled;
+    this.#again.hidden = !this.#tiles.gaveUp || this.#context.transport.kind === "recorded";
+    this.#sign.hidden = (!missing && !sampled) || !this.#again.hidden;
     const of = { weights: "weight", logits: "logit", bias: `bias ${call.bias ?? ""}` }[state.what];
     const mask = call.mask ?? (call.causal ? "causality" : null);
-    this.#legend(scale, (subtracted ? "difference of " : "") + of, state.what === "weights", mask);
+    this.#legend(scale, subtracted ? "difference" : of, state.what === "weights", mask);
     const name = subtracted ? panes[0].caption.replace("−", "minus") : titleOf(this.#context);
     this.#canvas.setAttribute("aria-label", `Attention map, ${name}`);
     const own = subtracted ? { ...pane, tile: (at: TileAt) => this.#tiles.get(pane.map, at) } : pane;

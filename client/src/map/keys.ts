@@ -2,7 +2,7 @@
 import type { Context } from "../context";
 import { step as stepHead } from "./controls";
 import type { Pane } from "./pane";
-import { centreOf, including, keysInSight, rowsInSight, zoomed, type Cell, type View } from "./viewport";
+import { centreOf, including, keysInSight, makeView, middleOf, rowsInSight, zoomed, type Cell, type View } from "./viewport";
 
 const ARROWS: Record<string, [number, number]> = {
   ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
@@ -45,13 +45,16 @@ function walk(target: KeyTarget, [rows, keys]: [number, number], page: boolean):
   go(target, at.row + rows * leap(view.height, view.sy), at.key + keys * leap(view.width, view.sx));
 }
 
-/** Zooms around the cursor, or the middle of the plot; null: the whole map. */
+/** Zooms around the cursor, or the middle of what is in sight; null: the whole map. */
 export function zoomBy(context: Context, pane: Pane, factor: number | null): void {
   const { store } = context, { view } = pane, { cursor } = store.get();
-  const at = (offset: number, scale: number, token: number | undefined, room: number): number =>
-    token === undefined ? room / 2 : Math.max(0, Math.min(room, offset + (token + 0.5) * scale));
-  const x = at(view.ox, view.sx, cursor?.key, view.width), y = at(view.oy, view.sy, cursor?.row, view.height);
-  store.set(factor === null ? { scale: 0 } : centreOf(zoomed(view, x, y, factor)));
+  if (factor === null) store.set({ scale: 0 });
+  else if (cursor) {
+    const at = (offset: number, scale: number, token: number, room: number): number =>
+      Math.max(0, Math.min(room, offset + (token + 0.5) * scale));
+    store.set(centreOf(zoomed(view, at(view.ox, view.sx, cursor.key, view.width),
+      at(view.oy, view.sy, cursor.row, view.height), factor)));
+  } else store.set(centreOf(makeView(view, { ...middleOf(view), scale: view.sx * factor })));
 }
 
 /** Acts on a key; false where it means nothing here. */

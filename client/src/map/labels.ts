@@ -29,9 +29,11 @@ export interface LabelAxis {
 
 const BLOCK = 512; // pixels; labels within a block do not depend on what is in sight, so they stay while the map moves
 
-/** A token's text on one line: control signs are drawn. */
-export const visible = (text: string): string =>
-  text.replace(/\n/g, "⏎").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "\ufffd");
+/** A text on one line: control signs are drawn; those that turn the direction of writing have their numbers. */
+export const visible = (text: string): string => text
+  .replace(/\r?\n/g, "⏎").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "\ufffd")
+  .replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+    (c) => `⟨${c.charCodeAt(0).toString(16).toUpperCase()}⟩`);
 
 /** What the margin calls one token. */
 export function tokenText(word: Word | undefined, token: number): string {

@@ -162,5 +162,5 @@ export function drawCaption(context: CanvasRenderingContext2D, pane: Pane, y: nu
   context.textAlign = "left";
   context.textBaseline = "middle";
   context.fillStyle = ink.ink;
-  context.fillText(pane.caption, pane.x, y);
+  context.fillText(fit(context, pane.caption, pane.view.width), pane.x, y);
 }

@@ -1,8 +1,8 @@
 // Which maps stand where: one, two beside or below each other, or one of their difference.
 import type { Context } from "../context";
 import { byId, type Call, type Run } from "../protocol";
+import { runNames } from "../runs";
 import type { Pane } from "./pane";
-import { visible } from "./labels";
 import { difference, type MapOf, type Tile, type TileStore, type Wanted } from "./tiles";
 import { cover, isHidden, levelOf, makeView, topLevel, type Centre, type Extent, type TileAt } from "./viewport";
 
@@ -53,12 +53,12 @@ export class Ranges {
 
 function source({ store, words, manifest }: Context, run: Run, call: Call, head: number): Source {
   const { item, what, pool, compare } = store.get();
-  const other = compare && manifest.runs.find((r) => r.id !== run.id && [compare.run, store.get().run].includes(r.id));
-  const name = !other ? "" : other.model === run.model ? `${visible(run.text.slice(0, 24))}: ` : `${run.model}: `;
+  const { runs } = manifest, name = compare && compare.run !== store.get().run
+    ? ` · ${runNames(runs, 24)[runs.indexOf(run)]}` : "";
   return {
     map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool },
     call: item ? { ...call, causal: false } : call, // only the place of the first item's rows is known here
-    caption: `${name}Layer ${call.layer} head ${head}`,
+    caption: `Layer ${call.layer} head ${head}${name}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };
 }
@@ -70,6 +70,8 @@ function second(context: Context): Source | null {
   return run && call ? source(context, run, call, compare!.head) : null;
 }
 
+/** Whether both calls hide what comes later, from the same place on: only then is that hidden in their difference. */
+const bothCausal = (a: Call, b: Call): boolean => a.causal && b.causal && a.rows.placed === b.rows.placed;
 const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;
 
 /** Lays the panes out in `room`; `centre` gives the centre of what is shown, for the extent of a pane. */
@@ -102,7 +104,7 @@ export function layOut(
     };
     const view = makeView(extent, centre(extent));
     return {
-      ...s, view, level: levelOf(view, room.ratio), tile: subtract ? both : one(s),
+      ...s, ...(subtract ? { call: { ...s.call, causal: bothCausal(s.call, other.call) } } : {}), view, level: levelOf(view, room.ratio), tile: subtract ? both : one(s),
       x: (stacked ? 0 : across * i) + margin.row, y: (stacked ? down * i : 0) + margin.key + top,
       caption: subtract ? `${s.caption} − ${other.caption}` : other ? s.caption : "",
     };

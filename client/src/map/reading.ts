@@ -1,6 +1,7 @@
 // What stands under the cursor, in words: below the map for eyes, spoken for those who move by keys.
 import type { Context } from "../context";
-import { bdi, h } from "../dom";
+import { h } from "../dom";
+import { commas, partNodes, plain, type Part } from "../parts";
 import type { Protocol } from "../protocol";
 import { valueAt, type Pane } from "./pane";
 import { write } from "./scale";
@@ -12,8 +13,6 @@ export interface Other {
   value: number;
   name: string;
 }
-
-type Part = string | { word: string } | { value: string };
 
 const WAIT = 120; // milliseconds the cursor rests before ranks are asked for
 
@@ -29,7 +28,7 @@ function span(words: Pane["rowWords"], first: number, end: number): Part[] {
 
 const pooled = (pane: Pane): string => {
   const size = 2 ** pane.level, pairs = `${size} × ${size} pairs`;
-  return pane.map.pool === "max" ? `largest of ${pairs}` : `mean of ${pairs}`;
+  return `${pane.map.pool === "max" ? "largest" : "mean"} of ${pairs}`;
 };
 
 /** The sentence for a cell. `exact` is Python's answer for a single pair; `other` the number in the compared map. */
@@ -43,7 +42,7 @@ export function describe(pane: Pane, cell: Cell, exact: CellHeader | null, other
   if (hidden) return [...parts, `hidden by ${pane.call.mask ?? "the mask"}`];
   const number = exact && size === 1 ? exact[what === "weight" ? "weight" : what] : here?.value;
   if (number === undefined || number === null) return [...parts, "computing"];
-  parts.push(`${what} `, { value: write(number) });
+  parts.push(`${what} `, { number: write(number) });
   if (size > 1) parts.push(`, ${pooled(pane)}`, here?.sampled ? ", from a sample of rows" : "");
   if (exact && size === 1) {
     if (exact.rank !== null) parts.push(`, rank ${exact.rank} of ${exact.seen}`);
@@ -52,12 +51,9 @@ export function describe(pane: Pane, cell: Cell, exact: CellHeader | null, other
       parts.push(` = ${write(exact.product)} and bias ${write(exact.bias)}`);
   }
   if (other)
-    parts.push(`; ${other.name}: `, { value: write(other.value) }, `, difference ${write(number - other.value)}`);
+    parts.push(`; ${other.name}: `, { number: write(other.value) }, `, difference ${write(number - other.value)}`);
   return parts;
 }
-
-const plain = (parts: readonly Part[]): string =>
-  parts.map((p) => (typeof p === "string" ? p : "word" in p ? `‘${p.word}’` : p.value)).join("");
 
 /** The line below the map. */
 export class Reading {
@@ -114,16 +110,13 @@ export class Reading {
   #fill(parts: readonly Part[]): void {
     if (plain(parts) === this.#shown) return;
     this.#shown = plain(parts);
-    this.element.replaceChildren(...parts.map((p) =>
-      typeof p === "string" ? p : "word" in p ? h("b", {}, "‘", bdi(p.word), "’") : h("i", {}, p.value)));
+    this.element.replaceChildren(...partNodes(parts));
   }
 }
-
-const count = (n: number): string => n.toLocaleString("en");
 
 /** What the map is, where nothing is pointed at. */
 function overall(pane: Pane): Part[] {
   const { rows, keys } = pane.view;
   const kind = pane.level ? `each dot is the ${pooled(pane)}` : "each cell is one pair";
-  return [`${count(rows)} rows (queries) × ${count(keys)} keys; ${kind}.`];
+  return [`${commas(rows)} rows (queries) × ${commas(keys)} keys; ${kind}.`];
 }

@@ -55,6 +55,7 @@ export class TileStore {
   readonly #tiles: Lru<Tile>;
   readonly #running = new Map<string, { request: AbortController; exact: boolean }>();
   readonly #failures = new Map<string, number>();
+  #wanted: readonly Wanted[] = [];
   #queue: Wanted[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -80,8 +81,20 @@ export class TileStore {
     return this.#running.size > 0 || this.#queue.length > 0;
   }
 
+  /** Whether any of the last `want` failed so often that it is asked for no more. */
+  get gaveUp(): boolean {
+    return this.#failures.size > 0 && this.#wanted.some((wanted) => this.#gone(keyOf(wanted)));
+  }
+
+  /** Asks again for what failed, from now on as often as at first. */
+  retry(): void {
+    this.#failures.clear();
+    this.want(this.#wanted);
+  }
+
   /** Asks for these, first things first. Requests for anything else are dropped. */
   want(wanted: readonly Wanted[]): void {
+    this.#wanted = wanted;
     this.#queue = [...wanted];
     const kept = new Set(wanted.map(keyOf));
     for (const [key, { request }] of this.#running) if (!kept.has(key)) {
@@ -96,11 +109,15 @@ export class TileStore {
     clearTimeout(this.#timer);
   }
 
+  #gone(key: string): boolean {
+    return (this.#failures.get(key) ?? 0) >= MOST_FAILURES;
+  }
+
   /** Starts requests: missing tiles first, then exact ones for those that are sampled. */
   #next(): void {
     this.#queue = this.#queue.filter((w) => {
       const tile = this.#tiles.get(keyOf(w));
-      return !(tile && (tile.sampled === 0 || w.rough)) && (this.#failures.get(keyOf(w)) ?? 0) < MOST_FAILURES;
+      return !(tile && (tile.sampled === 0 || w.rough)) && !this.#gone(keyOf(w));
     });
     for (const missing of [true, false])
       for (const wanted of this.#queue) {

@@ -56,6 +56,11 @@ export function makeView(extent: Extent, { x, y, scale }: Centre): View {
   };
 }
 
+/** The middle of what is in sight of the map, in tokens: a whole map may be smaller than its plot. */
+export const middleOf = ({ ox, oy, sx, sy, keys, rows, width, height }: View): { x: number; y: number } => ({
+  x: (Math.min(width, ox + keys * sx) / 2 - ox) / sx, y: (Math.min(height, oy + rows * sy) / 2 - oy) / sy,
+});
+
 export const isWhole = (view: View): boolean => view.sx <= fits(view).sx * 1.001;
 
 /** The centre of a view as the store holds it. */

@@ -19,8 +19,6 @@ export function overviewOf(context: Context, run: string, item: number): Promise
 export interface Group { title: string; calls: Call[] }
 
 export const capital = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
-/** A number with commas: 100,000. */
-export const commas = (value: number): string => value.toLocaleString("en");
 
 /** The calls by who looks and at what: one group, but for encoder and decoder. */
 export function groupsOf(run: Run): Group[] {

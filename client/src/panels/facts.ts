@@ -1,8 +1,10 @@
 // What is known of the shown call, which numbers are exact, and what is alarming, as sentences.
 import type { Panel } from "../context";
 import { bdi, h } from "../dom";
+import { visible } from "../map/labels";
 import { byId, type Call, type HeadSummary, type Run } from "../protocol";
-import { commas, live, overviewOf } from "./data";
+import { live, overviewOf } from "./data";
+import { commas } from "../parts";
 import { describe } from "./overview";
 
 type Fact = [term: string, text: string];
@@ -45,7 +47,7 @@ export const facts: Panel = {
         store.set({ run: manifest.shown.run, call, head, axis: "row", tokens: [row] });
         context.reveal(row, key);
       },
-    }, bdi(sentence)))));
+    }, bdi(visible(sentence))))));
     let asked = 0;
     return live(el, context, ["run", "call", "head", "item", "panel"], async () => {
       const mine = ++asked, run = context.run(), call = context.call(), { head, item } = store.get();
@@ -54,7 +56,6 @@ export const facts: Panel = {
       const about = heads.find((one) => one.call === call.id && one.head === head);
       body.replaceChildren(
         h("h2", {}, about ? describe(context, call, about) : ""),
-        
         h("dl", { class: "facts" }, ...factsOf(run,
           call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));

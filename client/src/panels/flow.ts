@@ -1,5 +1,7 @@
 // Running text of any length: blocks of tokens, of which only those near the view hold words.
 import { h } from "../dom";
+import { visible } from "../map/labels";
+import { commas } from "../parts";
 import type { Word, Words } from "../words";
 import { activeIn } from "./data";
 import { BLOCK } from "./lines";
@@ -28,7 +30,21 @@ const SPARE = 500; // pixels beyond the view in which words are made
 const plainWord = (token: number): Word =>
   ({ text: String(token), label: `token ${token}`, first: token, end: token + 1, special: false, gap: " ",
     tokens: [] });
-const visible = (text: string): string => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
+const breaks = (blank: string): string => blank.replace(/[^\n]/g, "");
+
+/**
+ * A word as it is shown, and the line breaks before and behind it: outside of the word, so that its frame stays on one
+ * line. Each break has its sign in the word.
+ */
+export function broken({ text, label, special }: Word): [before: string, shown: string, behind: string] {
+  const [, before, inside, behind] = /^(\s*(?=\S)|)([^]*?)(\s*)$/.exec(text)!;
+  if (special || !inside) return ["", label, special ? "" : breaks(behind)];
+  const lines = inside.split("\n").map(visible).join("⏎\n");
+  return [breaks(before), visible(before) + lines + visible(behind), breaks(behind)];
+}
+
+/** What stands between two words: blanks and line breaks as they are. */
+const gapOf = (gap: string): string => gap.replace(/[^\s]+/g, visible);
 
 /** The step at which a token of generated text came, or null: "3", "3–5" for a word of several tokens. */
 export function stepsOf(first: number, end: number, prompt: number | null): string | null {
@@ -37,15 +53,14 @@ export function stepsOf(first: number, end: number, prompt: number | null): stri
   return from === to ? String(from) : `${from}–${to}`;
 }
 
-function made(word: Word, prompt: number | null): HTMLElement {
-  const steps = stepsOf(word.first, word.end, prompt),
-    text = word.special || !word.text.trim() ? word.label : visible(word.text);
-  return h("span", {
+function made(word: Word, prompt: number | null): (HTMLElement | string)[] {
+  const steps = stepsOf(word.first, word.end, prompt), [before, shown, behind] = broken(word);
+  return [before, h("span", {
     class: "w" + (word.special ? " special" : ""), role: "button", tabindex: -1,
       "aria-pressed": "false",
     "data-t": word.first, "data-e": word.end, "data-s": steps, dir: word.special && "ltr",
     "aria-label": steps && `${word.label}, generated at step ${steps}`,
-  }, text);
+  }, shown), behind];
 }
 
 /** `mark` is told of every block that is made, `failed` of words that do not come. */
@@ -75,9 +90,8 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
     block.filled = all.length > 0;
     block.el.replaceChildren(
       ...(el.classList.contains("long") ? [h("span", { class: "at", "aria-hidden": "true" },
-        start.toLocaleString("en"))] : []),
-      ...all.flatMap((word) => [word.first > start && visible(word.gap), made(word, prompt)]).filter((part) =>
-        part !== false));
+        commas(start))] : []),
+      ...all.flatMap((word) => [word.first > start ? gapOf(word.gap) : "", ...made(word, prompt)]).filter(Boolean));
     block.el.style.minHeight = "";
     if (!guessed && block.filled) el.style.setProperty("--block",
       `${(block.el.offsetHeight * BLOCK) / (stop - start)}px`);

@@ -1,11 +1,12 @@
 // All heads as small maps: layers as groups of buttons, or all heads in the order of a number.
 import { paletteOf, type Rgb } from "../colours";
 import type { Context, Panel } from "../context";
-import { choice, h } from "../dom";
+import { choice, h, on } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type Answer, type Call, type HeadSummary } from "../protocol";
 import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live,
   type Statistic } from "./data";
+import { filtersOf, passes } from "./filters";
 import { sortedPlaces } from "./sorting";
 
 interface Tile { place: number; button: HTMLButtonElement; canvas: HTMLCanvasElement; call: Call; about: HeadSummary }
@@ -45,8 +46,8 @@ function rowsOf(context: Context, heads: readonly HeadSummary[], order: Statisti
     return [["", `By ${STATISTICS.find(([id]) => id === order)![1].toLowerCase()}, largest first`,
       sortedPlaces(heads.map((about) => about[order]), true)]];
   const run = context.run(), groups = groupsOf(run);
-  return groups.flatMap((group) => group.calls.map((call, at): Row => [
-    at === 0 && groups.length > 1 ? group.title : "",
+  return groups.flatMap((group) => group.calls.map((call): Row => [
+    groups.length > 1 ? group.title : "",
     groups.length > 1 ? call.name : capital(layerName(run, call)),
     heads.flatMap((about, place) => (about.call === call.id ? [place] : [])),
   ]));
@@ -57,7 +58,8 @@ export const overview: Panel = {
   mount(el, context) {
     const { store } = context, title = h("h2", {}, "Heads"), said = h("p", { class: "quiet heads-about" }),
       grid = h("div", {});
-    let answer: Answer<"overview"> | null = null, tiles: Tile[] = [], order: Statistic | "layer" = "layer";
+    let answer: Answer<"overview"> | null = null, tiles: Tile[] = [], order: Statistic | "layer" = "layer",
+      filter = "";
 
     const tileOf = (target: EventTarget | null): Tile | undefined =>
       tiles.find(({ button }) => button.contains(target as Node | null));
@@ -93,16 +95,20 @@ export const overview: Panel = {
       return { place, button, canvas, call, about };
     };
     const build = (): void => {
-      const held = tileOf(activeIn(grid));
-      title.textContent = `${answer!.heads.length} heads`;
-      grid.className = answer!.heads.length > MANY ? "many" : "";
+      const held = tileOf(activeIn(grid)), { heads } = answer!;
+      let last = "";
       tiles = [];
-      grid.replaceChildren(...rowsOf(context, answer!.heads, order).flatMap(([group, name, places]) => {
-        const row = places.map(make);
+      const count = heads.filter((about) => passes(about, filter)).length;
+      title.textContent = `${filter && `${count} of `}${heads.length} heads`;
+      grid.className = count > MANY ? "many" : "";
+      grid.replaceChildren(...rowsOf(context, heads, order).flatMap(([group, name, places]) => {
+        const row = places.filter((place) => passes(heads[place], filter)).map(make);
+        if (!row.length) return [];
         tiles.push(...row);
-        return [group && h("h3", {}, group), h("div", { class: "layer", role: "group", "aria-label": group + name },
+        const heading = group !== last && h("h3", {}, (last = group));
+        return [heading, h("div", { class: "layer", role: "group", "aria-label": `${group} ${name}` },
           h("p", { class: "quiet small" }, name),
-            h("div", { class: "tiles" }, ...row.map(({ button }) => button)))].filter(Boolean);
+            h("div", { class: "tiles" }, ...row.map(({ button }) => button)))].filter((part) => part !== false);
       }));
       arrange();
       repaint();
@@ -124,27 +130,33 @@ export const overview: Panel = {
       event.preventDefault();
       if (tiles[at + by]) choose(tiles[at + by]);
     };
-    for (const [name, listen] of [
-      ["keydown", key], ["click", ({ target }: Event) => tileOf(target) && choose(tileOf(target)!)],
-        ["pointerleave", mark],
-      ["pointerover", ({ target }: Event) => tell(tileOf(target))],
-    ] as [string, EventListener][]) grid.addEventListener(name, listen);
+    on(grid, "keydown", key);
+    on(grid, "click", ({ target }) => tileOf(target) && choose(tileOf(target)!));
+    on(grid, "pointerleave", mark);
+    on(grid, "pointerover", ({ target }) => tell(tileOf(target)));
 
     const orders: [string, string][] = [["layer", "Layer"],
       ...STATISTICS.map(([id, name]): [string, string] => [id, name])];
-    el.append(title, choice("Order", orders, "layer", (value) => {
+    const ordering = choice("Order", orders, "layer", (value) => {
       order = value as Statistic | "layer";
       build();
-    }), said, grid);
+    }), tools = h("div", { class: "tools" });
+    el.append(title, tools, said, grid);
     const [, end] = live(el, context, ["run", "item"], async () => {
       const { run, item } = store.get();
       answer = await overviewOf(context, run, item);
+      const filters = filtersOf(answer.heads);
+      if (!filters.some(([value]) => value === filter)) filter = "";
+      tools.replaceChildren(ordering, choice("Show", filters, filter, (value) => {
+        filter = value;
+        build();
+        context.announce(title.textContent!);
+      }));
       build();
     });
     const observer = new ResizeObserver(arrange);
     observer.observe(el);
-    context.root.addEventListener("theme", repaint);
-    const ends = [end, store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
+    const ends = [end, on(context.root, "theme", repaint), store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
     return () => ends.forEach((one) => one());
   },
 };

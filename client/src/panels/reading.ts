@@ -1,9 +1,7 @@
-// Sentences about what words look at, the same for eyes and for screen readers.
-import { h } from "../dom";
+// Sentences about what words look at.
+import type { Part } from "../parts";
 
 export interface Share { word: string; weight: number }
-/** Running text, a word of the user's text, or a number. */
-export type Part = string | { word: string } | { number: string };
 
 const LEAST = 0.05;
 
@@ -40,12 +38,3 @@ export function sentence(where: string, chosen: readonly string[], told: Told, m
   if (!by) return [...subject, ...looks, "."];
   return from ? [...subject, ...looks, "; ", ...looked, "."] : [...subject, several ? " are " : " is ", ...looked, "."];
 }
-
-/** The parts as nodes: words stand isolated, so that a right-to-left word does not turn the sentence around. */
-export const partNodes = (parts: readonly Part[]): (Node | string)[] =>
-  parts.map((part) => (typeof part === "string" ? part
-    : "word" in part ? h("bdi", { class: "said" }, `‘${part.word}’`)
-      : h("span", { class: "number said-number" }, part.number)));
-
-export const plain = (parts: readonly Part[]): string =>
-  parts.map((part) => (typeof part === "string" ? part : "word" in part ? `‘${part.word}’` : part.number)).join("");

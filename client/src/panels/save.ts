@@ -1,15 +1,15 @@
 // Saving what is in view: picture, numbers, or a page that shows it offline.
 import type { Panel } from "../context";
-import { h } from "../dom";
+import { h, on } from "../dom";
 import { describeView, saveCsv, saveHtml, savePng, saveSvg } from "../export/files";
-import { commas } from "./data";
+import { commas, messageOf } from "../parts";
 import { makeDialog } from "./dialog";
 
 const KINDS = [
   ["SVG", "A drawing for talks and papers; each cell is a shape where they are few.", saveSvg],
   ["PNG", "The map as it is on the screen.", savePng],
   ["CSV", "The exact numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
-  ["HTML", "One file that opens offline: this part of map and text, to point at and zoom out of.",
+  ["HTML", "One file that opens offline: this part of map and text, to point at, search and zoom out of.",
     saveHtml],
 ] as const;
 
@@ -30,7 +30,7 @@ export const save: Panel = {
         await work(context, { picture, signal, told });
         said.textContent = `The ${kind} file is saved.`;
       } catch (error) {
-        said.textContent = signal.aborted ? "" : error instanceof Error ? error.message : String(error);
+        said.textContent = signal.aborted ? "" : messageOf(error);
       }
       running = null;
     };
@@ -39,7 +39,7 @@ export const save: Panel = {
         || context.transport.source).flatMap((one) => [
         h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])),
           h("dd", {}, one[1])])), said);
-    dialog.addEventListener("close", () => running?.abort());
+    on(dialog, "close", () => running?.abort());
     el.append(h("button", {
       onclick: () => {
         const picture = context.picture();

@@ -1,8 +1,10 @@
 // Finding words of the text: a field, the places with what stands around them, and steps from one to the next.
 import type { Axis, Context } from "../context";
-import { h } from "../dom";
+import { h, on } from "../dom";
+import { visible } from "../map/labels";
 import type { Answer } from "../protocol";
-import { commas, sameTokens } from "./data";
+import { sameTokens } from "./data";
+import { commas } from "../parts";
 import { onKey } from "./dialog";
 
 const LIMIT = 200;
@@ -10,8 +12,9 @@ const LIMIT = 200;
 /** The search of the text panel; `/` anywhere in the client goes to its field. */
 export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   const { store } = context;
-  let found: { axis: Axis; place: Answer<"search">["found"][number] }[] = [], total = 0, at = -1, timer = 0, asked = 0;
-  const field = h("input", { type: "search", placeholder: "Search the text", "aria-label": "Search the text",
+  let found: { axis: Axis; place: Answer<"search">["found"][number] }[] = [], total = 0, of = "", at = -1, timer = 0, asked = 0;
+  const label = context.transport.kind === "recorded" ? "Search what is saved" : "Search the text";
+  const field = h("input", { type: "search", placeholder: label, "aria-label": label,
     autocomplete: "off", maxlength: 400, oninput: () => later() });
   const count = h("p", { class: "quiet number", "aria-live": "polite", hidden: true }),
     list = h("ol", { class: "found plain", hidden: true });
@@ -22,7 +25,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   const tell = (): void => {
     const places = `${commas(total)} place${total === 1 ? "" : "s"}`,
       part = total > found.length ? `; the first ${found.length} are listed` : "";
-    count.textContent = total === 0 ? "Nothing found" : (at < 0 ? "" : `${at + 1} of `) + places + part;
+    count.textContent = (total === 0 ? "Nothing found" : (at < 0 ? "" : `${at + 1} of `) + places + part) + of;
     list.querySelectorAll("button").forEach((button, i) => button.setAttribute("aria-current", String(i === at)));
   };
   const go = (to: number): void => {
@@ -44,6 +47,9 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
       if (mine !== asked) return;
       found = answers.flatMap(({ found }, i) => found.map((place) => ({ axis: axes[i], place })));
       total = answers.reduce((sum, { total }) => sum + total, 0);
+      const all = axes.reduce((sum, axis) => sum + context.side(axis).tokens, 0),
+        covered = answers.reduce((sum, one) => sum + (one.covered ?? all), 0);
+      of = covered < all ? `; only ${commas(covered)} of ${commas(all)} tokens are saved here` : "";
       at = -1;
     } catch (error) {
       context.fail(error);
@@ -52,7 +58,8 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
     list.hidden = !found.length;
     for (const step of steps) step.disabled = !found.length;
     list.replaceChildren(...found.map(({ place: [, , , before, text, after] }, i) => h("li", {},
-      h("button", { onclick: () => go(i) }, h("bdi", {}, "…", before, h("mark", {}, text), after, "…")))));
+      h("button", { onclick: () => go(i) }, h("bdi", {}, "…" + visible(before), h("mark", {}, visible(text)),
+        visible(after) + "…")))));
     if (jump && found.length) go(0);
     else tell();
   };
@@ -63,7 +70,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
       void run(true);
     }, 200);
   };
-  field.addEventListener("keydown", (event) => {
+  on<KeyboardEvent>(field, "keydown", (event) => {
     if (event.key === "Enter" && found.length) go(at + (event.shiftKey ? -1 : 1));
     else if (event.key === "Escape" && field.value) {
       field.value = "";

@@ -3,15 +3,14 @@ import type { Context, Panel } from "../context";
 import { h, press, toggles } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type HeadSummary } from "../protocol";
-import { commas, decimal, headName, headNumber, overviewOf, STATISTICS, live, type Statistic } from "./data";
+import { decimal, headName, headNumber, overviewOf, STATISTICS, live, type Statistic } from "./data";
+import { commas } from "../parts";
 import { placeOf } from "./lines";
 import { short } from "./reading";
+import { MOST_SORTED, RowNumbers, ROWS } from "./rows";
 import { sortedPlaces, type Value } from "./sorting";
 import { makeTable, type Column, type Table } from "./table";
 import { pagesOf } from "./virtual";
-
-/** Rows of a request. */
-export const ROWS = 1024;
 
 interface Part { el: HTMLElement; load(): Promise<void> }
 
@@ -51,64 +50,60 @@ const RECEIVED = ["received", "Received", "Weight that the token gets from all r
 const AT = ["largest_at", "At key", "The key with the largest weight"] as const;
 
 function rowPart(context: Context): Part {
-  let pages = new Map<number, { data: Float32Array; count: number }>(), names: string[] = [], place = "",
-    table: Table | null = null;
-  const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }),
-    length = (): number => context.call().rows.length;
+  let numbers = new RowNumbers(0, () => Promise.reject()), place = "", table: Table | null = null, loading: RowNumbers | null = null;
+  const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }), said = h("p", { class: "unseen",
+    "aria-live": "polite" });
 
-  const value = (row: number, name: string): number => {
-    const page = pages.get(Math.floor(row / ROWS));
-    return page ? page.data[names.indexOf(name) * page.count + (row % ROWS)] : NaN;
-  };
   const text = (row: number, name: string): string => {
-    const number = value(row, name);
-    if (!pages.has(Math.floor(row / ROWS))) return "…";
+    const number = numbers.value(row, name);
+    if (!numbers.has(row)) return "…";
     if (Number.isNaN(number)) return "–";
     return name === AT[0] ? context.wordsOf("key").name(number) : ["entropy", "received", "distance"].includes(name)
       ? decimal(number) : short(number);
   };
-  const load = async (page: number): Promise<void> => {
-    const asked = place, start = page * ROWS, stop = Math.min(length(), start + ROWS);
-    if (pages.has(page)) return;
-    const { names: given, data } = await context.ask("rows", { ...placeOf(context), start, stop });
-    await context.wordsOf("row").need(start, stop);
-    if (asked !== place) return;
-    names = given;
-    pages.set(page, { data, count: stop - start });
-  };
-  const loaded = (): number[] => [...pages].sort(([a], [b]) => a - b).flatMap(([page, { count }]) =>
-    Array.from({ length: count }, (_, i) => page * ROWS + i));
   const tell = (): void => {
-    const all = commas(length()), here = loaded().length;
+    const { length, here } = numbers, all = commas(length);
     note.textContent = `Rows of ${headName(context.run(), context.call(), context.store.get().head)}, exact; `
-      + (here >= length() ? `all ${all}.`
-      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are loaded.`
-        : `${all}, loaded as they come into view.`);
+      + (here >= length ? `all ${all}.`
+      : loading === numbers ? `loading all to sort them: ${commas(here)} of ${all}.`
+      : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are here${
+        length > MOST_SORTED ? `: more than ${commas(MOST_SORTED)} are not sorted` : ""}.`
+      : `${all}, loaded as they come into view.`);
   };
-  /** Unsorted all rows; sorted those that are loaded. */
-  const sort = (column: string | null, falling: boolean): number[] => {
-    if (column === null) return Array.from({ length: length() }, (_, row) => row);
-    const rows = loaded();
-    return sortedPlaces(rows.map((row) => (column === "row" ? row : value(row, column))),
-      falling).map((at) => rows[at]);
+  /** What is sorted is sorted among all rows: those that are not here are loaded first. */
+  const complete = async (): Promise<void> => {
+    const mine = numbers, wanted = (): boolean => mine === numbers && table!.sorted() && el.isConnected;
+    if (loading === mine || mine.here >= mine.length || mine.length > MOST_SORTED || !wanted()) return;
+    loading = mine;
+    tell();
+    try {
+      await mine.loadAll(wanted, tell);
+    } catch (error) {
+      if (context.transport.kind !== "recorded") context.fail(error); // a saved page has a part of the rows
+    }
+    if (mine !== numbers) return;
+    loading = null;
+    table!.refresh();
+    if (table!.sorted()) said.textContent = note.textContent;
   };
   const seen = (first: number, end: number): void => {
     tell();
-    const missing = pagesOf(first, end, ROWS).filter((page) => !pages.has(page));
-    if (missing.length && !table?.sorted()) Promise.all(missing.map(load)).then(() => table?.paint(), context.fail);
+    const missing = table?.sorted() ? [] : pagesOf(first, end, ROWS).filter((page) => !numbers.has(page * ROWS));
+    if (missing.length) Promise.all(missing.map((page) => numbers.load(page))).then(() => table?.paint(), context.fail);
   };
   const make = (): Table => makeTable({
-    label: "Rows", sort, seen,
+    label: "Rows", sort: (column, falling) => numbers.order(column, falling), seen,
+    pressed: () => void complete(),
     columns: [
       { id: "row", title: "Row", words: true,
         text: (row) => `${row} ${context.wordsOf("row").at(row) ? context.wordsOf("row").name(row) : ""}` },
-      ...names.map((name): Column => {
+      ...numbers.names.map((name): Column => {
         const [, title, hint] = [...STATISTICS, AT, RECEIVED].find(([id]) => id === name) ?? [name, name];
         return { id: name, title, hint, words: name === AT[0], text: (row) => text(row, name) };
       }),
     ],
     choose(row) {
-      const at = value(row, AT[0]);
+      const at = numbers.value(row, AT[0]);
       context.choose("row", [row]);
       context.reveal(row, Number.isNaN(at) ? null : at);
     },
@@ -117,15 +112,20 @@ function rowPart(context: Context): Part {
   return {
     el,
     async load() {
-      const wanted = JSON.stringify(placeOf(context));
+      const where = placeOf(context), wanted = JSON.stringify(where);
       if (wanted !== place) {
         place = wanted;
-        pages = new Map();
         table = null;
-        await load(0);
-        if (wanted !== place) return;
+        const words = context.wordsOf("row"), mine = (numbers = new RowNumbers(context.call().rows.length,
+          async (start, stop) => {
+            const answer = await context.ask("rows", { ...where, start, stop });
+            await words.need(start, stop);
+            return answer;
+          }));
+        await mine.load(0);
+        if (mine !== numbers) return;
         table = make();
-        el.replaceChildren(note, table.el);
+        el.replaceChildren(note, said, table.el);
       }
       const { axis, tokens } = context.store.get();
       table?.refresh();

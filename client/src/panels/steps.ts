@@ -30,7 +30,7 @@ export const steps: Panel = {
       if (signal.aborted) return;
       const box = h("div");
       el.replaceChildren(box);
-      show(box, data);
+      show(box, { ...data, text: "" }); // it stands beside
     });
     return () => {
       end();

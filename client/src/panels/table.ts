@@ -1,5 +1,5 @@
 // A table of any number of rows: only those in view are made; headings sort.
-import { h } from "../dom";
+import { h, on } from "../dom";
 import { activeIn } from "./data";
 import { rowsInView } from "./virtual";
 
@@ -20,6 +20,8 @@ export interface TableOptions {
   sort(column: string | null, falling: boolean): readonly number[];
   choose(row: number): void;
   chosen(row: number): boolean;
+  /** Told that a heading was pressed. */
+  pressed?(): void;
   /** Told of the rows at the places [first, end) that are in view. */
   seen?(first: number, end: number): void;
 }
@@ -37,7 +39,7 @@ export interface Table {
 
 const HEIGHT = 30;
 
-export function makeTable({ label, columns, sort, choose, chosen, seen }: TableOptions): Table {
+export function makeTable({ label, columns, sort, choose, chosen, seen, pressed }: TableOptions): Table {
   let order: readonly number[] = [], by: { id: string; falling: boolean } | null = null, active = 0, frame = 0;
   const heads = columns.map((column) => h("th",
     { scope: "col", "data-column": column.id, class: column.words && "word" },
@@ -81,6 +83,7 @@ export function makeTable({ label, columns, sort, choose, chosen, seen }: TableO
     by = by?.id !== id ? { id, falling: !words } : by.falling !== words ? { id, falling: words } : null;
     active = el.scrollTop = 0;
     refresh();
+    pressed?.();
   };
   const bring = (place: number): void => {
     active = place;
@@ -88,14 +91,14 @@ export function makeTable({ label, columns, sort, choose, chosen, seen }: TableO
     if (top < el.scrollTop || top > el.scrollTop + room) el.scrollTop = top < el.scrollTop ? top : top - room;
     paint();
   };
-  body.addEventListener("click", ({ target }) => {
+  on(body, "click", ({ target }) => {
     const row = (target as Element).closest<HTMLElement>("[data-row]");
     if (!row) return;
     active = Number(row.dataset["place"]);
     choose(order[active]);
     paint();
   });
-  body.addEventListener("keydown", (event) => {
+  on<KeyboardEvent>(body, "keydown", (event) => {
     const { key, altKey, ctrlKey, metaKey } = event, page = Math.max(1, Math.floor(el.clientHeight / HEIGHT) - 2),
       all = order.length;
     const by = ({ ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -all, End: all } as Record<string,

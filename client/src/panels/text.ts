@@ -1,12 +1,13 @@
 // The text itself: its words, what the chosen ones look at and what looks at them, and the search.
 import type { Axis, Context, Panel } from "../context";
-import { bdi, h } from "../dom";
+import { bdi, h, on } from "../dom";
+import { partNodes, plain } from "../parts";
 import type { Words } from "../words";
 import { activeIn, headName, sameTokens, live } from "./data";
 import { makeFlow, stepsOf, type Flow } from "./flow";
 import { lengthOf, makeLines, type Direction } from "./lines";
 import { markBlock } from "./marks";
-import { partNodes, plain, sentence, short } from "./reading";
+import { sentence, short } from "./reading";
 import { makeSearch } from "./search";
 import { chosenWords, sharesOf, type Shares, type WordShare } from "./shares";
 
@@ -72,7 +73,7 @@ function mountText(el: HTMLElement, context: Context): () => void {
   // A saved page shows what it has; that the rest of the text is not shaded is no error.
   const failed = (error: unknown): void => (transport.kind === "recorded" ? undefined : context.fail(error));
   const flow = makeFlow((block) => void markBlock(context, lines, block).catch(failed), failed);
-  const search = transport.kind === "recorded" ? null : makeSearch(context);
+  const search = makeSearch(context);
   let shown = "", placed = "", asked = 0, anchor: At | null = null;
 
   /** Shows the sides of the present call; nothing moves while they are the same. */
@@ -116,8 +117,12 @@ function mountText(el: HTMLElement, context: Context): () => void {
       lists.replaceChildren();
       return;
     }
-    const [words, shares] = await Promise.all([chosenWords(context), sharesOf(context, lines)]);
-    if (mine === asked) tell(words, shares);
+    const found = await Promise.all([chosenWords(context), sharesOf(context, lines)]).catch((error: unknown) => {
+      if (transport.kind !== "recorded") throw error;
+      reading.textContent = "What this word looks at is not part of this saved page.";
+      lists.replaceChildren();
+    });
+    if (found && mine === asked) tell(...found);
   };
   const choose = (word: At, how: How): void => {
     const axis: Axis = context.wordsOf("row") === word.words ? "row" : "key";
@@ -143,13 +148,13 @@ function mountText(el: HTMLElement, context: Context): () => void {
     next.focus({ preventScroll: true });
     if (how !== "add") choose(wordAt(flow, next)!, how);
   };
-  flow.el.addEventListener("click", (event) => {
+  on<MouseEvent>(flow.el, "click", (event) => {
     const word = wordAt(flow, event.target);
     if (!word) return;
     choose(word, howOf(event));
     word.el.focus({ preventScroll: true });
   });
-  flow.el.addEventListener("keydown", (event) => {
+  on<KeyboardEvent>(flow.el, "keydown", (event) => {
     const word = wordAt(flow, event.target), { key } = event;
     if (event.altKey) return;
     if (key === "Escape" && store.get().tokens.length) store.set({ tokens: [] });
@@ -160,13 +165,13 @@ function mountText(el: HTMLElement, context: Context): () => void {
   });
 
   el.classList.add("fills");
-  el.append(search?.el ?? "", reading, h("p", { class: "quiet small" },
+  el.append(search.el, reading, h("p", { class: "quiet small" },
     h("span", { class: "shade" }), "what it looks at", h("span", { class: "shade" }), "what looks at it"), flow.el,
       lists);
   const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], refresh);
   return () => {
     end();
-    search?.end();
+    search.end();
     flow.close();
   };
 }
