@@ -84,7 +84,8 @@ class BeforeScores(Writer):
             )
         return (
             "Three learned matrices turn the vector of each token into three short ones. The query says what "
-            f"{self.name} looks for, the key of token j what that token offers, its value what it hands over when it is looked at.",
+            f"{self.name} looks for, the key of token j what that token offers, its value what it hands over when it "
+            "is looked at.",
             "Without the matrices query and key would be the same vector, and a token would look mostly at tokens "
             "like itself.",
         )
