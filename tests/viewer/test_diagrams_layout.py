@@ -27,6 +27,7 @@ PICTURES = {
     "blocks": lambda: saccade.diagram("block", model="vaswani"),
     "wide block": lambda: saccade.diagram("block", model="llama"),
     "parallel block": lambda: saccade.diagram(EncoderBlock(BlockConfig(AttentionConfig(64, 8), placement="parallel"))),
+    "graph layers": lambda: saccade.diagram("block", model="gat"),
     "transformer": lambda: saccade.diagram("transformer"),
     "encoder-decoder": lambda: saccade.diagram("transformer", model="vaswani"),
     **{name: lambda name=name: saccade.diagram("transformer", model=name) for name in ARCHITECTURES},

@@ -74,7 +74,7 @@ class Weighing(Writer):
         if visible is None or visible.all():
             return ""
         which = "Later tokens" if own is not None and visible[: own + 1].all() else "Tokens that must not be seen"
-        return f" {which} get a score like all others; the mask hides them below, before it counts."
+        return f" {which} get a score like all others; a later step, the mask, hides them."
 
     def _one_product(self) -> tuple[Vector, ...]:
         """The key that gets the most, component by component: the numbers of the last vector add up to its score."""
@@ -129,12 +129,12 @@ class Weighing(Writer):
         elif causal:
             says = (
                 f"The {counted(hidden, 'token')} after {self.name} must not be seen, since the model learns to predict "
-                "what comes next. The softmax below makes a score of −∞ a weight of exactly 0."
+                "what comes next. The softmax then makes a score of −∞ a weight of exactly 0."
             )
         else:
             says = (
                 f"{counted(hidden, 'token')} of {length} are not to be seen from here ({self.inputs.mask_name}). "
-                "The softmax below makes a score of −∞ a weight of exactly 0."
+                "The softmax then makes a score of −∞ a weight of exactly 0."
             )
         return Step(
             "mask",

@@ -25,6 +25,7 @@ from ._block import draw_blocks
 from ._canvas import Canvas
 from ._decoder_step import draw_step
 from ._diagram import Diagram, check_theme
+from ._graph_layer import is_graph_layer
 from ._head import LayerNumbers, layer_numbers, module_numbers, spread_head, usual_text
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head
@@ -275,13 +276,13 @@ def _class_name(module: nn.Module) -> str:
 
 def _block(source: Any, theme: str) -> Diagram:
     name, module = _module_of(source)
-    parts = [part for part in walk(tree_of(module)) if part.kind == "block"]
+    parts = [part for part in walk(tree_of(module)) if part.kind == "block" or is_graph_layer(part)]
     if not parts:
         raise ValueError(f"source: {name} holds no block of saccade.nn, nor a torch.nn.TransformerEncoderLayer")
     canvas = Canvas()
     shown = parts[:2]
     description = draw_blocks(canvas, shown, name)
-    title = f"{' and '.join(part.label for part in shown)} of {name}"
+    title = f"{' and '.join(dict.fromkeys(part.label for part in shown))} of {name}"
     facts = {"parameters": [part.parameters for part in shown]}
     return Diagram("block", title, description, theme, facts, canvas)
 
