@@ -200,10 +200,10 @@ class StepView {
       on ? `Leave out: ${NAMES[name]}` : `Back with: ${NAMES[name]}`);
   }
 
-  /** Whether a later step hides this key. */
-  private hiddenLater(j: number): boolean {
+  /** Whether a step after that at `at` hides this key. */
+  private hiddenLater(j: number, at = this.at): boolean {
     const { hidden_in, scores } = this.data;
-    return hidden_in !== null && this.at + 1 < hidden_in && this.settings.mask && !scores.visible?.[j];
+    return hidden_in !== null && at + 1 < hidden_in && this.settings.mask && !scores.visible?.[j];
   }
 
   /** The keys of a step; scores after the mask and weights are those of the settings. */
@@ -280,7 +280,7 @@ class StepView {
     this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
     const output = data.values && !data.shown ? mixed(this.live.weights, data.values) : null;
-    this.diagram.update({ column: (step, name) => this.now(step, name), output });
+    this.diagram.update({ column: (step, name) => this.now(step, name), later: (j, at) => this.hiddenLater(j, at), output });
     this.drawWeights();
   }
 

@@ -8,6 +8,7 @@ import re
 import checkpoints
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import transformers
 
@@ -136,6 +137,46 @@ def test_the_target_may_be_what_the_model_writes(pair):
     found = read_target(ours, None, source)
     assert found.ids == read and found.written
     assert [word.first for word in found.words] + [len(found.ids)] == [0, *(word.last for word in found.words)]
+
+
+def train(path, lines, size):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(path.with_suffix("")),
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    path.with_suffix(".model").rename(path)
+
+
+def test_a_target_may_have_pieces_of_its_own(tmp_path):
+    """Marian's source and target are cut by two models of SentencePiece."""
+    train(tmp_path / "source.spm", checkpoints.LINES * 9, 90)
+    train(tmp_path / "target.spm", ["Die Katze sitzt auf der Matte.", "Niemand kennt den alten Mann."] * 9, 40)
+    pieces = {"</s>": 0, "<unk>": 1}
+    for name in ("source.vocab", "target.vocab"):
+        for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()[3:]:
+            pieces.setdefault(line.split("\t")[0], len(pieces))
+    last = pieces.setdefault("<pad>", len(pieces))
+    (tmp_path / "vocab.json").write_text(json.dumps(pieces))
+    config = transformers.MarianConfig(
+        d_model=24, encoder_layers=1, decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3,
+        encoder_ffn_dim=31, decoder_ffn_dim=31, eos_token_id=0, forced_eos_token_id=0, max_position_embeddings=64,
+        vocab_size=last + 1, pad_token_id=last, decoder_start_token_id=last, max_length=9,
+    )  # fmt: skip
+    with checkpoints.quiet():
+        transformers.MarianMTModel(config).save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    given = "Die Katze kennt den Mann"
+    steps = step("The cat sat.", ("cross", 1, 2), "Katze", ours, target=given)
+    tokens = sentencepiece.SentencePieceProcessor(str(tmp_path / "target.spm")).encode(given, out_type=str)
+    found = read_target(ours, given, torch.zeros(1, 1, dtype=torch.int64))
+    assert found.ids == [last, *(pieces[token] for token in tokens), 0]
+    assert steps.word.text == "Katze" and steps.row == max(
+        i for word in found.words if word.text == "Katze" for i in range(word.first, word.last)
+    )
+    assert step("The cat sat.", ("decoder", 0, 0), 1, ours).notes[0].endswith(", as the model wrote it")
 
 
 def test_text_and_json_tell_the_two_sides(pair):

@@ -174,8 +174,13 @@ def test_keys_that_the_mask_will_hide_say_so(opened, steps):
 
     assert steps[steps.steps[steps.hidden_in - 1].id].id == "mask"
     assert marked() == [not seen for seen in visible]
+    box = page.locator(".diagram button", has_text="dot product")
+    seen = max(np.flatnonzero(visible), key=lambda j: steps.scores.products[j])
+    assert steps.labels[seen] in box.locator(".most").inner_text()  # the largest of those that count
+    assert box.locator(".bars i.pale").count() == (~visible).sum()
     page.get_by_label("without mask").click()
-    assert not any(marked())
+    assert not any(marked()) and box.locator(".bars i.pale").count() == 0
+    assert steps.labels[steps.scores.products.argmax()] in box.locator(".most").inner_text()
     page.get_by_label("without mask").click()
     for _ in range(2):  # the mask itself, where it is done
         page.keyboard.press("ArrowRight")

@@ -126,8 +126,8 @@ def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
         check_target(common.out, force=common.force)
     from ..viewer import step as steps_of
 
-    how = {"nth": chosen.nth, "without": _listed(chosen.without), "target": chosen.target}
-    return steps_of(given.text, head, chosen.word, common.model, **how)
+    without = _listed(chosen.without)
+    return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=without, target=chosen.target)
 
 
 def _parsed(head: str | None) -> tuple[int, int] | tuple[str, int, int] | None:

@@ -19,7 +19,6 @@ from ..._call import CheckedCall, ObservedCall
 from ..._checks import make_call
 from ...models.text.encoder_decoder import EncoderDecoder
 from ...nn.attention import MultiHeadAttention
-from ...nn.blocks import EncoderBlock
 from ...nn.norm import RMSNorm
 from ...nn.stacks import Stack
 from ...positions import Rotary
@@ -289,7 +288,6 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
 
 def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor], row: int) -> HeadInputs:
     block: Any = stack.blocks[inputs.layer]
-    assert isinstance(block, EncoderBlock)
     attention, norm = (block.cross, block.cross_norm) if inputs.crosses else (block.attention, block.attention_norm)
     query, key, value = _of_head(attention, inputs)
     positions = None if inputs.crosses else stack.positions_of(inputs.layer)
