@@ -25,6 +25,10 @@ export interface StepData {
   /** The keys that columns, keys and values are of; null: all. */
   shown: number[] | null;
   notes: string[];
+  /** What comes out, in one sentence. */
+  summary: string;
+  /** The number, from 1, of the step that hides keys of this row; null where none is hidden. */
+  hidden_in: number | null;
   without: string[];
   switches: string[];
   steps: Step[];
@@ -77,6 +81,7 @@ class StepView {
   private readonly next: HTMLButtonElement;
   private readonly weights = h("div", { class: "weights" });
   private readonly told = h("p", { class: "s-told", role: "status" });
+  /** By part, ticked where it is left out. */
   private readonly boxes = new Map<string, HTMLInputElement>();
   private readonly slider: HTMLInputElement;
   private readonly scaleText = h("span", { class: "output", "aria-hidden": "true" });
@@ -109,7 +114,7 @@ class StepView {
     const worst = Math.max(0, ...Object.values(data.differences));
     const notes = data.notes.map((note) => h("p", { class: "note" }, `${note}.`));
     return h("div", { class: "steps", tabindex: "-1" },
-      h("header", {}, h("h2", {}, data.title), h("p", { class: "quiet" }, data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes),
+      h("header", {}, h("h2", {}, data.title), h("p", { class: "quiet" }, data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes, h("p", { class: "summary" }, data.summary)),
       h("div", { class: "columns" },
         h("div", { class: "s-flow" }, this.diagram.element),
         h("div", { class: "side" }, h("nav", { "aria-label": "Steps" }, this.back, this.place, this.next), this.swiped(this.panel), this.controls(), this.weights, this.told)),
@@ -118,11 +123,11 @@ class StepView {
 
   private controls(): HTMLElement {
     const { data } = this;
-    const group = h("fieldset", { class: "s-controls" }, h("legend", {}, "Leave out a part, and see the weights change"));
+    const group = h("fieldset", { class: "s-controls" }, h("legend", {}, "Leave parts out, and see the weights change"));
     for (const name of data.switches) {
-      const box = h("input", { type: "checkbox", checked: true, onchange: () => this.turn(name, box.checked) });
+      const box = h("input", { type: "checkbox", onchange: () => this.turn(name, !box.checked) });
       this.boxes.set(name, box);
-      group.append(h("label", {}, box, NAMES[name] ?? name));
+      group.append(h("label", {}, box, `without ${NAMES[name] ?? name}`));
     }
     group.append(h("label", { class: "slide" }, h("span", {}, "scale by"), this.slider, this.scaleText), this.format);
     return group;
@@ -190,9 +195,15 @@ class StepView {
   }
 
   private switchButton(name: string): HTMLElement {
-    const on = this.boxes.get(name)?.checked ?? true;
+    const on = !(this.boxes.get(name)?.checked ?? false);
     return h("button", { type: "button", class: "switch", "aria-pressed": String(!on), onclick: () => this.turn(name, !on) },
       on ? `Leave out: ${NAMES[name]}` : `Back with: ${NAMES[name]}`);
+  }
+
+  /** Whether a step after that at `at` hides this key. */
+  private hiddenLater(j: number, at = this.at): boolean {
+    const { hidden_in, scores } = this.data;
+    return hidden_in !== null && at + 1 < hidden_in && this.settings.mask && !scores.visible?.[j];
   }
 
   /** The keys of a step; scores after the mask and weights are those of the settings. */
@@ -203,8 +214,9 @@ class StepView {
       return { name: c.name, values: this.keys.map((j, i) => (live ? live[j] : c.values[this.places[i]])) };
     });
     const head = h("tr", {}, h("th", { scope: "col" }, "key"), ...columns.map((c) => h("th", { scope: "col" }, c.name)));
-    const body = this.keys.map((j, i) => h("tr", { class: j === this.data.own ? "own" : "" },
-      h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits)))));
+    const body = this.keys.map((j, i) => h("tr", { class: this.hiddenLater(j) ? "hidden-later" : j === this.data.own ? "own" : "" },
+      h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits))),
+      this.hiddenLater(j) && h("td", { class: "why" }, `hidden in step ${this.data.hidden_in}`)));
     const folded = labels.length - this.keys.length;
     return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, step.name), h("thead", {}, head), h("tbody", {}, ...body)),
       folded > 0 && h("p", { class: "folded" }, `and ${folded.toLocaleString("en")} more ${folded === 1 ? "key" : "keys"}`));
@@ -231,9 +243,10 @@ class StepView {
 
   // Switches
 
+  /** Leaves a part out, or takes it back. */
   private turn(name: string, on: boolean): void {
     const box = this.boxes.get(name);
-    if (box) box.checked = on;
+    if (box) box.checked = !on;
     if (name === "scale") this.settings.scale = on ? this.data.scores.scale : 1;
     else if (name === "mask" || name === "position" || name === "shift") this.settings[name] = on;
     this.update();
@@ -250,7 +263,7 @@ class StepView {
     const t = Number(this.slider.value) / 1000;
     this.settings.scale = t <= 0.5 ? own * t * 2 : own + (this.most - own) * ((t - 0.5) * 2) ** 2;
     const box = this.boxes.get("scale");
-    if (box) box.checked = Math.abs(this.settings.scale - own) < 1e-9;
+    if (box) box.checked = Math.abs(this.settings.scale - 1) < 1e-9;
     this.update(true);
     this.show();
   }
@@ -267,7 +280,7 @@ class StepView {
     this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
     const output = data.values && !data.shown ? mixed(this.live.weights, data.values) : null;
-    this.diagram.update({ column: (step, name) => this.now(step, name), output });
+    this.diagram.update({ column: (step, name) => this.now(step, name), later: (j, at) => this.hiddenLater(j, at), output });
     this.drawWeights();
   }
 

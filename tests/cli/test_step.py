@@ -6,6 +6,7 @@ import io
 import json
 import sys
 
+import checkpoints
 import pytest
 
 import saccade
@@ -61,6 +62,22 @@ def test_the_page_is_written_and_not_over_others(capsys, tmp_path):
     assert run(capsys, "--example", "--out", "mine.html", "--force")[0] == 0
 
 
+def test_a_word_that_is_there_twice_is_told(capsys):
+    status, out, _ = run(capsys, SENTENCE, "--word", "it", "--head", "1.4")
+    assert status == 0 and "'it' is there 2 times: the first is taken (it:2 is the next)" in " ".join(out.split())
+
+
+def test_an_encoder_decoder(capsys, tmp_path):
+    checkpoints.bart(tmp_path / "bart")
+    given = ["The cat sat on the mat.", "--model", "bart", "--target", "Nobody knows the old man.", "--word", "knows"]
+    status, out, err = run(capsys, *given, "--head", "cross.1.2")
+    assert (status, err) == (0, "") and out.startswith("Head cross.1.2, 'knows' asks: ")
+    status, out, _ = run(capsys, *given, "--head", "decoder.2.0", "--json")
+    assert status == 0 and (json.loads(out)["part"], json.loads(out)["layer"]) == ("decoder", 2)
+    assert "'cat' is not in the target" in refused(capsys, *given[:-1], "cat", "--head", "cross.1.2")
+    assert "no head of the encoder reads it" in refused(capsys, *given, "--head", "1.0")
+
+
 def test_the_example_needs_no_text(capsys):
     status, out, _ = run(capsys, "--example", "--without", "scale")
     assert status == 0 and "16.604769" in out and "Weights without scale" in out
@@ -74,6 +91,20 @@ def test_the_example_needs_no_text(capsys):
         ([SENTENCE, "--word", "it:3"], "'it' is there 2 times, so there is no occurrence 3"),
         ([SENTENCE, "--head", "4.0"], "head: 4.0 does not exist; this model has the layers 0 to 3"),
         ([SENTENCE, "--head", "four"], "--head four: expected layer.head"),
+        (
+            [SENTENCE, "--head", "1.99"],
+            "head: 1.99 does not exist; this model has the layers 0 to 3, each with the heads 0",
+        ),
+        (
+            [SENTENCE, "--head", "cross.1"],
+            "--head cross.1: expected layer.head, such as 1.4, or encoder.1.4",
+        ),
+        ([SENTENCE, "--head", "cross.1.2"], "head: cross.1.2 is of an encoder-decoder; embedded has heads such as 1.4"),
+        ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; an encoder-decoder"),
+        ([SENTENCE, "--word", "it", "--nth", "0"], "'it' is there 2 times, so there is no occurrence 0"),
+        ([SENTENCE, "--out", "nowhere/step.html"], "cannot write nowhere/step.html: the folder"),
+        ([SENTENCE, "--out", "a-folder.html"], "cannot write a-folder.html: it is a folder"),
+        (["--example", "--target", "a"], "--example has a text and a head of its own"),
         ([SENTENCE, "--without", "norm"], "without: expected scale, mask, position, shift, got 'norm'"),
         ([SENTENCE, "--out", "a.svg"], "--out a.svg: a page is written to an .html"),
         ([SENTENCE, "--model", "nowhere"], "nowhere: no such model folder"),
@@ -83,5 +114,6 @@ def test_the_example_needs_no_text(capsys):
         (["word " * 300], "this model reads 255 tokens at once"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, arguments, said):
+def test_what_is_wrong_is_one_line(capsys, tmp_path, arguments, said):
+    (tmp_path / "a-folder.html").mkdir()
     assert said in refused(capsys, *arguments)

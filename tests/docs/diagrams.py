@@ -14,6 +14,7 @@ DIAGRAMS = {
     "multi-head": ["multi-head"],
     "block-pre-norm": ["block"],
     "block-post-norm": ["block", "--model", "vaswani"],
+    "block-graph": ["block", "--model", "gat"],
     "transformer": ["transformer", "--model", "vaswani"],
     "decoder-step": ["decoder-step"],
     "variants": ["variants"],

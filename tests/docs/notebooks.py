@@ -60,10 +60,15 @@ def _kept(data: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
     """What each code cell prints, shows as text, and draws; not the pixels in a drawing, which differ by renderer."""
     return [
-        _PIXELS.sub("(pixels)", "\n".join(text for o in cell.outputs for text in (_text(o), _picture(o)) if text))
+        without_pixels("\n".join(text for o in cell.outputs for text in (_text(o), _picture(o)) if text))
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
+
+
+def without_pixels(svg: str) -> str:
+    """An SVG without those of the images in it."""
+    return _PIXELS.sub("(pixels)", svg)
 
 
 def pictures(notebook: nbformat.NotebookNode) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import checks_table
 import diagrams
+import drawings
 import nbformat
 from notebooks import HOUR, NOTEBOOKS, execute, write_page
 from pages import PAGES, blocks, console, run_shell, save_python
@@ -41,6 +42,9 @@ if __name__ == "__main__":
         for path in NOTEBOOKS:
             if not wanted or path in wanted:
                 refresh_notebook(path, Path(folder))
+        if not wanted or drawings.PAGE in wanted:
+            for name, picture in drawings.draw_all(Path(folder)).items():
+                drawings.path_of(name).write_text(picture, encoding="utf-8")
     for name in diagrams.DIAGRAMS:
         if not wanted or diagrams.path_of(name) in wanted:
             diagrams.draw(name, diagrams.path_of(name))

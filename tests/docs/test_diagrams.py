@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import drawings
 import pytest
 from diagrams import DIAGRAMS, draw, path_of
+from notebooks import without_pixels
 from pages import PAGES
 
 LARGEST = 60_000  # bytes
@@ -20,11 +22,19 @@ def test_pictures_are_what_the_command_makes(name, tmp_path, capsys):
     assert len(kept) < LARGEST
 
 
+@pytest.mark.usefixtures("no_poison")
+def test_drawings_are_what_the_page_draws(tmp_path):
+    for name, made in drawings.draw_all(tmp_path).items():
+        kept = drawings.path_of(name).read_text(encoding="utf-8")
+        assert without_pixels(made) == without_pixels(kept), "python tests/docs/refresh.py docs/drawing.md"
+        assert len(kept) < LARGEST
+
+
 def test_every_picture_is_on_a_page_with_words_of_its_own():
     shown = {}
     for page in PAGES:
         for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             shown.setdefault((page.parent / target).resolve(), []).append(words)
-    for name in DIAGRAMS:
-        assert path_of(name) in shown, f"{name} is on no page"
-        assert all(len(words) > 20 for words in shown[path_of(name)])
+    for path in [*map(path_of, DIAGRAMS), *map(drawings.path_of, drawings.DRAWINGS)]:
+        assert path in shown, f"{path.name} is on no page"
+        assert all(len(words) > 20 for words in shown[path])

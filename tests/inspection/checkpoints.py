@@ -74,6 +74,18 @@ def t5(folder):
     return _saved(folder, transformers.T5Model, config, (tokenizer, names))
 
 
+def bart(folder):
+    """An encoder-decoder with norms after each sum: <s> text </s> in both, targets begin with </s>."""
+    config = transformers.BartConfig(
+        d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2, decoder_attention_heads=3,
+        encoder_ffn_dim=31, decoder_ffn_dim=29, max_position_embeddings=53, max_length=17,
+    )  # fmt: skip
+    tokenizer = _bytes(["<s>", "<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return _saved(folder, transformers.BartForConditionalGeneration, config, (tokenizer, names))
+
+
 def falcon(folder):
     """Calls F.scaled_dot_product_attention itself, without asking for an attention function."""
     config = transformers.FalconConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3)

@@ -375,18 +375,23 @@ def test_a_word_of_several_tokens_asks_with_its_last(embedded):
 
 def test_the_head_that_is_taken_where_none_is_asked_for(embedded):
     steps = step(SENTENCE, word="it")
-    best = (0.0, None)
+    away = range(1, steps.row - 1)  # not <s>, 'because' or itself
+    rows = {}
 
     def compare(layer, call):
-        nonlocal best
         weights = saccade.attention_weights(call.query, call.key, **call.scoring())[0, :, steps.row]
-        away = [j for j, label in enumerate(steps.labels) if 0 < j < steps.row - 1]  # not <s>, 'because' or itself
-        value = float(weights[:, away].max())
-        if value > best[0]:
-            best = (value, (layer, int(weights[:, away].amax(-1).argmax())))
+        rows.update({(layer, head): row.numpy() for head, row in enumerate(weights)})
 
     embedded.run(embedded.whole(embedded.encode(SENTENCE).ids), compare)
-    assert (steps.layer, steps.head) == best[1] and "no head was asked for" in steps.notes[-1]
+    best = max(rows, key=lambda place: rows[place][away].max())
+    assert (steps.layer, steps.head) == best
+    key = max(away, key=lambda j: rows[best][j])
+    looks = [steps.labels[row.argmax()] for place, row in rows.items() if place != best]
+    most = max(looks, key=looks.count)
+    (note,) = (note for note in steps.notes if note.startswith("no head was asked for"))
+    assert f"of 32 heads, {steps.place} is shown, in which 'it' looks most at one word that is not beside it" in note
+    assert f"('{steps.labels[key]}', {rows[best][key]:.2f})".replace("0.", ".") in note
+    assert f"{looks.count(most)} of them most at '{most}'; --head (in Python head=) shows another" in note
 
 
 @pytest.mark.parametrize(
@@ -406,7 +411,7 @@ def test_what_is_not_there_is_said(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (dict(head=3), "head: expected .layer, head., two ints, got 3"),
+        (dict(head=3), "head: expected .layer, head., two ints, or .part, layer, head., got 3"),
         (dict(head=(1.5, 0)), "head: expected"),
         (dict(word=2.5), "word: expected a word or its number, got 2.5"),
         (dict(model=7), "model: expected a folder, a name on the hub or an open model, got int"),
@@ -420,7 +425,9 @@ def test_what_is_of_another_type_is_said(options, said):
 
 def test_a_text_of_one_word(embedded):
     steps = step("Nobody")
-    assert steps.notes[-1] == "no head was asked for: 0.0 is taken" and steps.weights.sum() == pytest.approx(1)
+    assert steps.notes[-1].startswith(
+        "no head was asked for: 0.0 is shown; --head"
+    ) and steps.weights.sum() == pytest.approx(1)
     alone = step("The cat sat", (1, 2), "<s>", without="mask")
     assert alone.weights[0] == 1 and [v.name for v in alone["sum"].vectors] == ["1.000 · v of '<s>'", "o"]
     assert alone.weights_without[0] < 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from torch import nn
 
 import saccade
 from saccade.inspection import open_model
+from saccade.models.checkpoints.settings import Settings
+from saccade.models.families import FAMILIES
+from saccade.models.graphs.attention import GraphAttention
+from saccade.models.model import Request
 from saccade.nn import (
     AttentionConfig,
     BlockConfig,
@@ -190,6 +195,46 @@ def test_parameters_of_families_add_up(name):
         if part.kind not in ("side", "block"):
             assert f"{part.parameters:,}" in said and part.label in said, part.label
     assert f"{parameter_count(module):,} parameters" in said
+
+
+def of_family(family, model_type):
+    """A model of a family with its head, at the sizes that the family's own defaults or `ARCHITECTURES` give."""
+    given = next((sizes for _, kind, _, _, sizes in ARCHITECTURES.values() if kind in family.types), {})
+    settings = Settings({**given, "model_type": model_type}, Path("settings"))
+    settings.stored = frozenset(str(i) for i in range(999))
+    request = Request(next(iter(family.heads), None), 2)
+    with torch.device("meta"):
+        model = family.build(settings, request)
+    model.settings, model.request, model.family = settings, request, family
+    return model
+
+
+@pytest.mark.parametrize(("family", "model_type"), [(f, kind) for f in FAMILIES for kind in f.types])
+def test_every_family_has_its_pictures(family, model_type):
+    module = of_family(family, model_type)
+    whole = saccade.diagram(module, "transformer")
+    assert whole.facts["parameters"] == parameter_count(module) and len(texts(root(whole))) > 5
+    picture = saccade.diagram(module, "block")
+    parts = [part for part in walk(tree_of(module)) if part.kind == "block" or "graph" in part.facts][:2]
+    said = texts(root(picture))
+    assert parts and all(f"{part.parameters:,} parameters" in said for part in parts)
+    assert picture.facts["parameters"] == [part.parameters for part in parts]
+
+
+@pytest.mark.parametrize("name", [ORIGINAL, *ARCHITECTURES])
+def test_published_names_have_their_blocks(name):
+    assert len(texts(root(saccade.diagram("block", model=name)))) > 5
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_a_layer_of_graph_attention(kind):
+    layer = GraphAttention(17, 3, 5, kind=kind)
+    picture = saccade.diagram(nn.ModuleList([layer]), "block")
+    said = texts(root(picture))
+    assert {"W: 17 → 3 heads × 5", "x: N nodes × 17", "out: N × 15", "heads side by side, plus a bias"} <= set(said)
+    assert picture.facts["parameters"] == [parameter_count(layer)]
+    assert any("LeakyReLU(a · Wxi" in text for text in said) == (kind == "gat")
+    assert "over the edges j → i" in " ".join(said) and "reads the nodes from which edges lead" in picture.description
 
 
 def test_published_sizes_are_the_published_ones():

@@ -171,15 +171,23 @@ def test_a_mechanism_without_weights_has_no_picture_of_them():
         (["variants", "--model", "bert"], "--model: variants are drawn from saccade.variants"),
         (["attention", "--head", "a.b"], "head: expected (layer, head) or 'layer.head'"),
         (["block", "--model", "nobody"], "nobody: no such model folder"),
+        (["attention", "--target", "a"], "target: not for attention; decoder-step of an encoder-decoder reads one"),
+        (["decoder-step", "--target", "a b"], "target: embedded reads none; an encoder-decoder does"),
+        (["attention", "--head", "1.9"], "head: 1.9 does not exist; this model has the layers 0 to 3"),
+        (["attention", "--text", " "], "text: it holds no word"),
+        (["block", "--text", "a"], "text: not for block"),
+        (["block", "--out", "folder.svg"], "cannot write folder.svg: it is a folder"),
+        (["block", "--out", "theirs.svg/block.svg"], "theirs.svg"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.svg").write_text("<svg/>")
+    (tmp_path / "folder.svg").mkdir()
     assert main(["diagram", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("saccade: error: ") and err.count("\n") == 1 and told in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.svg", "theirs.svg"]
 
 
 def test_the_command_writes_what_python_gives(tmp_path, monkeypatch, capsys):

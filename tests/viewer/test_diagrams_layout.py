@@ -27,6 +27,7 @@ PICTURES = {
     "blocks": lambda: saccade.diagram("block", model="vaswani"),
     "wide block": lambda: saccade.diagram("block", model="llama"),
     "parallel block": lambda: saccade.diagram(EncoderBlock(BlockConfig(AttentionConfig(64, 8), placement="parallel"))),
+    "graph layers": lambda: saccade.diagram("block", model="gat"),
     "transformer": lambda: saccade.diagram("transformer"),
     "encoder-decoder": lambda: saccade.diagram("transformer", model="vaswani"),
     **{name: lambda name=name: saccade.diagram("transformer", model=name) for name in ARCHITECTURES},
@@ -122,3 +123,27 @@ def test_widths_hold_with_another_font(name, family, browser):
     found = measured(browser, other, 900)
     assert not overlaps(found["texts"])
     assert not left_boxes(found["texts"])
+
+
+@pytest.mark.parametrize("width", [390, 800, 1600])
+@pytest.mark.parametrize("name", ["attention", "multi-head", "encoder-decoder"])
+def test_the_page_of_a_picture_is_readable_at_any_width(name, width, browser, tmp_path):
+    (tmp_path / "a.html").write_text(PICTURES[name]().html, encoding="utf-8")
+    for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(15, 19, 24)")):
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        page.goto((tmp_path / "a.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width  # the picture scrolls, not the page
+        smallest = page.evaluate("""() => {
+          const svg = document.querySelector('svg');
+          const sizes = [...svg.querySelectorAll('text')].map(e => parseFloat(e.getAttribute('font-size')));
+          return Math.min(...sizes) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        }""")
+        assert smallest >= 9
+        figure = page.locator("figure")
+        figure.focus()
+        page.keyboard.press("End"), page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(300)
+        room = figure.evaluate("e => e.scrollWidth - e.clientWidth")
+        assert not room or figure.evaluate("e => e.scrollLeft") > 0  # the keyboard reaches what is beside
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+        page.close()

@@ -314,6 +314,25 @@ def test_two_threads_that_wait_for_a_pyramid_share_it(small_tiles, monkeypatch):
     np.testing.assert_array_equal(tiles[0].values, tiles[1].values)
 
 
+def test_a_walk_ends_soon_after_its_run_is_closed(small_tiles, monkeypatch):
+    run = run_of("causal")
+    head, parts = run.head("0", 0, 0), []
+
+    def watched(call, place, rows):
+        parts.append(rows)
+        if len(parts) == 2:
+            run.close()
+        return row_lse(call, place, rows)
+
+    row_lse = _head.row_lse
+    monkeypatch.setattr(_head, "row_lse", watched)
+    with pytest.raises(maps.MapClosed):
+        head.tile("weights", "max", 4, 0, 0)
+    assert len(parts) == 2
+    with pytest.raises(maps.MapClosed):
+        run.head("0", 0, 1)
+
+
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [

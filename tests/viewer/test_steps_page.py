@@ -122,7 +122,7 @@ def test_switches_change_the_weights_to_what_numpy_says(opened, steps):
     near(page, softmax(masked * scores.scale))
 
     def turn(name):
-        page.get_by_role("group", name="Leave out a part").get_by_label(name, exact=True).click()
+        page.get_by_role("group", name="Leave parts out").get_by_label(f"without {name}", exact=True).click()
 
     turn("scale")
     near(page, softmax(masked))
@@ -144,6 +144,48 @@ def test_switches_change_the_weights_to_what_numpy_says(opened, steps):
     page.get_by_label("numbers in").select_option("float16")
     assert any(np.isnan(value) for value in weights_on(page).values())
     assert "exp overflows in float16" in page.locator(".s-told").inner_text()
+
+
+@pytest.mark.slow
+def test_a_box_is_ticked_where_its_part_is_left_out(opened, steps):
+    page = opened(saccade.step(TEXT, (1, 4), "it", without=["mask"]), fragment="#scale")
+    boxes = page.get_by_role("group", name="Leave parts out").get_by_role("checkbox")
+    ticked = [box.is_checked() for box in boxes.all()]
+    assert ticked == [False, True, False, False]  # scale, mask, positions, softmax shift
+    near(page, softmax(steps.scores.products * steps.scores.scale))
+    button = page.locator("button.switch")
+    assert button.inner_text() == "Leave out: scale" and button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert page.get_by_label("without scale").is_checked() and button.inner_text() == "Back with: scale"
+    slider = page.get_by_label("Scale", exact=True)
+    for position, expected in ((500, False), (1000, True), (250, False)):  # the model's own, 1, and half the model's
+        slider.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }", position)
+        assert page.get_by_label("without scale").is_checked() == expected
+
+
+@pytest.mark.slow
+def test_keys_that_the_mask_will_hide_say_so(opened, steps):
+    page = opened(steps, fragment="#dot")
+    visible = steps.scores.visible
+
+    def marked():
+        rows = page.locator(".s-panel tbody tr").all_inner_texts()
+        return [f"hidden in step {steps.hidden_in}" in row for row in rows]
+
+    assert steps[steps.steps[steps.hidden_in - 1].id].id == "mask"
+    assert marked() == [not seen for seen in visible]
+    box = page.locator(".diagram button", has_text="dot product")
+    seen = max(np.flatnonzero(visible), key=lambda j: steps.scores.products[j])
+    assert steps.labels[seen] in box.locator(".most").inner_text()  # the largest of those that count
+    assert box.locator(".bars i.pale").count() == (~visible).sum()
+    page.get_by_label("without mask").click()
+    assert not any(marked()) and box.locator(".bars i.pale").count() == 0
+    assert steps.labels[steps.scores.products.argmax()] in box.locator(".most").inner_text()
+    page.get_by_label("without mask").click()
+    for _ in range(2):  # the mask itself, where it is done
+        page.keyboard.press("ArrowRight")
+    assert page.locator(".s-panel h3").inner_text() == "Mask" and not any(marked())
+    assert page.locator("header .summary").inner_text() == steps.summary
 
 
 @pytest.mark.slow
@@ -241,7 +283,7 @@ def test_many_keys_are_folded_and_still_exact(opened):
     scores = (query @ key.mT)[0, 0, 0].numpy()
     near(page, softmax(2 * scores))
     assert set(np.argsort(-scores)[:4]) <= set(weights_on(page)) and len(weights_on(page)) == 16
-    page.get_by_label("scale", exact=True).click()
+    page.get_by_label("without scale", exact=True).click()
     near(page, softmax(scores))
     shown = page.get_by_role("table", name="Softmax").get_by_role("row").nth(1).get_by_role("cell").last.inner_text()
     first = min(weights_on(page))

@@ -67,6 +67,31 @@ def test_the_numbers_shown_are_the_numbers(steps):
     assert folded == pytest.approx(np.sort(steps.weights)[:8].sum(), abs=5e-4)
 
 
+def test_keys_that_the_mask_will_hide_stand_apart():
+    steps = saccade.step(TEXT, (1, 4), "it")
+    text = str(steps)
+    assert " ".join(steps.summary.split()) in " ".join(text.split())
+    assert steps.summary.startswith("In this head 'it' looks most at 'sat' (.79), then 'at' (.13)")
+    hidden = [j for j, seen in enumerate(steps.scores.visible) if not seen]
+    parts = re.split(r"\n\n(?= *\d+  )", text)
+    for number, (step, part) in enumerate(zip(steps, parts[1:], strict=True), 1):
+        rows = [int(j) for j in re.findall(r"^      +(\d+) \S+(?: +-?\d+\.\d+)+", part, re.MULTILINE)]
+        _, line, after = part.partition(f"hidden by the mask in step {steps.hidden_in}:")
+        assert bool(line) == (step.id in ("dot", "scale"))
+        if line:
+            assert number < steps.hidden_in and len(rows) == 7 and set(rows[5:]) <= set(hidden)
+            assert not set(rows[:5]) & set(hidden) and "1 more" in after
+            kept = [j for j in np.argsort(-step.columns[-1].values) if j not in hidden][:5]
+            assert rows[:5] == kept
+    assert "hidden by the mask" not in str(example())
+
+
+def test_each_part_that_can_be_left_out_says_how():
+    text = " ".join(str(saccade.step(TEXT, (1, 4), "it")).split())
+    assert re.findall(r"Try it: --without (\w+)", text) == ["position", "scale", "mask", "shift"]
+    assert "Try it" not in str(saccade.step(TEXT, (1, 4), "it", without=["mask"]))
+
+
 def test_an_overflow_is_shown_as_it_is():
     assert "NaN" not in str(example(without="shift"))  # in float64
     one = torch.tensor([[[[4.0]]]], dtype=torch.float16)

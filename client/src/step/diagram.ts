@@ -14,6 +14,8 @@ interface Box {
 /** What changes with the switches: columns of all keys (null: as in the step), and the output. */
 export interface Live {
   column(step: Step, name: string): number[] | null;
+  /** Whether a step after that at `at` hides key `j`. */
+  later(j: number, at: number): boolean;
   output: number[] | null;
 }
 
@@ -98,8 +100,9 @@ export class Diagram {
         const now = live.column(step, last.name);
         const values = this.keys.map((j, i) => (now ? now[j] : (last.values[this.places[i]] ?? -Infinity)));
         const weights = step.id === "softmax";
-        picture.replaceChildren(weights ? bars(values, 1, "weight") : signed(values));
-        note.replaceChildren(...this.largest(values, weights ? 2 : 1));
+        const later = this.keys.map((j) => live.later(j, at));
+        picture.replaceChildren(weights ? bars(values, 1, "weight") : signed(values, later));
+        note.replaceChildren(...this.largest(values.map((value, i) => (later[i] ? -Infinity : value)), weights ? 2 : 1));
       }
       if (step.id === "sum" && live.output) picture.replaceChildren(cells(live.output, "value"));
     });
@@ -129,14 +132,14 @@ function bars(values: number[], most: number, kind: string): HTMLElement {
   return box;
 }
 
-/** Upright bars above and below a line; a hidden key is a cross. */
-function signed(values: number[]): HTMLElement {
+/** Upright bars above and below a line; a hidden key is hatched, one that is hidden later is pale. */
+function signed(values: number[], later: readonly boolean[]): HTMLElement {
   const most = Math.max(...values.filter(Number.isFinite).map(Math.abs), 1e-9);
   const box = h("span", { class: "bars signed" });
-  for (const value of values) {
+  values.forEach((value, i) => {
     const hidden = value === -Infinity;
     const share = hidden ? 0 : Math.min(1, Math.abs(value) / most);
-    box.append(h("i", { class: hidden ? "hidden-key" : value < 0 ? "minus" : "", style: `--share: ${share.toFixed(4)}` }));
-  }
+    box.append(h("i", { class: hidden ? "hidden-key" : `${value < 0 ? "minus" : ""}${later[i] ? " pale" : ""}`, style: `--share: ${share.toFixed(4)}` }));
+  });
   return box;
 }

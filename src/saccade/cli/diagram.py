@@ -34,6 +34,14 @@ def diagram(
     text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What attention, multi-head and decoder-step read.")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What an encoder-decoder has written in decoder-step.  [default: what the model writes first]",
+            show_default=False,
+        ),
+    ] = None,
     head: Annotated[
         str | None,
         typer.Option(metavar="LAYER.HEAD", help="The head, from 0.  [default: the one that weighs words most evenly]"),
@@ -50,19 +58,19 @@ def diagram(
         raise UserError(f"{kind}: no kind of diagram; expected one of {', '.join(KINDS)}")
     if dark and light:
         raise UserError("--dark and --light came; give one of them")
-    target = Path(f"saccade-{kind}.svg") if out is None else out
-    if target.suffix.lower() not in FORMATS:
-        raise UserError(f"--out {target}: a diagram is written as .svg, .png or .html")
+    path = Path(f"saccade-{kind}.svg") if out is None else out
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"--out {path}: a diagram is written as .svg, .png or .html")
     if kind == "variants" and model is not None:
         raise UserError("--model: variants are drawn from saccade.variants, not from a model")
-    if target.suffix.lower() == ".png":
+    if path.suffix.lower() == ".png":
         require("resvg_py", "plot")
 
     from ..viewer import check_target
     from ..viewer.diagrams import diagram as draw
 
-    check_target(target, force=force)
+    check_target(path, force=force)
     theme = "dark" if dark else "light" if light else "auto"
-    made = draw(None, kind, text=text, model=model, head=head, theme=theme)
-    made.save(target, force=force)
-    typer.echo(f"{made.title}\nDiagram: {target}")
+    made = draw(None, kind, text=text, model=model, head=head, theme=theme, target=target)
+    made.save(path, force=force)
+    typer.echo(f"{made.title}\nDiagram: {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..inspection import Steps
 
 PAGES = (".html", ".htm")
+PARTS = ("encoder", "decoder", "cross")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,8 @@ class StepOptions:
 
     head: str | None = option(
         None,
-        "The head, as 1.4: layer 1 head 4.  [default: where it looks most at a word not beside it]",
+        "The head, as 1.4: layer 1 head 4. Of an encoder-decoder also decoder.1.4 and cross.1.4.  "
+        "[default: where the word looks most at a word not beside it]",
         metavar="LAYER.HEAD",
     )
     word: str | None = option(
@@ -35,6 +38,12 @@ class StepOptions:
         metavar="WORD",
     )
     nth: int | None = option(None, "The occurrence of the word, from 1.", metavar="N")
+    target: str | None = option(
+        None,
+        "What an encoder-decoder reads as its target; the word is then one of the target.  "
+        "[default: what the model writes]",
+        metavar="TEXT",
+    )
     without: str | None = option(
         None,
         "Leave out scale, mask, position or shift (several with commas) and see the weights change.",
@@ -99,22 +108,37 @@ def step(
 
 
 def _example(text: list[str] | None, chosen: StepOptions, common: CommonOptions) -> Steps:
-    if text or common.model or chosen.head or chosen.word or chosen.nth:
-        raise UserError("--example has a text and a head of its own; leave TEXT, --head, --word, --nth and --model out")
+    others = (common.model, chosen.head, chosen.word, chosen.nth, chosen.target)
+    if text or any(given is not None for given in others):
+        raise UserError(
+            "--example has a text and a head of its own; leave TEXT, --head, --word, --nth, --target and --model out"
+        )
     from ..inspection import example
 
     return example(without=_listed(chosen.without))
 
 
 def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions) -> Steps:
-    given, head = given_text(text, "step"), parse_head(chosen.head)
+    given, head = given_text(text, "step"), _parsed(chosen.head)
     if common.out is not None:
         from ..viewer import check_target
 
         check_target(common.out, force=common.force)
     from ..viewer import step as steps_of
 
-    return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=_listed(chosen.without))
+    without = _listed(chosen.without)
+    return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=without, target=chosen.target)
+
+
+def _parsed(head: str | None) -> tuple[int, int] | tuple[str, int, int] | None:
+    """Layer and head of 1.4, with the part before them of cross.1.4."""
+    part, point, place = (head or "").strip().partition(".")
+    if not part.isalpha():
+        return parse_head(head)
+    if part not in PARTS or not point or not re.fullmatch(r"\d{1,6}\.\d{1,6}", place):
+        raise UserError(f"--head {head}: expected layer.head, such as 1.4, or {', '.join(f'{p}.1.4' for p in PARTS)}")
+    layer, _, number = place.partition(".")
+    return part, int(layer), int(number)
 
 
 def _listed(without: str | None) -> list[str]:

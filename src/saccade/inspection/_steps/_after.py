@@ -82,7 +82,10 @@ class AfterWeights(Writer):
             "a = W_o c" + (" + b" if around.output.bias is not None else ""),
             f"W_o {shape(around.output.weight)}, c {shape(numbers.gated)}, a {shape(numbers.written)}",
             "One more learned matrix mixes the heads and brings the vector back to the width of the model.",
-            "Without it no number of one head could be added to one of another.",
+            f"Without it every head would write only to places of its own, head {inputs.head} to {part.start} to "
+            f"{part.stop - 1}."
+            if inputs.heads > 1
+            else "",
             vectors=(Vector("a", numbers.written), Vector(f"of it from head {inputs.head}", own)),
         )
         if numbers.result is None:

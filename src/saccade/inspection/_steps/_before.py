@@ -28,44 +28,67 @@ class BeforeScores(Writer):
         self.token = token  # the row's token, and its row of the embedding
 
     def steps(self) -> Iterator[Step]:
-        around, numbers, row = self.inputs.around, self.numbers, self.inputs.row
+        around, numbers = self.inputs.around, self.numbers
         if self.token is not None:
             yield self._embedding(*self.token)
         if around is None or numbers.projected is None or numbers.normed is None:
             yield self._given()
             return
-        if self.inputs.layer:
+        if self.inputs.layer or self.inputs.crosses:
             yield self._stream()
         if around.placement != "post":
             yield self._norm()
-        query, key, value = numbers.projected
-        bias = " + b" if around.query.bias is not None else ""
-        n = "x" if around.placement == "post" else "n"
-        width = len(numbers.normed)
-        shared = ""
-        if self.inputs.kv_heads < self.inputs.heads:
-            group = self.inputs.heads // self.inputs.kv_heads
-            shared = f" {group} query heads share one key and value head, here number {self.inputs.kv_head}."
-        yield Step(
-            "project",
-            "Query, key and value",
-            f"q = W_q {n}{bias},  k_j = W_k {n}_j{bias},  v_j = W_v {n}_j{bias}",
-            f"W_q {shape(around.query.weight)}, W_k {shape(around.key.weight)}, W_v {shape(around.value.weight)}; "
-            f"{n} ({width},), q {shape(query)}, k {shape(key)}, v {shape(value)}",
-            "Three learned matrices turn the vector of each token into three short ones. The query says what this "
-            "token looks for, a key what a token offers, a value what it hands over when it is looked at." + shared,
-            "Without the matrices query and key would be the same vector, and a token would look mostly at tokens "
-            "like itself.",
-            vectors=(
-                Vector(f"q of {self.name}", query, "query"),
-                Vector(f"k of {self.name}", key[row], "key"),
-                Vector(f"v of {self.name}", value[row], "value"),
-            ),
-        )
+        yield self._projections()
         if around.query_norm is not None and numbers.head_normed is not None:
             yield self._head_norm(*numbers.head_normed)
         if around.rotation is not None:
             yield self._rotation()
+
+    def _projections(self) -> Step:
+        """The three matrices of the head, on one text or, in cross-attention, on two."""
+        around, numbers, row = self.inputs.around, self.numbers, self.inputs.row
+        assert around is not None and numbers.projected is not None and numbers.normed is not None
+        query, key, value = numbers.projected
+        bias = " + b" if around.query.bias is not None else ""
+        n = "x" if around.placement == "post" else "n"
+        read, widths, told = n, f"{n} ({len(numbers.normed)},)", self.name
+        if around.context is not None:
+            row = int(numbers.softmax.weights.argmax())
+            read, widths, told = "e", f"{widths}, e_j ({around.context.shape[1]},)", self._key(row)
+        says, without = self._why_projected()
+        if self.inputs.kv_heads < self.inputs.heads:
+            group = self.inputs.heads // self.inputs.kv_heads
+            says += f" {group} query heads share one key and value head, here number {self.inputs.kv_head}."
+        return Step(
+            "project",
+            "Query, key and value",
+            f"q = W_q {n}{bias},  k_j = W_k {read}_j{bias},  v_j = W_v {read}_j{bias}",
+            f"W_q {shape(around.query.weight)}, W_k {shape(around.key.weight)}, W_v {shape(around.value.weight)}; "
+            f"{widths}, q {shape(query)}, k {shape(key)}, v {shape(value)}",
+            says,
+            without,
+            vectors=(
+                Vector(f"q of {self.name}", query, "query"),
+                Vector(f"k of {told}", key[row], "key"),
+                Vector(f"v of {told}", value[row], "value"),
+            ),
+        )
+
+    def _why_projected(self) -> tuple[str, str]:
+        if self.inputs.crosses:
+            return (
+                f"Two texts meet here. The query is made from {self.name} in the target and says what it looks for. "
+                "Keys and values are made from the source, from the vectors e_j that the encoder gives for its tokens: "
+                "a key says what a token offers, a value what it hands over when it is looked at.",
+                "Without cross-attention the decoder would not know the source at all.",
+            )
+        return (
+            "Three learned matrices turn the vector of each token into three short ones. The query says what "
+            f"{self.name} looks for, the key of token j what that token offers, its value what it hands over when it "
+            "is looked at.",
+            "Without the matrices query and key would be the same vector, and a token would look mostly at tokens "
+            "like itself.",
+        )
 
     def _embedding(self, token: int, table_row: np.ndarray) -> Step:
         around = self.inputs.around
@@ -80,6 +103,7 @@ class BeforeScores(Writer):
             elif scale != 1.0:
                 root = f"√{len(table_row)}" if abs(scale**2 - len(table_row)) < 1e-3 else f"{scale:.4g}"
                 formula = f"x_0 = {root} · W[{token}]"
+                made = f" This model multiplies the row by a fixed number, {root}."
         return Step(
             "token",
             "Token and embedding",
@@ -95,13 +119,24 @@ class BeforeScores(Writer):
     def _stream(self) -> Step:
         layer, x = self.inputs.layer, self.numbers.stream
         assert x is not None
+        if self.inputs.crosses:
+            return Step(
+                "stream",
+                f"What cross-attention of layer {layer} reads",
+                "x = what self-attention of this layer leaves",
+                f"x {shape(x)}",
+                f"The decoder's self-attention came first: the vector of {self.name} holds what was found in the "
+                "target up to here.",
+                vectors=(Vector("x", x),),
+            )
         layers = "layer 0" if layer == 1 else f"layers 0 to {layer - 1}"
         return Step(
             "stream",
             f"What layer {layer} reads",
             "x = what the layer before gives",
             f"x {shape(x)}",
-            f"{layers[0].upper()}{layers[1:]} changed the vector: it now holds what was found in other tokens, too.",
+            f"{layers[0].upper()}{layers[1:]} changed the vector of {self.name}: it now holds what was found in other "
+            "tokens, too.",
             f"Without the layers before, every head would see {self.name} as it stands in the table, whatever the "
             "text.",
             vectors=(Vector("x", x),),
@@ -123,9 +158,9 @@ class BeforeScores(Writer):
             formula,
             f"x {shape(x)}, n {shape(n)}",
             "Every vector is brought to the same size before it is compared; g holds a learned factor for each "
-            "component.",
-            f"Without it large vectors would get large scores, and they grow from layer to layer: |x| is "
-            f"{length(x):.3g} here, |n| is {length(n):.3g}.",
+            "component." + (" ε is tiny and keeps the division from being one by 0." if "ε" in formula else ""),
+            f"Without it large vectors would get large scores, and they grow from layer to layer: the "
+            f"length |x| is {length(x):.3g} here, |n| is {length(n):.3g}.",
             vectors=(Vector("x", x), Vector("n", n)),
         )
 
@@ -138,7 +173,7 @@ class BeforeScores(Writer):
             "Queries and keys of each head are brought to one size, so that scores cannot grow without bound.",
             vectors=(
                 Vector(f"q of {self.name}", query, "query"),
-                Vector(f"k of {self.name}", key[self.inputs.row], "key"),
+                *([] if self.inputs.crosses else [Vector(f"k of {self.name}", key[self.inputs.row], "key")]),
             ),
         )
 

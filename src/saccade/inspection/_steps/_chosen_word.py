@@ -11,7 +11,20 @@ from .._words import Word
 _NEAR = 3  # names that an error gives
 
 
-def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None = None) -> tuple[int, str]:
+def asking(
+    words: Sequence[Word], wanted: str | int | None, nth: int | None, *, where: str = "text"
+) -> tuple[Word, list[str]]:
+    """The word that is meant, and what is to be said of it; its last token asks. Errors as in `find_word`."""
+    number, note = find_word(words, wanted, nth, where=where)
+    chosen, notes = words[number], [note] if note else []
+    if chosen.last - chosen.first > 1:
+        notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
+    return chosen, notes
+
+
+def find_word(
+    words: Sequence[Word], wanted: str | int | None, nth: int | None = None, *, where: str = "text"
+) -> tuple[int, str]:
     """The index of the word that is meant, and what is to be said of the choice ("" where it was clear).
 
     Args:
@@ -19,6 +32,7 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
         wanted: a word (``it``), one of its occurrences (``it:2``), or a number counted from 1 without special tokens;
             None is the last word that is no punctuation.
         nth: the occurrence, counted from 1.
+        where: what errors call the text.
 
     Raises:
         TypeError: neither a word nor a number.
@@ -31,7 +45,7 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
     if not isinstance(wanted, str | int) or isinstance(wanted, bool):
         raise TypeError(f"word: expected a word or its number, got {wanted!r}")
     if isinstance(wanted, int):
-        return _numbered(ordinary, wanted), ""
+        return _numbered(ordinary, wanted, where), ""
     text = wanted.strip()
     places = _places(words, text)
     match = re.fullmatch(r"(.+):(\d{1,9})", text, re.DOTALL)
@@ -39,9 +53,9 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
         text, nth = match[1], int(match[2])
         places = _places(words, text)
     if not places and text.isdigit() and nth is None:
-        return _numbered(ordinary, int(text)), ""
+        return _numbered(ordinary, int(text), where), ""
     if not places:
-        raise ValueError(f"word: {text!r} is not in the text; {_near(words, text)}")
+        raise ValueError(f"word: {text!r} is not in the {where}; {_near(words, text, where)}")
     if nth is not None and not 1 <= nth <= len(places):
         times = "once" if len(places) == 1 else f"{len(places)} times"
         raise ValueError(f"word: {text!r} is there {times}, so there is no occurrence {nth}")
@@ -54,9 +68,9 @@ def find_word(words: Sequence[Word], wanted: str | int | None, nth: int | None =
     return chosen, ""
 
 
-def _numbered(ordinary: list[int], number: int) -> int:
+def _numbered(ordinary: list[int], number: int, where: str) -> int:
     if not 1 <= number <= len(ordinary):
-        raise ValueError(f"word: {number} is no word of this text, which has 1 to {len(ordinary):,}")
+        raise ValueError(f"word: {number} is no word of this {where}, which has 1 to {len(ordinary):,}")
     return ordinary[number - 1]
 
 
@@ -66,9 +80,9 @@ def _places(words: Sequence[Word], text: str) -> list[int]:
     return exact or [i for i, word in enumerate(words) if word.text.casefold() == text.casefold()]
 
 
-def _near(words: Sequence[Word], text: str) -> str:
+def _near(words: Sequence[Word], text: str, where: str) -> str:
     spoken = list(dict.fromkeys(word.label for word in words if not word.special))
     near = get_close_matches(text, spoken, _NEAR, 0.5)
     if near:
         return f"like it there is {' and '.join(repr(name) for name in near)}"
-    return f"the text begins with {', '.join(map(repr, spoken[:_NEAR]))}"
+    return f"the {where} begins with {', '.join(map(repr, spoken[:_NEAR]))}"

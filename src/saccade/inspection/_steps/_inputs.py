@@ -5,7 +5,7 @@ Everything is float64 numpy. Shape legend: L keys, E model width, D key width, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from ..._biases import Bias, RelativeScores, Span, TensorBias, as_bias
 from ..._call import CheckedCall, ObservedCall
 from ..._checks import make_call
+from ...models.text.encoder_decoder import EncoderDecoder
 from ...nn.attention import MultiHeadAttention
-from ...nn.blocks import EncoderBlock
 from ...nn.norm import RMSNorm
 from ...nn.stacks import Stack
 from ...positions import Rotary
-from .._models import TextModel, weights_of
+from .._models import LayerObserver, TextModel, weights_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +94,7 @@ class Surroundings:
     rotation: Rotation | None
     gate: Linear | None
     output: Linear
+    context: Tensor | None = None  # (Lk, C) what keys and values are made of in cross-attention; None: the stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,17 @@ class HeadInputs:
     mask_name: str
     own: int | None = None  # which key is the token that asks; None where queries are not the same tokens
     around: Surroundings | None = None
+    part: str = ""  # of an encoder-decoder: "encoder", "decoder" or "cross"
+
+    @property
+    def place(self) -> str:
+        """The head as a command takes it: 1.4, cross.1.4."""
+        return ".".join([*filter(None, [self.part]), str(self.layer), str(self.head)])
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys are of another text than the query."""
+        return self.part == "cross"
 
     @property
     def kv_head(self) -> int:
@@ -176,7 +188,7 @@ def of_call(call: ObservedCall, head: int, row: int, layer: int = 0, item: int =
         bias_name="" if bias is None or isinstance(bias, TensorBias) else type(bias).__name__,
         visible=visible,
         mask_name="" if visible is None else _named(checked),
-        own=row if rows == call.key.shape[2] else None,
+        own=row if rows == call.key.shape[2] and not getattr(call, "cross", False) else None,
     )
 
 
@@ -211,6 +223,9 @@ def _visible_row(call: CheckedCall, head: int, row: int, item: int) -> np.ndarra
 
 def of_model(model: TextModel, tokens: Tensor, head: tuple[int, int], row: int) -> HeadInputs:
     """The inputs of ``row`` in ``head`` (layer, head) as ``model`` reads ``tokens`` (1, L)."""
+    if model.stack is not None:
+        part = "encoder" if isinstance(model.module, EncoderDecoder) else ""
+        return of_stack(model.stack, head, row, lambda observe: model.run(tokens, observe), part)
     layer, number = head
     found: list[HeadInputs] = []
 
@@ -218,28 +233,51 @@ def of_model(model: TextModel, tokens: Tensor, head: tuple[int, int], row: int) 
         if at == layer:
             found.append(of_call(call, number, row, layer))
 
-    if model.stack is None:
-        model.run(tokens, keep)
-        return found[0]
-    with _captured(model.stack, layer) as seen:
-        model.run(tokens, keep)
-    return _with_surroundings(found[0], model.stack, seen, row)
+    model.run(tokens, keep)
+    return found[0]
+
+
+def of_stack(
+    stack: Stack, head: tuple[int, int], row: int, run: Callable[[LayerObserver], None], part: str = ""
+) -> HeadInputs:
+    """The inputs of ``row`` in ``head`` (layer, head) of a stack of Saccade's, while ``run(observe)`` runs it.
+
+    It tells the calls of ``part`` alone; "cross" is cross-attention.
+    """
+    layer, number = head
+    found: list[HeadInputs] = []
+
+    def keep(at: int, call: ObservedCall) -> None:
+        if at == layer:
+            found.append(replace(of_call(call, number, row, layer), part=part))
+
+    with _captured(stack, layer, cross=part == "cross") as seen:
+        run(keep)
+    return _with_surroundings(found[0], stack, seen, row)
 
 
 @contextmanager
-def _captured(stack: Stack, layer: int) -> Iterator[dict[str, Tensor]]:
-    """What the first block, this block and its attention read, and what that attention gave, by name."""
+def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
+    """What the first block, this attention and the stream before it read, and what this attention gave, by name."""
     seen: dict[str, Tensor] = {}
 
     def reads(name: str) -> Any:
         return lambda module, given: seen.__setitem__(name, given[0])
 
+    def attends(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen["read"] = given[0]
+        if named.get("context") is not None:
+            seen["context"] = named["context"]
+
     block: Any = stack.blocks[layer]
+    attention = block.cross if cross else block.attention
+    # Before the norm of cross-attention the stream is what self-attention left; where the norm comes after, it is read.
+    before = [block] if not cross else [block.cross_norm] if block.config.placement == "pre" else [attention]
     hooks = [
         stack.blocks[0].register_forward_pre_hook(reads("embedded")),
-        block.register_forward_pre_hook(reads("stream")),
-        block.attention.register_forward_pre_hook(reads("read")),
-        block.attention.register_forward_hook(lambda module, given, out: seen.__setitem__("written", out)),
+        *(module.register_forward_pre_hook(reads("stream")) for module in before),
+        attention.register_forward_pre_hook(attends, with_kwargs=True),
+        attention.register_forward_hook(lambda module, given, out: seen.__setitem__("written", out)),
     ]
     try:
         yield seen
@@ -250,17 +288,16 @@ def _captured(stack: Stack, layer: int) -> Iterator[dict[str, Tensor]]:
 
 def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor], row: int) -> HeadInputs:
     block: Any = stack.blocks[inputs.layer]
-    assert isinstance(block, EncoderBlock)
-    attention = block.attention
+    attention, norm = (block.cross, block.cross_norm) if inputs.crosses else (block.attention, block.attention_norm)
     query, key, value = _of_head(attention, inputs)
-    positions = stack.positions_of(inputs.layer)
+    positions = None if inputs.crosses else stack.positions_of(inputs.layer)
     around = Surroundings(
         embedded=numbers(seen["embedded"][0, row]),
         stream=seen["stream"][0],
         read=seen["read"][0],
         written=numbers(seen["written"][0, row]),
         placement=block.config.placement,
-        norm=_norm(block.attention_norm),
+        norm=_norm(norm),
         query=query,
         key=key,
         value=value,
@@ -269,6 +306,7 @@ def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor]
         rotation=_rotation(positions, len(inputs.key)) if isinstance(positions, Rotary) else None,
         gate=None if attention.gate is None else _linear(attention.gate),
         output=_linear(attention.output),
+        context=seen["context"][0] if inputs.crosses else None,
     )
     return replace(inputs, around=around)
 

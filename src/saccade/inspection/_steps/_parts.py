@@ -89,8 +89,8 @@ class HeadNumbers:
             return None
         # Block by block: of a long text the vectors of all tokens in float64 would be gigabytes.
         keys, values = [], []
-        for start in range(0, len(around.stream), _BLOCK):
-            block = _read(around, slice(start, start + _BLOCK))
+        for start in range(0, len(self.inputs.key), _BLOCK):
+            block = _read_by_keys(around, slice(start, start + _BLOCK))
             keys.append(around.key(block))
             values.append(around.value(block))
         return around.query(self.normed), np.concatenate(keys), np.concatenate(values)
@@ -205,7 +205,12 @@ class HeadNumbers:
 
 
 def _read(around: Surroundings, rows: slice) -> np.ndarray:
-    """What the projections read of these rows: normed where the norm comes first."""
+    """What the projection of queries reads of these rows: normed where the norm comes first."""
     if around.placement == "post":
         return numbers(around.stream[rows])
     return numbers(around.read[rows]) if around.norm is None else around.norm(numbers(around.stream[rows]))
+
+
+def _read_by_keys(around: Surroundings, rows: slice) -> np.ndarray:
+    """What the projections of keys and values read: the same, or another text's vectors as they are."""
+    return _read(around, rows) if around.context is None else numbers(around.context[rows])

@@ -17,8 +17,10 @@ from .._words import Word
 from ._json import FEW, listed, part, plain, rows, scores_json, shown_keys, step_json
 from ._parts import HeadNumbers, Step
 from ._scores import SWITCHES, Scores
+from ._writer import weight_text
 
 VERSION = 1
+LEAST_TOLD = 0.05  # weight of a key that the summary names beside the largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +29,16 @@ class Steps:
 
     Attributes:
         text, model, title: what was read, by what, and what is shown of it.
+        target: of an encoder-decoder, where the head is its decoder's.
         layer, head, row: the head, and the token that asks (from 0, special tokens counted).
+        part: "encoder", "decoder" or "cross" of an encoder-decoder. place: the head as `--head` takes it.
         layers, heads: of the model and of the layer.
         labels: each key as it can be shown.
         steps: in order.
         without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
         notes: what was chosen or had to be left out.
         digits: decimals that show the numbers.
+        query: what sentences call the row's token: 'it'.
     """
 
     text: str
@@ -47,6 +52,8 @@ class Steps:
     without: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digits: int = 3
+    target: str = ""
+    query: str = "the query"
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -68,6 +75,14 @@ class Steps:
     @property
     def head(self) -> int:
         return self.numbers.inputs.head
+
+    @property
+    def part(self) -> str:
+        return self.numbers.inputs.part
+
+    @property
+    def place(self) -> str:
+        return self.numbers.inputs.place
 
     @property
     def heads(self) -> int:
@@ -110,6 +125,23 @@ class Steps:
         return self.numbers.differences()
 
     @property
+    def summary(self) -> str:
+        """What comes out, in one sentence: the keys that get most of the weight."""
+        order = [int(j) for j in np.argsort(-self.weights, kind="stable")[:3]]
+        order = order[:1] + [j for j in order[1:] if self.weights[j] >= LEAST_TOLD]
+        shares = [f"'{self.labels[j]}' ({weight_text(self.weights[j])})" for j in order]
+        named = ", then ".join(shares) if len(shares) < 3 else f"{shares[0]}, then {shares[1]} and {shares[2]}"
+        return f"In this head {self.query} looks most at {named}. The steps show where these numbers come from."
+
+    @property
+    def hidden_in(self) -> int | None:
+        """The number, from 1, of the step that hides keys of this row; None where none is hidden."""
+        visible = self.scores.visible
+        if visible is None or visible.all():
+            return None
+        return next(number for number, step in enumerate(self, 1) if step.id == "mask")
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """What can be left out of this head."""
         return tuple(name for name in SWITCHES if not self.scores.why_not(name))
@@ -119,9 +151,11 @@ class Steps:
 
         ::
 
-            {version: 1, text, title, model, layers, layer, head, heads, kv_head, row, dtype, digits,
+            {version: 1, text, target, title, model, layers, part: "" | "encoder" | "decoder" | "cross", layer, head,
+             heads, kv_head, row, dtype, digits,
              own: the key that is the row's token | null,
              word: {text, first, last} | null, labels: [key, ...], notes: [sentence, ...],
+             summary, hidden_in: the number of the step that hides keys | null,
              without: [switch, ...], switches: [those that can be left out, ...],
              steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
                       vectors: [{name, kind: "query" | "key" | "value" | "", size, length, values: [the first 32]}],
@@ -143,9 +177,11 @@ class Steps:
         return {
             "version": VERSION,
             "text": self.text,
+            "target": self.target,
             "title": self.title,
             "model": self.model,
             "layers": self.layers,
+            "part": self.part,
             "layer": self.layer,
             "head": self.head,
             "heads": self.heads,
@@ -158,6 +194,8 @@ class Steps:
             "without": list(self.without),
             "switches": list(self.switches),
             "notes": list(self.notes),
+            "summary": self.summary,
+            "hidden_in": self.hidden_in,
             "digits": self.digits,
             "shown": None if shown is None else shown.tolist(),
             "steps": [step_json(one, shown) for one in self],
@@ -182,9 +220,7 @@ class Steps:
     def __repr__(self) -> str:
         own = self.numbers.inputs.own
         label = self.row if own is None else self.labels[own]
-        return (
-            f"<Steps of {label!r} in head {self.layer}.{self.head}: {len(self.steps)} steps, {len(self.labels)} keys>"
-        )
+        return f"<Steps of {label!r} in head {self.place}: {len(self.steps)} steps, {len(self.labels)} keys>"
 
     def _repr_html_(self) -> str:
         return str(import_module("saccade.viewer").framed_steps(self))

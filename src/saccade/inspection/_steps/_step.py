@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,51 +15,43 @@ from ..._attention import attention
 from ..._call import AttentionCall, ObservedCall
 from ...models import Model
 from .._collect import read
-from .._look import check_head
-from .._models import TextModel, weights_of
+from .._models import TextModel
 from .._published import as_text_model
-from .._words import Word
-from ._after import AfterWeights
-from ._before import BeforeScores
-from ._chosen_word import find_word
-from ._inputs import HeadInputs, of_call, of_model
-from ._parts import HeadNumbers
+from .._targets import token_labels
+from ._chosen_head import Head, checked_place, most_telling
+from ._chosen_word import asking
+from ._inputs import of_call, of_model
+from ._pair import steps_of_target
 from ._result import Steps
-from ._scores import checked_switches
-from ._weighing import Weighing
+from ._written import title_of, written_steps
 
 
 def steps_of(
     model: TextModel | Model,
     text: str,
-    head: tuple[int, int] | None = None,
+    head: Head | None = None,
     word: str | int | None = None,
     *,
     nth: int | None = None,
     without: Iterable[str] = (),
+    target: str | None = None,
     name: str | None = None,
 ) -> Steps:
     """What `saccade.step` gives, of an open model that is called ``name``."""
     opened = as_text_model(model)
-    if head is not None and not (isinstance(head, tuple) and [type(n) for n in head] == [int, int]):
-        raise TypeError(f"head: expected (layer, head), two ints, got {head!r}")
-    check_head(opened, head)
+    part, place = checked_place(opened, head, target)
+    called = name or opened.name
+    if part in ("decoder", "cross"):
+        return steps_of_target(opened, text, target, part, place, word, nth=nth, without=without, name=called)
     tokens, words = read(opened, text)
-    number, note = find_word(words, word, nth)
-    chosen = words[number]
-    ids = opened.whole(tokens.ids)
-    row, notes = chosen.last - 1, [note] if note else []
-    if chosen.last - chosen.first > 1:
-        notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
-    if head is None:
-        head = _most_telling(opened, ids, words, row, number)
-        why = "is taken" if head is None else "looks most at a word that is not beside it"
-        head = head or (0, 0)
-        notes.append(f"no head was asked for: {head[0]}.{head[1]} {why}")
-    labels = token_labels(opened, text, tokens.spans, words)
-    found = step_of_tokens(opened, ids, labels, head, row, without=without, notes=notes)
-    title = f"Head {head[0]}.{head[1]}, '{chosen.label}' asks: token {row} of {len(labels):,}, counted from 0"
-    return replace(found, text=text, model=name or opened.name, word=chosen, title=title)
+    chosen, notes = asking(words, word, nth)
+    row, ids = chosen.last - 1, opened.whole(tokens.ids)
+    labels = token_labels(text, tokens.spans, words, len(opened.before))
+    if place is None:
+        place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, labels, chosen, part=part)
+        notes.append(why)
+    found = step_of_tokens(opened, ids, labels, place, row, without=without, notes=notes)
+    return replace(found, text=text, model=called, word=chosen, title=title_of(found, chosen.label, len(labels)))
 
 
 def step_of_tokens(
@@ -83,7 +74,7 @@ def step_of_tokens(
             "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
             "positions come before it, the output projection after it"
         )
-    found = _steps(inputs, labels, known, without, notes)
+    found = written_steps(inputs, labels, known, without, notes)
     return replace(found, model=model.name, layers=model.layers)
 
 
@@ -103,7 +94,7 @@ def step_of_call(
     ``labels`` are of the keys, ``query`` is the label of the row; None is that of its key in self-attention.
     """
     shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
-    return _steps(of_call(call, head, row, layer, item), shown, None, without, (), query=query)
+    return written_steps(of_call(call, head, row, layer, item), shown, None, without, (), query=query)
 
 
 def example(without: Iterable[str] = ()) -> Steps:
@@ -112,67 +103,9 @@ def example(without: Iterable[str] = ()) -> Steps:
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
     call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
-    found = _steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="A", digits=6)
+    found = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="A", digits=6)
     return replace(
         found,
         title="Attention by hand: the query A = [1, 0] and two keys",
         model="every number can be checked on paper",
     )
-
-
-def _steps(
-    inputs: HeadInputs,
-    labels: Sequence[str],
-    token: tuple[int, np.ndarray] | None,
-    without: Iterable[str],
-    notes: Sequence[str],
-    *,
-    query: str | None = None,
-    digits: int = 3,
-) -> Steps:
-    numbers, labels = HeadNumbers(inputs), tuple(labels)
-    left_out = checked_switches(without, numbers.scores)
-    before = BeforeScores(numbers, labels, digits, query, token)
-    writers = before, Weighing(numbers, labels, digits, query), AfterWeights(numbers, labels, digits, query)
-    written = tuple(step for writer in writers for step in writer.steps())
-    of = "" if inputs.own is None else f" of {len(labels):,}"
-    title = f"Head {inputs.layer}.{inputs.head}: token {inputs.row}{of}, counted from 0"
-    return Steps("", "", 1, title, labels, numbers, written, None, left_out, tuple(notes), digits)
-
-
-def token_labels(
-    model: TextModel, text: str, spans: Sequence[tuple[int, int]], words: Sequence[Word]
-) -> tuple[str, ...]:
-    """Each token that the model reads, as it can be shown: a word of one token as the word."""
-    out = [""] * words[-1].last
-    before = len(model.before)
-    for word in words:
-        for i in range(word.first, word.last):
-            if word.last - word.first == 1 or not 0 <= i - before < len(spans):
-                out[i] = word.label
-                continue
-            start, stop = spans[i - before]
-            out[i] = Word(text[start:stop].strip(" ") or "␣", start, stop, i, i + 1).label
-    return tuple(out)
-
-
-def _most_telling(
-    model: TextModel, ids: Tensor, words: Sequence[Word], row: int, number: int
-) -> tuple[int, int] | None:
-    """The head in which the row looks most at a token of a word that is not beside its own; special tokens aside.
-
-    None where there is no such word.
-    """
-    others = [word for i, word in enumerate(words) if abs(i - number) > 1 and not word.special]
-    counted = [j for word in others for j in range(word.first, word.last)]
-    best, place = 0.0, None
-
-    def compare(layer: int, call: ObservedCall) -> None:
-        nonlocal best, place
-        weight, head = weights_of(call, rows=[row])[0, :, 0][:, counted].amax(-1).max(0)
-        if float(weight) > best:
-            best, place = float(weight), (layer, int(head))
-
-    if counted:
-        model.run(ids, compare)
-    return place

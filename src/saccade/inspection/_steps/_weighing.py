@@ -29,8 +29,8 @@ class Weighing(Writer):
             "Dot product",
             "d_j = q · k_j",
             f"q ({width},), k ({length}, {width}), d ({length},)",
-            "One number for each key: large where query and key point the same way, negative where they point "
-            "opposite ways.",
+            "One number for each key, its score: large where query and key point the same way, negative where they "
+            "point opposite ways." + self._not_hidden_yet(),
             f"Without this comparison every key would get the same weight, 1/{length} = {1 / length:.3g}.",
             vectors=self._one_product(),
             columns=(Column("d", scores.products),),
@@ -68,6 +68,13 @@ class Weighing(Writer):
             scaled = scaled + scores.bias
         yield self._mask(scaled)
         yield self._softmax()
+
+    def _not_hidden_yet(self) -> str:
+        visible, own = self.numbers.scores.visible, self.inputs.own
+        if visible is None or visible.all():
+            return ""
+        which = "Later tokens" if own is not None and visible[: own + 1].all() else "Tokens that must not be seen"
+        return f" {which} get a score like all others; a later step, the mask, hides them."
 
     def _one_product(self) -> tuple[Vector, ...]:
         """The key that gets the most, component by component: the numbers of the last vector add up to its score."""
@@ -122,12 +129,12 @@ class Weighing(Writer):
         elif causal:
             says = (
                 f"The {counted(hidden, 'token')} after {self.name} must not be seen, since the model learns to predict "
-                "what comes next. A score of −∞ becomes a weight of exactly 0."
+                "what comes next. The softmax then makes a score of −∞ a weight of exactly 0."
             )
         else:
             says = (
-                f"{counted(hidden, 'token')} of {length} are not to be seen from here ({self.inputs.mask_name}). A "
-                "score of −∞ becomes a weight of exactly 0."
+                f"{counted(hidden, 'token')} of {length} are not to be seen from here ({self.inputs.mask_name}). "
+                "The softmax then makes a score of −∞ a weight of exactly 0."
             )
         return Step(
             "mask",

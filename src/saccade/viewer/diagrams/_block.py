@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ._canvas import Canvas, formula_width
+from ._graph_layer import draw_graph_layer, is_graph_layer, told_of_graph_layer
 from ._modules import Part
 from ._shapes import Box, arrow, node
 from ._stack import draw_block, draw_box, title_of
@@ -18,6 +19,10 @@ def draw_blocks(canvas: Canvas, blocks: Sequence[Part], title: str) -> str:
     """The blocks beside one another; returns the description."""
     x = bottom = 0.0
     for block in blocks:
+        if is_graph_layer(block):
+            bottom = max(bottom, draw_graph_layer(canvas, block, x, _WIDTH))
+            x += _WIDTH + _GUTTER
+            continue
         wide = _WIDE if block.placement == "parallel" else _WIDTH
         middle = x + wide / 2
         canvas.text(middle, 0, title_of(block), size=17, anchor="middle", bold=True)
@@ -118,6 +123,8 @@ def _draw_feed_forward(canvas: Canvas, part: Part, x: float, y: float, width: fl
 
 
 def _description(blocks: Sequence[Part], title: str) -> str:
+    if all(map(is_graph_layer, blocks)):
+        return f"{title}. From top to bottom. {'. '.join(map(told_of_graph_layer, blocks))}."
     told = []
     for block in blocks:
         order = {

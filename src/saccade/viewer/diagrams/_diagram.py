@@ -17,13 +17,15 @@ from ._theme import THEMES
 
 FORMATS = (".svg", ".png", ".html", ".htm")
 _DOTS = 2.0  # pixels of a PNG for each unit of the picture
+_LEAST = 0.8  # pixels of a page for each unit, so that the smallest letters have 10; a narrower screen scrolls
 _PAGE = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="Saccade">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
     "<style>html{{color-scheme:{scheme}}}body{{margin:0;background:{paper}}}"
     "@media(prefers-color-scheme:dark){{body{{background:{dark}}}}}"
-    "figure{{margin:0 auto;padding:2vmin;max-width:{width}px}}svg{{display:block;width:100%;height:auto}}</style>\n"
-    "</head><body><figure>\n{svg}</figure></body></html>\n"
+    "figure{{margin:0 auto;padding:2vmin;max-width:{width}px;overflow-x:auto}}"
+    "svg{{display:block;width:100%;min-width:{least}px;height:auto}}</style>\n"
+    '</head><body><figure tabindex="0" aria-labelledby="{name}-title">\n{svg}</figure></body></html>\n'
 )
 
 
@@ -69,6 +71,8 @@ class Diagram:
             paper=light["paper"],
             dark=dark["paper"],
             width=round(self.canvas.size[0] * 1.5),
+            least=round(self.canvas.size[0] * _LEAST),
+            name=self._name,
             svg=self.svg,
         )
 
@@ -104,8 +108,12 @@ class Diagram:
         return target
 
     def _svg(self, theme: str) -> str:
-        name = "saccade-" + hashlib.sha256(f"{self.title}\n{self.description}".encode()).hexdigest()[:8]
-        return self.canvas.svg(theme, self.title, self.description, name)
+        return self.canvas.svg(theme, self.title, self.description, self._name)
+
+    @property
+    def _name(self) -> str:
+        """Of its elements, so that several pictures can stand in one page."""
+        return "saccade-" + hashlib.sha256(f"{self.title}\n{self.description}".encode()).hexdigest()[:8]
 
 
 _FORMULA_LENGTH = re.compile(r'(<text[^>]*?) textLength="[^"]*" lengthAdjust="spacingAndGlyphs"(?=[^>]*>[^<]*<tspan)')

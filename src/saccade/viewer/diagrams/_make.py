@@ -14,18 +14,22 @@ from ..._call import ObservedCall
 from ..._masks import Mask
 from ...inspection import TextModel, as_text_model, open_model
 from ...inspection._look import check_head
+from ...inspection._steps._chosen_head import checked_place
 from ...models import Model
+from ...models.text.encoder_decoder import EncoderDecoder
 from ...nn import MultiHeadAttention, SelfAttention, from_torch
 from ...variants import MechanismConfig
 from ._architectures import ARCHITECTURES, ORIGINAL, architecture, is_architecture
 from ._attention import MOST_TOKENS, draw_attention
 from ._block import draw_blocks
 from ._canvas import Canvas
-from ._decoder_step import draw_step, step_numbers
+from ._decoder_step import draw_step
 from ._diagram import Diagram, check_theme
+from ._graph_layer import is_graph_layer
 from ._head import LayerNumbers, layer_numbers, module_numbers, spread_head, usual_text
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head
+from ._step_numbers import Reading, step_numbers
 from ._transformer import draw_transformer
 from ._variants import all_variants, draw_variants, of_mask, of_mechanism
 
@@ -46,6 +50,7 @@ def diagram(
     model: Any = None,
     head: Head = None,
     theme: str = "auto",
+    target: str | None = None,
 ) -> Diagram:
     """A picture of attention, drawn from a real module with its real shapes, parameter counts and numbers.
 
@@ -62,6 +67,8 @@ def diagram(
             "wav2vec2", "esm", "patchtst", "gat", "graphormer".
         head: (layer, head) or "layer.head", from 0; None is the head that weighs several words most evenly.
         theme: "auto" follows the reader's setting, "light" or "dark" do not.
+        target: of "decoder-step" and an encoder-decoder, what it has written so far, the new token last; None is what
+            the model writes first.
 
     Returns:
         A `Diagram`, shown by notebooks, with `svg`, `html`, `png()`, `description` and `save(path)`.
@@ -87,11 +94,11 @@ def diagram(
     for name, given in (("text", text), ("head", head)):
         if given is not None and kind not in READING:
             raise ValueError(f"{name}: not for {kind}, which reads no text; {', '.join(READING)} do")
-    make: dict[str, Callable[..., Diagram]] = {
-        "attention": _attention,
-        "multi-head": _multi_head,
-        "decoder-step": _decoder_step,
-    }
+    if kind == "decoder-step":
+        return _decoder_step(chosen, text, head, theme, target)
+    if target is not None:
+        raise ValueError(f"target: not for {kind}; decoder-step of an encoder-decoder reads one")
+    make: dict[str, Callable[..., Diagram]] = {"attention": _attention, "multi-head": _multi_head}
     if kind in make:
         return make[kind](chosen, text, head, theme)
     return {"block": _block, "transformer": _transformer, "variants": _variants}[kind](chosen, theme)
@@ -137,18 +144,32 @@ def _multi_head(source: Any, text: str | None, head: Head, theme: str) -> Diagra
     return Diagram("multi-head", title, description, theme, facts, canvas)
 
 
-def _decoder_step(source: Any, text: str | None, head: Head, theme: str) -> Diagram:
+def _decoder_step(source: Any, text: str | None, head: Head, theme: str, target: str | None) -> Diagram:
     model, name = _text_model(source, "decoder-step")
-    layer, number = _place(head, model)
-    numbers = step_numbers(model, usual_text(model, MOST_TOKENS) if text is None else text, layer)
-    if number is None:
-        number = spread_head(numbers.weights[:, None].repeat(2, 1))
+    pair = isinstance(model.module, EncoderDecoder)
+    if head is not None:
+        checked_place(model, ("decoder", *_parsed(head)) if pair else _parsed(head), None)
+    layers = len(model.module.decoder.blocks) if isinstance(model.module, EncoderDecoder) else model.layers
+    layer, number = (min(LAYER, layers - 1), None) if head is None else _parsed(head)
+    read = usual_text(model, MOST_TOKENS) if text is None else text
+    numbers = step_numbers(model, read, layer, target)
+    number, of_source = (_shown_head(reading, number) for reading in (numbers.own, numbers.source))
     canvas = Canvas()
-    description = draw_step(canvas, numbers, number)
+    description = draw_step(canvas, numbers, number, of_source)
+    own = numbers.own
+    facts = {"labels": own.labels, "before": numbers.before, "after": own.shape, "token_bytes": own.token_bytes}
+    facts |= {"following": numbers.following, "weights": own.weights[number], "layer": layer, "head": number}
+    if numbers.source is not None:
+        facts |= {"source": numbers.source.labels, "source_weights": numbers.source.weights[of_source]}
     title = f"One step of decoding with a cache: layer {layer} head {number}, {name}"
-    facts = {key: getattr(numbers, key) for key in ("labels", "before", "after", "token_bytes", "following")}
-    facts |= {"weights": numbers.weights[number], "layer": layer, "head": number}
     return Diagram("decoder-step", title, description, theme, facts, canvas)
+
+
+def _shown_head(reading: Reading | None, asked: int | None) -> int:
+    """The head that is asked for where there is one, else the one that weighs several words most evenly."""
+    if reading is None or (asked is not None and asked < len(reading.weights)):
+        return asked or 0
+    return spread_head(reading.weights[:, None].repeat(2, 1))
 
 
 def _numbers_of(source: Any, text: str | None, head: Head) -> tuple[LayerNumbers, int | None]:
@@ -255,13 +276,13 @@ def _class_name(module: nn.Module) -> str:
 
 def _block(source: Any, theme: str) -> Diagram:
     name, module = _module_of(source)
-    parts = [part for part in walk(tree_of(module)) if part.kind == "block"]
+    parts = [part for part in walk(tree_of(module)) if part.kind == "block" or is_graph_layer(part)]
     if not parts:
         raise ValueError(f"source: {name} holds no block of saccade.nn, nor a torch.nn.TransformerEncoderLayer")
     canvas = Canvas()
     shown = parts[:2]
     description = draw_blocks(canvas, shown, name)
-    title = f"{' and '.join(part.label for part in shown)} of {name}"
+    title = f"{' and '.join(dict.fromkeys(part.label for part in shown))} of {name}"
     facts = {"parameters": [part.parameters for part in shown]}
     return Diagram("block", title, description, theme, facts, canvas)
 

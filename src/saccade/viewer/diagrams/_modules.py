@@ -283,7 +283,8 @@ class _Reader:
             details[0] += ", added to the logits of all layers"
         if tied:
             details[0] += ", the token embedding again" if kind == "head" else ", shared"
-        return [Part(kind, label, [d for d in details if d], count, name=name, shared=tied and not count)]
+        facts = _facts_of_graph(module) if isinstance(module, GraphAttention) else {}
+        return [Part(kind, label, [d for d in details if d], count, name=name, shared=tied and not count, facts=facts)]
 
     def _parameter(self, name: str, parameter: nn.Parameter) -> Part:
         count = 0 if id(parameter) in self._seen else parameter.numel()
@@ -369,6 +370,16 @@ def _shape_of(module: nn.Module, *, turned: bool = False) -> str:
     parameters = dict(module.named_parameters())
     weight = parameters.get("weight", max(parameters.values(), key=lambda p: p.numel()))
     return " × ".join(f"{n:,}" for n in weight.shape)
+
+
+def _facts_of_graph(module: GraphAttention) -> dict[str, Any]:
+    return {
+        "graph": module.kind,
+        "heads": module.heads,
+        "head": module.head_width,
+        "width": module.value.in_features,
+        "concat": module.concat,
+    }
 
 
 def _words(name: str) -> str:

@@ -56,6 +56,10 @@ class _Pyramid(NamedTuple):
         return sum(level.nbytes for levels in self.levels.values() for level in levels)
 
 
+class MapClosed(Exception):
+    """The run was closed while something was computed."""
+
+
 class HeadMap:
     """One head of one item of a call."""
 
@@ -63,6 +67,7 @@ class HeadMap:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
         self.base = _BASE - (call.call.query.shape[3] > _NARROW)
+        self.closed = False  # nobody waits any more: a long walk ends at its next part
         # One for each of what takes long, so that none of them waits for another.
         self._locks = {what: threading.Lock() for what in ("lse", "numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
@@ -108,6 +113,8 @@ class HeadMap:
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
 
     def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
+        if self.closed:
+            raise MapClosed
         logits = what == "logits"
         lse = None if logits or isinstance(rows, Tensor) else self.lse(rows)
         return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits)
@@ -119,6 +126,8 @@ class HeadMap:
                 self._lse = torch.full((self.length_q,), float("nan"), dtype=torch.float64)
         step = max(1, _GROUP // (_BLOCK * self.length_k))
         for first in range(rows.start // _BLOCK, -(-rows.stop // _BLOCK), step):
+            if self.closed:
+                raise MapClosed
             last = min(first + step, -(-rows.stop // _BLOCK))
             with self._locks["lse"]:
                 if not self._known[first:last].all():
@@ -140,8 +149,13 @@ class HeadMap:
     def _pyramid(self, what: str) -> _Pyramid:
         with self._locks[what]:
             if what not in self._pyramids:
-                whole = self._pooled(what, range(self.length_q), range(self.length_k), (1 << self.base, 1 << self.base))
-                self._pyramids[what] = _levels(whole)
+                size = 1 << self.base
+                step = max(1, _GROUP // (size * self.length_k)) * size
+                strips = []
+                for start in range(0, self.length_q, step):
+                    rows = range(start, min(start + step, self.length_q))
+                    strips.append(self._pooled(what, rows, range(self.length_k), (size, size)))
+                self._pyramids[what] = _levels(Pooled(*map(torch.cat, zip(*strips, strict=True))))
             return self._pyramids[what]
 
     def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int) -> MapTile:

@@ -17,7 +17,7 @@ import torch
 
 from ._budget import KeptTensors
 from ._call import MapCall
-from ._head import HeadMap, MapTile, Pool, What
+from ._head import HeadMap, MapClosed, MapTile, Pool, What
 from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
 
@@ -74,6 +74,7 @@ class Run:
         self._heads: OrderedDict[tuple[str, int, int], HeadMap] = OrderedDict()
         self._summaries: dict[tuple[str, int, int], HeadSummary] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
     def call(self, id: str) -> MapCall:
         """Raises KeyError for a call that there is not."""
@@ -91,6 +92,8 @@ class Run:
             raise IndexError(f"head: expected 0 to {heads - 1}, got {head}")
         with self._lock:
             place = (call, item, head)
+            if self._closed:
+                raise MapClosed
             one = self._heads.setdefault(place, HeadMap(found, item, head))
             self._heads.move_to_end(place)
             self._forget(place)
@@ -194,7 +197,11 @@ class Run:
         return self.sides[id]
 
     def close(self) -> None:
-        """Delete what is kept in files."""
+        """Delete what is kept in files, and end what is being computed."""
+        with self._lock:
+            self._closed = True
+            for head in self._heads.values():
+                head.closed = True
         if self.kept is not None:
             self.kept.close()
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..._plain_values import plain_values
-from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, Pool, Run, Side, What
+from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
@@ -70,6 +70,8 @@ class Session:
             return Reply(plain_values(header), [_buffer(values) for values in buffers])
         except RequestError as error:
             return Reply({"error": str(error)}, status=400)
+        except MapClosed:
+            return Reply({"error": "the viewer has ended"}, status=400)
         except Exception:
             logging.getLogger(__name__).exception("the viewer could not answer %r", op)
             return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 def step(
     text: str,
-    head: tuple[int, int] | None = None,
+    head: tuple[int, int] | tuple[str, int, int] | None = None,
     word: str | int | None = None,
     model: TextModel | Model | str | Path | None = None,
     *,
     nth: int | None = None,
     without: Iterable[str] = (),
+    target: str | None = None,
 ) -> Steps:
     """Attention step by step: the real numbers of one head for one word of ``text``.
 
@@ -28,12 +29,17 @@ def step(
 
     Args:
         text: what the model reads.
-        head: (layer, head); None is the head in which the word looks most at a word that is not beside it.
+        head: (layer, head); None is the head in which the word looks most at a word that is not beside it. Of an
+            encoder-decoder (part, layer, head): "encoder", which (layer, head) alone means too, "decoder" for the
+            decoder's self-attention, "cross" for its cross-attention.
         word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
             last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
+            In a decoder or cross head it is a word of the target.
         model: a folder, a name on the hub, or an open model; None is the embedded one.
         nth: the occurrence of the word, from 1.
         without: what to leave out: "scale", "mask", "position", "shift". ``weights_without`` are then the weights.
+        target: what the decoder of an encoder-decoder reads; None is what the model writes. Without a head it is
+            shown in a cross head.
 
     Raises:
         ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
@@ -46,4 +52,4 @@ def step(
         raise TypeError(f"model: expected a folder, a name on the hub or an open model, got {type(model).__name__}")
     opened = open_model(model) if model is None or isinstance(model, str | Path) else model
     name = "embedded model" if model is None else None
-    return steps_of(opened, text, head, word, nth=nth, without=without, name=name)
+    return steps_of(opened, text, head, word, nth=nth, without=without, target=target, name=name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...inspection import Step, Steps
 
 PART = 6  # components shown of each vector, at most
-TERMS = 5  # keys shown of each step; the rest is folded
+TERMS, HIDDEN_TERMS = 5, 2  # keys shown of each step, and of those a later one hides; the rest is folded
 LONGEST_LABEL, LONGEST_NAME = 16, 28
 _BAR = 18  # cells of a weight of 1
 _INDENT = 4
@@ -55,7 +55,9 @@ def _print_title(console: Console, steps: Steps) -> None:
     text = [repr(shorten(" ".join(steps.text.split()), 200))] if steps.text else []
     _print_wrapped(console, ", ".join([*text, steps.model + shape]), "dim", 0)
     for note in steps.notes:
-        _print_wrapped(console, f"Note: {note}.", "dim", 0)
+        _print_wrapped(console, f"Note: {note}.", "", 0)
+    console.print()
+    _print_wrapped(console, steps.summary, "", 0)
 
 
 def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None:
@@ -72,7 +74,8 @@ def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None
     if step.facts:
         facts = ", ".join(f"{name} = {_number(value, steps.digits)}" for name, value in step.facts)
         _print_wrapped(console, facts, "", _INDENT + 2)
-    _print_wrapped(console, step.without, "italic dim", _INDENT)
+    tried = f" Try it: --without {step.switch}" if step.switch in steps.switches and not steps.without else ""
+    _print_wrapped(console, step.without + tried, "italic dim", _INDENT)
 
 
 def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
@@ -104,32 +107,50 @@ def _vector(values: np.ndarray, digits: int, width: int) -> str:
 
 
 def _terms(steps: Steps, step: Step) -> list[Text]:
-    """The keys with the largest of the last column, and what the others lie between."""
+    """The keys with the largest of the last column, and what the others lie between; those hidden later come last."""
     last = step.columns[-1].values
-    order = [j for j in np.argsort(-last, kind="stable") if np.isfinite(last[j]) or step.id != "mask"]
-    shown = order[:TERMS] if len(last) > TERMS + 1 else order
-    shown = [j for j in shown if np.isfinite(last[j])]
-    hidden = int(np.isneginf(last).sum())
-    count = len(last) - len(shown) - hidden
-    room = max((cell_len(_label(steps, j)) for j in shown), default=3)
+    finite = [int(j) for j in np.argsort(-last, kind="stable") if np.isfinite(last[j])]
+    later = _hidden_later(steps, step)
+    seen, hidden = ([j for j in finite if (j in later) == is_later] for is_later in (False, True))
+    shown = seen if len(last) <= TERMS + 1 else seen[:TERMS]
+    pale = hidden if len(last) <= TERMS + 1 else hidden[:HIDDEN_TERMS]
+    room = max((cell_len(_label(steps, j)) for j in (*shown, *pale)), default=3)
     cell = max(steps.digits + 6, *(cell_len(column.name) + 2 for column in step.columns))
     head = Text(" " * (_INDENT + 2) + "key".ljust(room), style="dim")
     for column in step.columns:
         head.append(column.name.rjust(cell))
-    lines = [head]
-    for j in shown:
-        line = Text(" " * (_INDENT + 2)).append(set_cell_size(_label(steps, j), room), style=_COLOURS["key"])
-        for column in step.columns:
-            line.append(_number(float(column.values[j]), steps.digits).rjust(cell))
-        if step.id == "softmax":
-            line.append("  " + "█" * round(_BAR * float(last[j])), style=_COLOURS["weight"])
-        lines.append(line)
-    rest = [j for j in range(len(last)) if j not in set(shown) and np.isfinite(last[j])]
-    if count and rest:
-        lines.append(Text(" " * (_INDENT + 2) + _folded(step, last[rest], steps.digits), style="dim"))
+    lines = [head, *(_term(steps, step, j, room, cell) for j in shown)]
+    lines += _rest(step, seen[len(shown) :], steps.digits)
     if hidden:
-        lines.append(Text(" " * (_INDENT + 2) + f"{hidden:,} hidden: −∞", style="dim"))
+        lines.append(Text(f"{' ' * (_INDENT + 2)}hidden by the mask in step {steps.hidden_in}:", style="dim"))
+        lines += [_term(steps, step, j, room, cell) for j in pale]
+        lines += _rest(step, hidden[len(pale) :], steps.digits)
+    gone = int(np.isneginf(last).sum())
+    if gone:
+        lines.append(Text(f"{' ' * (_INDENT + 2)}{gone:,} hidden: −∞", style="dim"))
     return lines
+
+
+def _hidden_later(steps: Steps, step: Step) -> set[int]:
+    """Keys that a later step hides from this row."""
+    visible = steps.scores.visible
+    before = [one.id for one in steps][: (steps.hidden_in or 1) - 1]
+    return set(np.flatnonzero(~visible).tolist()) if visible is not None and step.id in before else set()
+
+
+def _term(steps: Steps, step: Step, j: int, room: int, cell: int) -> Text:
+    """One key and its numbers; of weights a bar as well."""
+    line = Text(" " * (_INDENT + 2)).append(set_cell_size(_label(steps, j), room), style=_COLOURS["key"])
+    for column in step.columns:
+        line.append(_number(float(column.values[j]), steps.digits).rjust(cell))
+    if step.id == "softmax":
+        line.append("  " + "█" * round(_BAR * float(step.columns[-1].values[j])), style=_COLOURS["weight"])
+    return line
+
+
+def _rest(step: Step, keys: list[int], digits: int) -> list[Text]:
+    last = step.columns[-1].values
+    return [Text(" " * (_INDENT + 2) + _folded(step, last[keys], digits), style="dim")] if keys else []
 
 
 def _folded(step: Step, values: np.ndarray, digits: int) -> str:

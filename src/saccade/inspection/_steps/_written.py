@@ -1,0 +1,45 @@
+"""All steps of one row of one head, written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ._after import AfterWeights
+from ._before import BeforeScores
+from ._inputs import HeadInputs
+from ._parts import HeadNumbers
+from ._result import Steps
+from ._scores import checked_switches
+from ._weighing import Weighing
+
+
+def written_steps(
+    inputs: HeadInputs,
+    labels: Sequence[str],
+    token: tuple[int, np.ndarray] | None,
+    without: Iterable[str],
+    notes: Sequence[str],
+    *,
+    query: str | None = None,
+    digits: int = 3,
+) -> Steps:
+    """The steps of ``inputs``, whose keys are called ``labels`` and whose row is called ``query``.
+
+    ``token`` is the row's token and its row of the embedding, where they are known.
+    """
+    numbers, labels = HeadNumbers(inputs), tuple(labels)
+    left_out = checked_switches(without, numbers.scores)
+    before = BeforeScores(numbers, labels, digits, query, token)
+    writers = before, Weighing(numbers, labels, digits, query), AfterWeights(numbers, labels, digits, query)
+    written = tuple(step for writer in writers for step in writer.steps())
+    of = "" if inputs.own is None else f" of {len(labels):,}"
+    title = f"Head {inputs.place}: token {inputs.row}{of}, counted from 0"
+    return Steps("", "", 1, title, labels, numbers, written, None, left_out, tuple(notes), digits, query=before.name)
+
+
+def title_of(steps: Steps, label: str, tokens: int) -> str:
+    """The head and the word that asks, one of so many tokens."""
+    of = " of the target" if steps.part in ("decoder", "cross") else ""
+    return f"Head {steps.place}, '{label}' asks: token {steps.row} of {tokens:,}{of}, counted from 0"
