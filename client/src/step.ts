@@ -307,7 +307,7 @@ class StepView {
     const most = (values: number[]): number => values.reduce((best, w, j) => (w > values[best] ? j : best), 0);
     const [before, after] = [most(original.weights), most(live.weights)];
     const [old, now] = [numberText(original.weights[before], 2), numberText(live.weights[after], 2)];
-    if (live.weights.every((w, j) => Math.abs(w - original.weights[j]) < 0.0005)) return "These are the model's weights; the marks stay where they are.";
+    if (live.weights.every((w, j) => Math.abs(w - original.weights[j]) < 0.0005)) return "These are the model's weights. The marks show them when parts are left out, too.";
     if (before === after) return `'${data.labels[after]}' has ${now} and not ${old}.`;
     return `'${data.labels[after]}' has the largest weight now, ${now}; in the model it is '${data.labels[before]}' with ${old}.`;
   }

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
+from pathlib import Path
 
+import checkpoints
 import pytest
 
 import saccade
+from saccade.models import load
 from saccade.nn import AttentionConfig, BlockConfig, EncoderBlock, MultiHeadAttention
 from saccade.viewer.diagrams._architectures import ARCHITECTURES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_poison")]
 
 LONG = "Nevertheless extraordinary circumstances"
+
+
+def step_of_a_pair(text, target):
+    """Of a tiny encoder-decoder with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = load(checkpoints.bart(Path(folder) / "bart"), head="conditional-generation")
+        return saccade.diagram("decoder-step", model=model, text=text, target=target)
+
+
 PICTURES = {
     "attention": lambda: saccade.diagram("attention"),
     "attention of long words": lambda: saccade.diagram("attention", text=LONG),
@@ -33,6 +46,8 @@ PICTURES = {
     **{name: lambda name=name: saccade.diagram("transformer", model=name) for name in ARCHITECTURES},
     "step": lambda: saccade.diagram("decoder-step"),
     "step of long words": lambda: saccade.diagram("decoder-step", text=LONG),
+    "step of two texts": lambda: step_of_a_pair("The cat sat on the mat.", "Nobody knows"),
+    "step of two short texts": lambda: step_of_a_pair("<b>", "& x"),
     "variants": lambda: saccade.diagram("variants"),
     "one mask": lambda: saccade.diagram(saccade.Causal() & saccade.Window(left=3, right=0)),
 }
