@@ -544,6 +544,19 @@ def test_a_target_that_the_model_writes_is_marked_as_written(translator, most):
     assert words[0].first == 0 and words[-1].end == target.tokens
 
 
+@pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])
+def test_steps_of_an_encoder_decoder_are_of_the_map_that_is_shown(translator, part):
+    session = open_session("The cat sat on the mat.", target="The dog sat.", model=translator)
+    [run] = session.runs
+    place = {"run": "0", "call": f"{part}.1", "head": 2, "item": 0}
+    reply = session.reply("step", {**place, "row": 3})
+    assert reply.status == 200, reply.header
+    want = run.tile(f"{part}.1", 2, 0, "weights", "max", 0, 0, 0).values[3]
+    np.testing.assert_allclose(reply.header["weights"], np.nan_to_num(want), atol=1e-6)
+    side = run.sides[run.call(f"{part}.1").keys]
+    assert len(reply.header["labels"]) == side.tokens and reply.header["labels"][-1] == side.words[-1].label
+
+
 def test_a_target_longer_than_the_model_writes_is_refused(translator, monkeypatch):
     monkeypatch.setattr(translator, "longest", 9)
     with pytest.raises(ValueError, match="^generate: 10 tokens, and 9 at most is what this model writes$"):

@@ -15,7 +15,8 @@ from ._open import open_model
 from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
-from ._steps import SWITCHES, Step, Steps, example, step_of_call, step_of_tokens, steps_of
+from ._steps import SWITCHES, Step, Steps, example, step_of_call, step_of_target_token, step_of_tokens, steps_of
+from ._targets import Target, read_target, token_labels
 from ._words import START, Word, group, split_words
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "MapFinding",
     "Step",
     "Steps",
+    "Target",
     "TextModel",
     "Tokens",
     "Word",
@@ -42,13 +44,16 @@ __all__ = [
     "measure_roles",
     "name_of",
     "open_model",
+    "read_target",
     "role_of",
     "short_number",
     "split_words",
     "step_of_call",
+    "step_of_target_token",
     "step_of_tokens",
     "steps_of",
     "telling",
+    "token_labels",
     "weights_of",
     "words_that_fit",
 ]

@@ -136,6 +136,11 @@ class TextModel(ABC):
         with suppress(_LastCall):
             self.run(tokens, tell)
 
+    def pieces(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        """What the model reads for a text, token by token, as it is written; ``spans`` are those of the tokens."""
+        first, last = ([self.written(token) for token in around] for around in (self.before, self.after))
+        return (*first, *(text[start:stop] for start, stop in spans), *last)
+
     def whole(self, ids: Sequence[int]) -> Tensor:
         """(1, L): what the model reads for a text of these tokens."""
         return torch.tensor([[*self.before, *ids, *self.after]])

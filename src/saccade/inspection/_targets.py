@@ -14,40 +14,40 @@ from ._words import Word, group, split_words
 class Target(NamedTuple):
     """The tokens that the decoder reads, its start token first, and the words that they make up.
 
-    Of a target that the model wrote and that has other tokens when it is read again, each token is a word.
+    Of a target that the model wrote and that has other tokens when it is read again, each token is a word, and the
+    text is the tokens as they are written.
     """
 
     text: str
     ids: list[int]
-    labels: tuple[str, ...]
+    pieces: tuple[str, ...]  # the tokens as they are written
     words: list[Word]
     written: bool  # by the model
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return token_labels(self.words, self.pieces)
 
-def read_target(model: EncoderDecoder, text: str | None, source: Tensor) -> Target:
-    """The target of ``source`` (1, L); None is what the model writes, as its files want it.
+
+def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor) -> Target:
+    """The target of ``source`` (1, L): the text that is given, or what the model writes.
+
+    A number is how many tokens it writes at most; None: as its files want it.
 
     Raises:
         ValueError: a model that names no start token or writes nothing, a target without a word or one too long.
     """
     if model.start is None:
         raise ValueError("model: its config.json has no decoder_start_token_id, with which targets begin")
-    if text is not None:
-        return _given(model, text)
+    if isinstance(target, str):
+        return _given(model, target)
     if not isinstance(model.head, NextTokenHead):
-        raise ValueError("target: needed, since this model has no head that writes one")
-    tokenizer = target_tokenizer(model)
-    ids = [model.start, *model.generate(source).texts()[0][0]]
-    ids = ids if model.longest is None else ids[: model.longest]  # the last token need not be read to be written
-    text = tokenizer.decode(ids)
-    again = tokenizer.encode(text)
-    plain = [i for i, token in enumerate(ids) if token not in tokenizer.special and i] or [0]
-    first, end = plain[0], plain[-1] + 1
-    if list(again.ids) == ids[first:end] and split_words(text):
-        return _worded(tokenizer, text, again.spans, ids, ids[:first], ids[end:], written=True)
-    labels = tuple(Word(tokenizer.written(token), 0, 0, i, i + 1).label for i, token in enumerate(ids))
-    words = [Word(label, 0, 0, i, i + 1, i < first or i >= end) for i, label in enumerate(labels)]
-    return Target(text, ids, labels, words, True)
+        raise ValueError("target: needed, since this checkpoint has no head that writes one")
+    if target is not None and model.longest is not None and target > model.longest:
+        raise ValueError(f"generate: {target:,} tokens, and {model.longest:,} at most is what this model writes")
+    more = {} if target is None else {"max_new_tokens": target}
+    ids = [model.start, *model.generate(source, **more).texts()[0][0]]
+    return _written(model, ids if model.longest is None else ids[: model.longest])
 
 
 def target_tokenizer(model: EncoderDecoder) -> Any:
@@ -69,6 +69,22 @@ def _given(model: EncoderDecoder, text: str) -> Target:
     return _worded(tokenizer, text, found.spans, ids, before, tokenizer.after, written=False)
 
 
+def _written(model: EncoderDecoder, ids: list[int]) -> Target:
+    tokenizer = target_tokenizer(model)
+    text = tokenizer.decode(ids)
+    again = tokenizer.encode(text)
+    plain = [i for i, token in enumerate(ids) if token not in tokenizer.special and i] or [0]
+    first, end = plain[0], plain[-1] + 1
+    if list(again.ids) == ids[first:end] and split_words(text):
+        return _worded(tokenizer, text, again.spans, ids, ids[:first], ids[end:], written=True)
+    pieces = tuple(tokenizer.written(token) for token in ids)
+    words, at = [], 0
+    for i, piece in enumerate(pieces):
+        words.append(Word(piece, at, at + len(piece), i, i + 1, i < first or i >= end))
+        at += len(piece)
+    return Target("".join(pieces), ids, pieces, words, True)
+
+
 def _worded(
     tokenizer: Any,
     text: str,
@@ -81,20 +97,15 @@ def _worded(
 ) -> Target:
     first, last = ([tokenizer.written(token) for token in around] for around in (before, after))
     words = group(text, spans, before=first, after=last)
-    return Target(text, ids, token_labels(text, spans, words, len(first)), words, written)
+    return Target(text, ids, (*first, *(text[start:stop] for start, stop in spans), *last), words, written)
 
 
-def token_labels(text: str, spans: Sequence[tuple[int, int]], words: Sequence[Word], before: int) -> tuple[str, ...]:
-    """Each token that is read, as it can be shown: a word of one token as the word.
-
-    ``spans`` are the characters of the tokens behind the first ``before``.
-    """
-    out = [""] * words[-1].last
+def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
+    """Each token that is read, as it can be shown: a word of one token as the word, others as their ``pieces``."""
+    out = []
     for word in words:
-        for i in range(word.first, word.last):
-            if word.last - word.first == 1 or not 0 <= i - before < len(spans):
-                out[i] = word.label
-                continue
-            start, stop = spans[i - before]
-            out[i] = Word(text[start:stop].strip(" ") or "␣", start, stop, i, i + 1).label
+        if word.last - word.first == 1:
+            out.append(word.label)
+        else:
+            out += [Word(piece.strip(" ") or "␣", 0, 0, 0, 1).label for piece in pieces[word.first : word.last]]
     return tuple(out)

@@ -6,9 +6,10 @@ Begin with `_step.py`; `_parts.py` computes the numbers, `_scores.py` the weight
 
 from __future__ import annotations
 
+from ._pair import step_of_target_token
 from ._parts import Step
 from ._result import Steps
 from ._scores import SWITCHES
 from ._step import example, step_of_call, step_of_tokens, steps_of
 
-__all__ = ["SWITCHES", "Step", "Steps", "example", "step_of_call", "step_of_tokens", "steps_of"]
+__all__ = ["SWITCHES", "Step", "Steps", "example", "step_of_call", "step_of_target_token", "step_of_tokens", "steps_of"]

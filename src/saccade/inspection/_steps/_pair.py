@@ -5,9 +5,8 @@ Shape legend: Ls / Lt tokens of source and target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from ..._call import ObservedCall
 from ...models.text.encoder_decoder import EncoderDecoder
 from .._collect import read
 from .._models import LayerObserver, TextModel, evaluating
-from .._targets import read_target, token_labels
+from .._targets import Target, read_target, token_labels
 from ._chosen_head import Place, most_telling
 from ._chosen_word import asking
 from ._inputs import of_stack
@@ -48,41 +47,56 @@ def steps_of_target(
     with evaluating(model):
         found = read_target(model, target, source)
     chosen, notes = asking(found.words, word, nth, where="target")
-    row, ids = chosen.last - 1, torch.tensor([found.ids], device=device)
+    row = chosen.last - 1
     notes.insert(0, f"the target is '{found.text}', as {'the model wrote it' if found.written else 'given'}")
-    labels = found.labels if part == "decoder" else token_labels(text, tokens.spans, words, len(opened.before))
-
-    def run(observe: LayerObserver) -> None:
-        _run_decoder(model, source, ids, part, observe)
+    labels = found.labels if part == "decoder" else token_labels(words, opened.pieces(text, tokens.spans))
 
     if place is None:
         keys = found.words if part == "decoder" else words
-        place, why = most_telling(run, row, keys, labels, chosen, part=part)
+        reading = _reading(model, source, found.ids, part)
+        place, why = most_telling(reading, row, keys, labels, chosen, part=part)
         notes.append(why)
-    inputs = of_stack(model.decoder, place, row, run, part)
-    table = model.tokens if model.target_tokens is None else model.target_tokens
-    known = found.ids[row], table.weight[found.ids[row]].detach().cpu().double().numpy()
-    made = written_steps(inputs, labels, known, without, notes, query=found.labels[row])
-    return replace(
-        made,
-        text=text,
-        target=found.text,
-        model=name,
-        layers=len(model.decoder.blocks),
-        word=chosen,
-        title=title_of(made, chosen.label, len(found.ids)),
-    )
+    made = step_of_target_token(model, source, found, labels, (part, *place), row, without=without, notes=notes)
+    title = title_of(made, chosen.label, len(found.ids))
+    return replace(made, text=text, model=name, word=chosen, title=title)
 
 
-def _run_decoder(
-    model: EncoderDecoder, source: Tensor, target: Tensor, part: str, observe: Callable[[int, Any], None]
-) -> None:
-    """Read ``source`` (1, Ls) and ``target`` (1, Lt) and tell the decoder's calls of ``part``, layers from 0."""
-    first = len(model.encoder.blocks)
+def step_of_target_token(
+    model: EncoderDecoder,
+    source: Tensor,
+    target: Target,
+    labels: Sequence[str],
+    place: tuple[str, int, int],
+    row: int,
+    *,
+    without: Iterable[str] = (),
+    notes: Sequence[str] = (),
+) -> Steps:
+    """The steps of token ``row`` of the target in a head of the decoder.
 
-    def tell(layer: int, call: ObservedCall) -> None:
-        if layer >= first and getattr(call, "cross", False) == (part == "cross"):
-            observe(layer - first, call)
+    ``source`` (1, Ls); ``labels`` are of the keys; ``place`` is ("decoder" or "cross", layer, head).
+    """
+    part, layer, head = place
+    reading = _reading(model, source, target.ids, part)
+    inputs = of_stack(model.decoder, (layer, head), row, reading, part)
+    table, token = model.tokens if model.target_tokens is None else model.target_tokens, target.ids[row]
+    known = token, table.weight[token].detach().cpu().double().numpy()
+    made = written_steps(inputs, labels, known, without, list(notes), query=target.labels[row])
+    return replace(made, target=target.text, layers=len(model.decoder.blocks))
 
-    with evaluating(model), torch.no_grad():
-        model(source, None, target, observe=tell)
+
+def _reading(
+    model: EncoderDecoder, source: Tensor, target: Sequence[int], part: str
+) -> Callable[[LayerObserver], None]:
+    """Reads ``source`` (1, Ls) and ``target`` and tells the decoder's calls of ``part``, layers from 0."""
+    first, ids = len(model.encoder.blocks), torch.tensor([[*target]], device=source.device)
+
+    def read(observe: LayerObserver) -> None:
+        def tell(layer: int, call: ObservedCall) -> None:
+            if layer >= first and getattr(call, "cross", False) == (part == "cross"):
+                observe(layer - first, call)
+
+        with evaluating(model), torch.no_grad():
+            model(source, None, ids, observe=tell)
+
+    return read

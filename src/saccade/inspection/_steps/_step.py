@@ -46,7 +46,7 @@ def steps_of(
     tokens, words = read(opened, text)
     chosen, notes = asking(words, word, nth)
     row, ids = chosen.last - 1, opened.whole(tokens.ids)
-    labels = token_labels(text, tokens.spans, words, len(opened.before))
+    labels = token_labels(words, opened.pieces(text, tokens.spans))
     if place is None:
         place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, labels, chosen, part=part)
         notes.append(why)

@@ -10,7 +10,7 @@ from ._budget import KeptTensors
 from ._call import MapCall
 from ._head import SIDE, HeadMap, MapClosed, MapTile, Pool, What
 from ._overview import THUMBNAIL, HeadSummary
-from ._pair import read_pair
+from ._pair import ReadPair, read_pair
 from ._reading import read_continued, read_text
 from ._run import Cell, Links, Run
 from ._side import Side, SideWord
@@ -28,6 +28,7 @@ __all__ = [
     "MapClosed",
     "MapTile",
     "Pool",
+    "ReadPair",
     "Run",
     "Side",
     "SideWord",

@@ -56,9 +56,7 @@ def read_text(
     """
     reader = as_text_model(model)
     tokens, words = read(reader, text)
-    pieces = [reader.written(token) for token in reader.before]
-    pieces += [text[start:stop] for start, stop in tokens.spans]
-    pieces += [reader.written(token) for token in reader.after]
+    pieces = reader.pieces(text, tokens.spans)
     generated = None
     if prompt is not None:
         generated = len(reader.before) + sum(start < prompt for start, _ in tokens.spans)
