@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ._backends.native import _pooled as native
 from ._biases import Span
-from ._call import CheckedCall, without_autocast
+from ._call import CallSettings, CheckedCall, without_autocast
 from ._tiles import TileProblem, logits_of, look
 
 _CELLS, _KEYS = 2**20, 4096  # scores, and keys, that are formed at once in plain PyTorch
@@ -52,10 +52,12 @@ def pooled(
     lse: Tensor | None = None,
     *,
     logits: bool = False,
+    precise: bool = False,
 ) -> Pooled:
     """One head's weights, pooled. NaN logits make their bins NaN.
 
-    A bin's sum is one of float32 numbers: it errs by up to 2^-24 times the pairs of a bin / 16.
+    A bin's sum is one of float32 numbers: it errs by up to 2^-24 times the pairs of a bin / 16. A float32 logit s errs
+    by some 2^-24 |s|, and the weight by as much of itself.
 
     Args:
         place: (item, query head).
@@ -63,40 +65,32 @@ def pooled(
         keys: a range of keys without gaps; each bin but the last holds `bins[1]` of them.
         lse: (Lq,) float64 of that head, as `row_lse` gives it; None: computed for these rows, over all keys.
         logits: pool the logits s_ij instead of the weights.
+        precise: logits in float64, by plain PyTorch: for a few rows. Weights then err by 2^-23 of themselves.
     """
     with torch.no_grad():
-        if native.refuses(call, keys, bins) is None:
+        if not precise and native.refuses(call, keys, bins) is None:
             return Pooled(*native.run(call, place, rows, keys, bins, lse, logits=logits))
-        return _in_tiles(call, place, rows, keys, bins, lse, logits)
+        return _in_tiles(_HeadTiles.of(call, place, rows, precise), keys, bins, lse, logits)
 
 
-def row_lse(call: CheckedCall, place: tuple[int, int], rows: range | Tensor) -> Tensor:
+def row_lse(call: CheckedCall, place: tuple[int, int], rows: range | Tensor, *, precise: bool = False) -> Tensor:
     """(r,) float64: log of the rows' softmax denominators, the sink counted; -inf for rows that see nothing.
 
     Exact to the scores it is made of, which `pooled` forms again: rounded to float32, an lse of 1,000 would shift the
     weights of its row by 3e-5 of themselves.
     """
     with torch.no_grad():
-        if native.refuses(call, range(call.length_k), (1, 1)) is None:
+        if not precise and native.refuses(call, range(call.length_k), (1, 1)) is None:
             return native.row_lse(call, place, rows)
-        head = _HeadTiles.of(call, place, rows)
+        head = _HeadTiles.of(call, place, rows, precise)
         return torch.cat([head.lse(part) for part in head.parts(1)])
 
 
-def _in_tiles(
-    call: CheckedCall,
-    place: tuple[int, int],
-    rows: range | Tensor,
-    keys: range,
-    bins: tuple[int, int],
-    lse: Tensor | None,
-    logits: bool,
-) -> Pooled:
-    head = _HeadTiles.of(call, place, rows)
+def _in_tiles(head: _HeadTiles, keys: range, bins: tuple[int, int], lse: Tensor | None, logits: bool) -> Pooled:
     keys_at_once = _step(bins[1], _KEYS)
     lines = []
     for part in head.parts(bins[0], keys_at_once):
-        known = None if logits else head.lse(part) if lse is None else lse.to(call.device)[head.rows[part]]
+        known = None if logits else head.lse(part) if lse is None else lse.to(head.rows.device)[head.rows[part]]
         line = []
         for start in range(keys.start, keys.stop, keys_at_once):
             found, seen = head.tile(part, range(start, min(start + keys_at_once, keys.stop)))
@@ -113,6 +107,7 @@ class _HeadTiles:
     """Tiles of the logits of some rows of one head, in plain PyTorch."""
 
     call: CheckedCall
+    place: tuple[int, int]
     problem: TileProblem
     rows: Tensor  # (r,)
     query: Tensor  # (1, 1, r, D)
@@ -121,13 +116,17 @@ class _HeadTiles:
     sink: Tensor | None  # ()
 
     @classmethod
-    def of(cls, call: CheckedCall, place: tuple[int, int], rows: range | Tensor) -> _HeadTiles:
+    def of(cls, call: CheckedCall, place: tuple[int, int], rows: range | Tensor, precise: bool) -> _HeadTiles:
         item, head = place
         at_rows = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
         at_rows = at_rows.to(call.device)
         problem, query, key, parameter = head_problem(call, item, head)
+        query = query[:, :, at_rows]
+        problem = problem.guard_if(query, key, parameter)
+        if precise:
+            problem = replace(problem, dtype=torch.float64)
         sink = None if call.sink is None else call.sink[head].double()
-        return cls(call, problem, at_rows, query[:, :, at_rows], key, parameter, sink)
+        return cls(call, place, problem, at_rows, query, key, parameter, sink)
 
     def parts(self, bin: int, keys: int = _KEYS) -> Iterator[slice]:
         """The rows in parts of whole bins, as many as are formed at once with so many keys."""
@@ -138,14 +137,25 @@ class _HeadTiles:
         """(r,) float64 of these rows, over all keys."""
         total = self.rows[part].new_full((), float("-inf"), dtype=torch.float64).expand(len(self.rows[part]))
         for start in range(0, self.key.shape[2], _KEYS):
-            found, _ = self.tile(part, range(start, min(start + _KEYS, self.key.shape[2])))
-            total = torch.logaddexp(total, found.double().logsumexp(1))
-        total = torch.where(total == float("inf"), float("nan"), total)
-        return (
-            total
-            if self.sink is None
-            else torch.where(total == float("-inf"), total, torch.logaddexp(total, self.sink))
-        )
+            keys = range(start, min(start + _KEYS, self.key.shape[2]))
+            if self._kind(part, keys) == "empty":
+                continue
+            found = self.tile(part, keys)[0]
+            top = found.amax(1)
+            top = torch.where(top == float("-inf"), 0.0, top)
+            # Terms are float32 numbers: exp takes half the time, and they err by 2^-24 of themselves at any logit.
+            terms = torch.exp((found - top[:, None]).float()).sum(1, dtype=torch.float64)
+            total = torch.logaddexp(total, top + terms.log())
+        if self.sink is None:
+            return total
+        return torch.where(total == float("-inf"), total, torch.logaddexp(total, self.sink))
+
+    def _kind(self, part: slice, keys: range) -> str:
+        call, rows = self.call, self.rows[part]
+        if call.mask is None:
+            return "full"
+        hull, (item, head) = (int(rows.min()), int(rows.max()) + 1), self.place
+        return call.mask.kind(hull, (keys.start, keys.stop), call.length_q, call.length_k, item=item, head=head)
 
     def tile(self, part: slice, keys: range) -> tuple[Tensor, Tensor]:
         """Logits (r, c), -inf where nothing is visible, and what is visible."""
@@ -160,7 +170,8 @@ class _HeadTiles:
             self.problem.block(tensor, Span(0, tensor.shape[2], tensor.new_empty(0))) for tensor in (query, key)
         )
         scores = self.problem.bias_tile(parameter, row_span, key_span)
-        sight = look(self.problem, row_span, key_span, "partial", scores, (bad_q, bad_k, None), 1)
+        kind = "partial" if self._kind(part, keys) != "full" else "full"
+        sight = look(self.problem, row_span, key_span, kind, scores, (bad_q, bad_k, None), 1)
         with without_autocast(call.device):
             found = logits_of(self.problem, sight, q, k, scores)[0][0, 0]
         if sight.visible is None:
@@ -174,7 +185,8 @@ class _HeadTiles:
 
 def head_problem(call: CheckedCall, item: int, head: int) -> tuple[TileProblem, Tensor, Tensor, Tensor | None]:
     """The problem of one head of one item, its query and key (1, 1, L, D) and its part of the bias's parameter."""
-    problem = replace(TileProblem.of(call).group(item, item + 1), heads=(head,))
+    problem = TileProblem.with_settings(call.settings(CallSettings), call.query, call.key)
+    problem = replace(problem.group(item, item + 1), heads=(head,))
     of_key = head // (call.heads // call.kv_heads)
     query, key = call.query[item : item + 1, head : head + 1], call.key[item : item + 1, of_key : of_key + 1]
     if call.bias is None:

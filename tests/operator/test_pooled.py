@@ -127,6 +127,20 @@ def test_halves_are_pooled_in_single_precision():
     torch.testing.assert_close(found.sums.double(), weights, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["causal", "padded window", "bias", "sink and softcap"])
+def test_precise_weights_are_so_however_large_the_logits(name):
+    query, key, given = problem(name, 101, 103)
+    query *= 60
+    call = checked(query, key, given)
+    weights, visible = dense(query, key, given, (1, 4))
+    lse = _pooled.row_lse(call, (1, 4), range(101), precise=True)
+    for known in (lse, None):
+        found = _pooled.pooled(call, (1, 4), range(101), range(103), (1, 1), known, precise=True)
+        assert torch.equal(found.counts > 0, visible)
+        # float32 terms of the denominator, and weights that are rounded to float32
+        assert ((found.sums.double() - weights).abs() <= 2.0**-22 * weights + 1e-12).all()
+
+
 @pytest.mark.parametrize("way", ["native", "tiles"])
 def test_an_lse_of_thousands_shifts_no_weight(way, monkeypatch):
     """Logits that are float32 numbers exactly, so that only the way from them to weights can err."""

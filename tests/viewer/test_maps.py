@@ -16,7 +16,7 @@ import torch
 import saccade
 from saccade.models import load
 from saccade.viewer import maps
-from saccade.viewer.maps import _head, _overview, _run
+from saccade.viewer.maps import _head, _lse, _overview, _run
 from saccade.viewer.maps._call import MapCall, checked
 from saccade.viewer.maps._side import side_of_labels
 from saccade.viewer.server import open_session
@@ -82,8 +82,10 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(_head, "SIDE", 16)
     monkeypatch.setattr(_head, "_BASE", 2)
     monkeypatch.setattr(_head, "_FEW", 100)
-    monkeypatch.setattr(_head, "_BLOCK", 10)
-    monkeypatch.setattr(_head, "_GROUP", 5000)
+    monkeypatch.setattr(_head, "_PRECISE", 16 * 211)
+    monkeypatch.setattr(_lse, "BLOCK", 10)
+    monkeypatch.setattr(_lse, "GROUP", 5000)
+    monkeypatch.setattr(_head, "GROUP", 5000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -318,14 +320,14 @@ def test_a_walk_ends_soon_after_its_run_is_closed(small_tiles, monkeypatch):
     run = run_of("causal")
     head, parts = run.head("0", 0, 0), []
 
-    def watched(call, place, rows):
+    def watched(call, place, rows, **how):
         parts.append(rows)
         if len(parts) == 2:
             run.close()
-        return row_lse(call, place, rows)
+        return row_lse(call, place, rows, **how)
 
-    row_lse = _head.row_lse
-    monkeypatch.setattr(_head, "row_lse", watched)
+    row_lse = _lse.row_lse
+    monkeypatch.setattr(_lse, "row_lse", watched)
     with pytest.raises(maps.MapClosed):
         head.tile("weights", "max", 4, 0, 0)
     assert len(parts) == 2

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ._budget import KeptTensors
 from ._call import MapCall
-from ._head import SIDE, HeadMap, MapClosed, MapTile, Pool, What
+from ._head import SIDE, HeadMap, MapTile, Pool, What
+from ._lse import MapClosed
 from ._overview import THUMBNAIL, HeadSummary
 from ._pair import ReadPair, read_pair
 from ._reading import read_continued, read_text

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from ..._biases import Span
-from ..._pooled import Pooled, binned, head_problem, pooled, row_lse
+from ..._pooled import Pooled, binned, head_problem, pooled
 from ..._statistics import Statistics, statistics
 from ..._statistics._visibility import first_key
 from ._call import MapCall
+from ._lse import GROUP, MapClosed, RowLse
 
 SIDE = 256  # bins of a tile, on each side
 What = Literal["weights", "logits", "bias"]
@@ -29,10 +30,7 @@ Pool = Literal["max", "mean"]
 _BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
 _RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
 _FEW = 2**26  # pairs that are walked while somebody waits: some 30 ms
-_BLOCK, _GROUP = (
-    256,
-    2**28,
-)  # rows whose lse becomes known together, and pairs that are walked before others have a turn
+_PRECISE = 2**25  # pairs of rows that are formed in float64, where single weights are read: some 100 ms
 ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
 
 
@@ -56,10 +54,6 @@ class _Pyramid(NamedTuple):
         return sum(level.nbytes for levels in self.levels.values() for level in levels)
 
 
-class MapClosed(Exception):
-    """The run was closed while something was computed."""
-
-
 class HeadMap:
     """One head of one item of a call."""
 
@@ -67,25 +61,31 @@ class HeadMap:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
         self.base = _BASE - (call.call.query.shape[3] > _NARROW)
-        self.closed = False  # nobody waits any more: a long walk ends at its next part
         # One for each of what takes long, so that none of them waits for another.
-        self._locks = {what: threading.Lock() for what in ("lse", "numbers", "weights", "logits")}
+        self._locks = {what: threading.Lock() for what in ("numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
-        self._lse: Tensor | None = None  # (Lq,) float64, of the blocks of rows that are `_known`
-        self._known = np.zeros(-(-self.length_q // _BLOCK), bool)
+        self._lse, self._precise_lse = (RowLse(call.call, (item, head), precise) for precise in (False, True))
         self._pyramids: dict[str, _Pyramid] = {}
 
     @property
     def bytes(self) -> int:
         """What is held beyond queries and keys."""
         numbers = 0 if self._numbers is None else sum(part.nbytes for part in self._numbers.values())
-        lse = 0 if self._lse is None else self._lse.nbytes
-        return numbers + lse + sum(pyramid.bytes for pyramid in list(self._pyramids.values()))
+        return (
+            numbers
+            + self._lse.bytes
+            + self._precise_lse.bytes
+            + sum(pyramid.bytes for pyramid in list(self._pyramids.values()))
+        )
 
     @property
     def busy(self) -> bool:
         """Whether a thread computes what will be held."""
-        return any(lock.locked() for lock in self._locks.values())
+        return self._lse.busy or self._precise_lse.busy or any(lock.locked() for lock in self._locks.values())
+
+    def close(self) -> None:
+        """Nobody waits any more: what is being computed ends at its next part, by `MapClosed`."""
+        self._lse.closed = self._precise_lse.closed = True
 
     def tile(self, what: What, pool: Pool, level: int, row: int, key: int, *, exact: bool = True) -> MapTile:
         """The tile of these numbers; smaller at the right and at the bottom.
@@ -108,37 +108,21 @@ class HeadMap:
             found = self._pyramid(what).levels[pool]
             top, left = SIDE * row, SIDE * key
             return MapTile(found[min(level - self.base, len(found) - 1)][top : top + SIDE, left : left + SIDE], 0)
-        if what == "weights" and not exact and level and self._unknown(rows) * self.length_k > _FEW:
+        if what == "weights" and not exact and level and self._lse.unknown(rows) * self.length_k > _FEW:
             return self._sampled(what, pool, rows, keys, 1 << level)
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
 
-    def _pooled(self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int]) -> Pooled:
-        if self.closed:
+    def _pooled(
+        self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int], *, rough: bool = False
+    ) -> Pooled:
+        """``rough``: in float32 also where single weights are few enough for more."""
+        if self._lse.closed:
             raise MapClosed
         logits = what == "logits"
-        lse = None if logits or isinstance(rows, Tensor) else self.lse(rows)
-        return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits)
-
-    def lse(self, rows: range) -> Tensor:
-        """(Lq,) float64, which holds what is known: these rows, after a walk over their pairs the first time."""
-        with self._locks["lse"]:
-            if self._lse is None:
-                self._lse = torch.full((self.length_q,), float("nan"), dtype=torch.float64)
-        step = max(1, _GROUP // (_BLOCK * self.length_k))
-        for first in range(rows.start // _BLOCK, -(-rows.stop // _BLOCK), step):
-            if self.closed:
-                raise MapClosed
-            last = min(first + step, -(-rows.stop // _BLOCK))
-            with self._locks["lse"]:
-                if not self._known[first:last].all():
-                    part = range(first * _BLOCK, min(last * _BLOCK, self.length_q))
-                    self._lse[part.start : part.stop] = row_lse(self.call.call, (self.item, self.head), part)
-                    self._known[first:last] = True
-        return self._lse
-
-    def _unknown(self, rows: range) -> int:
-        """How many of the rows have no lse yet."""
-        return _BLOCK * int((~self._known[rows.start // _BLOCK : -(-rows.stop // _BLOCK)]).sum())
+        precise = not rough and bins == (1, 1) and len(rows) * self.length_k <= _PRECISE
+        known = self._precise_lse if precise else self._lse
+        lse = None if logits or isinstance(rows, Tensor) else known.of(rows)
+        return pooled(self.call.call, (self.item, self.head), rows, keys, bins, lse, logits=logits, precise=precise)
 
     def _sampled(self, what: str, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
         """One row of each bin, the middle one: exact for these rows."""
@@ -150,7 +134,7 @@ class HeadMap:
         with self._locks[what]:
             if what not in self._pyramids:
                 size = 1 << self.base
-                step = max(1, _GROUP // (size * self.length_k)) * size
+                step = max(1, GROUP // (size * self.length_k)) * size
                 strips = []
                 for start in range(0, self.length_q, step):
                     rows = range(start, min(start + step, self.length_q))
@@ -199,9 +183,9 @@ class HeadMap:
         found = first_key(call)
         return int(found[item if len(found) > 1 else 0])
 
-    def weights_and_visible(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def weights_and_visible(self, rows: Tensor, *, rough: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """(r, Lk) weights of these rows, 0 where hidden, and which keys they see."""
-        found = self._pooled("weights", rows, range(self.length_k), (1, 1))
+        found = self._pooled("weights", rows, range(self.length_k), (1, 1), rough=rough)
         return found.sums.float().cpu().numpy(), (found.counts > 0).cpu().numpy()
 
     def logit(self, row: int, key: int) -> float | None:

@@ -45,7 +45,7 @@ def summary(head: HeadMap, role: dict[str, Any] | None, alarms: list[str]) -> He
     first = head.first_key()
     for at in range(0, len(rows), _TOGETHER):
         some = rows[at : at + _TOGETHER]
-        weights, visible = head.weights_and_visible(some)
+        weights, visible = head.weights_and_visible(some, rough=True)
         step = max(1, _CELLS // head.length_k)
         for start in range(0, len(some), step):
             part = slice(start, start + step)

@@ -17,7 +17,8 @@ import torch
 
 from ._budget import KeptTensors
 from ._call import MapCall
-from ._head import HeadMap, MapClosed, MapTile, Pool, What
+from ._head import HeadMap, MapTile, Pool, What
+from ._lse import MapClosed
 from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
 
@@ -201,7 +202,7 @@ class Run:
         with self._lock:
             self._closed = True
             for head in self._heads.values():
-                head.closed = True
+                head.close()
         if self.kept is not None:
             self.kept.close()
 
