@@ -147,8 +147,8 @@ def pictures(client: Client, run: maps.Run) -> dict[str, Any]:
     other = {**whole, "head": 5}
     preview = client.ask("tile", **other, exact=False)[2]
     another = client.ask("tile", **other, exact=True)[2]
-    links = [client.ask(op, run="0", call="1", head=3, item=0, tokens=[length // 2], start=0, stop=min(1000, length), top=20)[2]
-             for op in ("row", "column")]  # fmt: skip
+    word = {"run": "0", "call": "1", "head": 3, "item": 0, "tokens": [length // 2]}
+    links = [client.ask(op, **word, start=0, stop=min(1000, length), top=20)[2] for op in ("row", "column")]
     return {
         "first": first,
         "exact": exact,

@@ -14,7 +14,7 @@ FINE = 5  # levels below are computed from the pairs of the tile alone
 
 
 class Workers:
-    """Threads for requests of every kind. What has begun runs on, until the maps are closed and stop at their next part."""
+    """Threads for requests of every kind. What has begun ends when the maps are closed, at their next part."""
 
     def __init__(self) -> None:
         self._pools = {
