@@ -130,7 +130,8 @@ def test_a_sampled_tile_is_exact_for_its_rows_and_says_so(small_tiles):
 
 
 @pytest.mark.parametrize("name", ["bias", "alibi"])
-def test_tiles_of_bias_and_logits(name, small_tiles):
+def test_tiles_of_bias_and_logits(name, small_tiles, monkeypatch):
+    monkeypatch.setattr(_head, "_FEW", 2**26)
     call = call_of(name)
     one = maps.HeadMap(call, 1, 2)
     _, visible = dense(call, 1, 2)
@@ -145,6 +146,16 @@ def test_tiles_of_bias_and_logits(name, small_tiles):
         for what, want in (("bias", scores), ("logits", logits)):
             found = one.tile(what, "max", level, 0, 0).values
             np.testing.assert_allclose(found, pooled(want, visible, 1 << level, "max")[:16, :16], atol=1e-5)
+    monkeypatch.setattr(_head, "_FEW", 2**26)
+    found = one.tile("bias", "mean", 3, 0, 0)
+    np.testing.assert_allclose(found.values, pooled(scores, visible, 8, "mean")[:16, :16], atol=1e-5)
+    assert found.sampled == 0
+    monkeypatch.setattr(_head, "_FEW", 100)
+    found = one.tile("bias", "max", 3, 0, 0)
+    rows = [start + 4 for start in range(0, 128, 8)]
+    want = np.concatenate([pooled(scores[[r]], visible[[r]], 8, "max")[:, :16] for r in rows])
+    np.testing.assert_allclose(found.values, want, atol=1e-5)
+    assert found.sampled == 1
     with pytest.raises(ValueError, match="no bias"):
         maps.HeadMap(call_of("plain"), 0, 0).tile("bias", "max", 0, 0, 0)
 
@@ -243,6 +254,18 @@ def test_many_rows_are_averaged_block_by_block(monkeypatch):
     assert parts.entropy == pytest.approx(whole.entropy, abs=1e-7)
     weights, _ = dense(run.calls[0], 0, 2)
     np.testing.assert_allclose(parts.weights, weights[tokens].mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("where", [(13, 900), (500, 501), (1000, 1001)])
+def test_one_pair_that_leaks_is_enough_to_be_no_causal_map(where):
+    row, key = where
+    seen = torch.ones(1, 1, 1009, 1009, dtype=torch.bool).tril()
+    given = {"mask": saccade.FromTensor(seen.clone())} | dict.fromkeys(("bias", "scale", "softcap", "sink"))
+    query, key_ = torch.randn(2, 1, 1, 1009, 3)
+    assert MapCall("0", "", 0, "self", "t", "t", checked(query, key_, **given)).causal
+    seen[..., row, key] = True
+    given["mask"] = saccade.FromTensor(seen)
+    assert not MapCall("0", "", 0, "self", "t", "t", checked(query, key_, **given)).causal
 
 
 def test_items_that_stand_at_different_places_are_not_called_causal():
@@ -402,6 +425,7 @@ def test_search_finds_words_by_their_characters():
         ("\u0130stanbul, istanbul", "\u0130", ["\u0130", "i"]),
         ("\u1f48\u03b4\u03c5\u03c3\u03c3\u03b5\u03cd\u03c2", "\u03c3\u03b5\u03a5\u03a3", ["\u03c3\u03b5\u03cd\u03c2"]),
         ("die Stra\u00dfe dort", "STRASSE D", ["Stra\u00dfe d"]),
+        ("die Stra\u00dfe dort", "s", ["S", "\u00df"]),
     ],
 )
 def test_search_folds_query_and_text_alike(text, query, found):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from ..._call import CheckedCall
 from ..._checks import make_call
 from ..._masks import PerHead
 from ..._statistics._places import standing
+
+_BLOCK, _LOOKED_AT = (
+    256,
+    2**26,
+)  # rows that are asked together whether they see later keys, and pairs that are looked at
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +55,26 @@ class MapCall:
         """Query row 0 of the first item stands at this key."""
         return self.placed_for(0)
 
-    @property
+    @cached_property
     def causal(self) -> bool:
-        """Whether no query of any item sees a later key: asked at a few rows, as far as the mask says.
+        """Whether no query of any item sees a later key, for certain; a long mask without structure is not looked at.
 
         False where items stand at different places: `placed` is the first one's.
         """
-        mask, rows, keys = self.call.mask, self.call.length_q, self.call.length_k
-        if mask is None or self.kind == "cross" or len({self.placed_for(item) for item in range(self.shape[0])}) > 1:
+        mask, (items, _, rows, keys) = self.call.mask, self.shape
+        if mask is None or self.kind == "cross" or len({self.placed_for(item) for item in range(items)}) > 1:
             return False
-        chosen = torch.unique(torch.linspace(0, rows - 1, min(rows, 64)).long())
-        seen = mask.grid(chosen, torch.arange(keys), rows, keys)
-        later = torch.arange(keys)[None] > chosen[:, None] + self.placed
-        return not bool((seen & later).any())
+        for start in range(0, rows, _BLOCK):
+            stop = min(start + _BLOCK, rows)
+            first, behind = (min(max(at + self.placed, 0), keys) for at in (start, stop))
+            certain = mask.kind((start, stop), (behind, keys), rows, keys) == "empty"
+            if not certain and rows * keys > _LOOKED_AT:
+                return False
+            later = torch.arange(first, behind if certain else keys)
+            chosen = torch.arange(start, stop)
+            if bool((mask.grid(chosen, later, rows, keys) & (later > chosen[:, None] + self.placed)).any()):
+                return False
+        return True
 
     def alone(self, item: int, head: int) -> tuple[CheckedCall, int, int]:
         """A call with no more than this head of this item needs, and where it has them: (call, item, head)."""

@@ -28,6 +28,7 @@ What = Literal["weights", "logits", "bias"]
 Pool = Literal["max", "mean"]
 
 _BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
+_BINS = 2048  # on each side of the pyramid's first level at most, for its memory: 3 numbers of each while it is made
 _RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
 _FEW = 2**26  # pairs that are walked while somebody waits: some 30 ms
 _PRECISE = 2**25  # pairs of rows that are formed in float64, where single weights are read: some 100 ms
@@ -60,7 +61,8 @@ class HeadMap:
     def __init__(self, call: MapCall, item: int, head: int) -> None:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
-        self.base = _BASE - (call.call.query.shape[3] > _NARROW)
+        narrow = call.call.query.shape[3] <= _NARROW
+        self.base = max(_BASE - (not narrow), ((max(self.length_q, self.length_k) - 1) // _BINS).bit_length())
         # One for each of what takes long, so that none of them waits for another.
         self._locks = {what: threading.Lock() for what in ("numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
@@ -101,7 +103,7 @@ class HeadMap:
                 f"tile: row {row}, key {key} of level {level} lies outside of {self.length_q} x {self.length_k}"
             )
         if what == "bias":
-            return self._bias_tile(pool, rows, keys, 1 << level)
+            return self._bias_tile(pool, rows, keys, 1 << level, exact)
         if level >= self.base:
             if what not in self._pyramids and not exact and self.length_q * self.length_k > _FEW:
                 return self._sampled(what, pool, rows, keys, 1 << level)
@@ -126,37 +128,39 @@ class HeadMap:
 
     def _sampled(self, what: str, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
         """One row of each bin, the middle one: exact for these rows."""
-        starts = torch.arange(rows.start, rows.stop, size)
-        chosen = starts + torch.clamp(rows.stop - starts, max=size) // 2
-        return MapTile(_values(self._pooled(what, chosen, keys, (1, size)), pool), 1)
+        return MapTile(_values(self._pooled(what, _middles(rows, size), keys, (1, size)), pool), 1)
 
     def _pyramid(self, what: str) -> _Pyramid:
         with self._locks[what]:
             if what not in self._pyramids:
                 size = 1 << self.base
                 step = max(1, GROUP // (size * self.length_k)) * size
-                strips = []
+                planes = None
                 for start in range(0, self.length_q, step):
                     rows = range(start, min(start + step, self.length_q))
-                    strips.append(self._pooled(what, rows, range(self.length_k), (size, size)))
-                self._pyramids[what] = _levels(Pooled(*map(torch.cat, zip(*strips, strict=True))))
+                    found = self._pooled(what, rows, range(self.length_k), (size, size))
+                    if planes is None:
+                        planes = found.sums.new_empty(3, -(-self.length_q // size), found.sums.shape[1])
+                    for plane, part in zip(planes, found, strict=True):
+                        plane[start // size : start // size + len(part)] = part
+                assert planes is not None
+                self._pyramids[what] = _levels(Pooled(*planes.unbind(0)))
             return self._pyramids[what]
 
-    def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int) -> MapTile:
-        """The bias where the mask shows the pair; of coarse tiles one row of each bin."""
+    def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int, exact: bool) -> MapTile:
+        """The bias where the mask shows the pair; of the coarsest tiles one row of each bin, ``exact`` or not."""
         call = self.call.call
         if call.bias is None:
             raise ValueError("what: this call has no bias")
         problem, _, _, parameter = head_problem(call, self.item, self.head)
-        every = size <= 4
-        starts = torch.arange(rows.start, rows.stop, 1 if every else size)
-        chosen = starts if every else starts + torch.clamp(rows.stop - starts, max=size) // 2
+        every = len(rows) * len(keys) <= (_FEW if exact else _FEW // 16)
+        chosen = torch.arange(rows.start, rows.stop) if every else _middles(rows, size)
+        step = size * max(1, 2**20 // (size * len(keys))) if every else 64
+        of_keys = Span(0, len(keys), torch.arange(keys.start, keys.stop))
         lines = []
-        for at in range(0, len(chosen), 64 * size if every else 64):
-            of_rows = Span(0, 0, chosen[at : at + (64 * size if every else 64)])
-            of_rows = Span(0, len(of_rows.index), of_rows.index, unbroken=False)
-            of_keys = Span(0, len(keys), torch.arange(keys.start, keys.stop))
-            part = call.bias.part(parameter, of_rows.index, of_keys.index, None) if parameter is not None else None
+        for at in chosen.split(step):
+            of_rows = Span(0, len(at), at, unbroken=False)
+            part = call.bias.part(parameter, at, of_keys.index, None) if parameter is not None else None
             scores = problem.bias_tile(part, of_rows, of_keys)
             assert scores is not None
             seen = problem.visible(of_rows, of_keys, "partial")
@@ -222,6 +226,12 @@ class HeadMap:
                 if start <= key < stop:
                     total += found.sums[:, key - start].numpy()
         return total
+
+
+def _middles(rows: range, size: int) -> Tensor:
+    """The middle row of each bin."""
+    starts = torch.arange(rows.start, rows.stop, size)
+    return starts + torch.clamp(rows.stop - starts, max=size) // 2
 
 
 def _values(found: Pooled, pool: Pool) -> np.ndarray:

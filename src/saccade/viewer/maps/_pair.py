@@ -51,7 +51,7 @@ def read_pair(
     """
     reader = as_text_model(model)
     tokens, words = read(reader, source)
-    ids = reader.whole(tokens.ids)
+    ids = reader.whole(tokens.ids).to(next(model.parameters()).device)
     with evaluating(model):
         found = read_target(model, target, ids)
     encoders, total = len(model.encoder.blocks), len(model.encoder.blocks) + 2 * len(model.decoder.blocks)
@@ -73,7 +73,7 @@ def read_pair(
                 progress(len(calls), total)
 
         with evaluating(model), torch.no_grad():
-            model(ids, None, torch.tensor([found.ids]), observe=keep)
+            model(ids, None, torch.tensor([found.ids], device=ids.device), observe=keep)
         calls.sort(key=lambda call: PARTS.index(call.id.partition(".")[0]))
         pieces = reader.pieces(source, tokens.spans)
         sides = {

@@ -92,11 +92,13 @@ class Side:
         if not sought or not self.words:
             return 0, []
         found: list[Match] = []
-        total, at = 0, text.find(sought)
+        total = end = 0
+        at = text.find(sought)
         while at >= 0:
-            total += 1
-            if len(found) < limit:
-                found.append(self._match(place(at), self._end(place(at + len(sought) - 1))))
+            if place(at) >= end:  # a letter that became several is found once
+                total, end = total + 1, self._end(place(at + len(sought) - 1))
+                if len(found) < limit:
+                    found.append(self._match(place(at), end))
             at = text.find(sought, at + len(sought))
         return total, found
 
