@@ -119,8 +119,11 @@ def test_a_text_beyond_the_context_is_read_when_that_is_asked_for(run, folder):
     status, _, err, _ = run(STORY, "--model", folder, "--no-browser")
     assert status == 2
     needed = int(re.search(r"beyond what this one was trained on with --context (\d+)", err)[1])
-    _, _, _, (_, seen) = run(STORY, "--model", folder, "--no-browser", "--context", needed)
+    _, _, err, (_, seen) = run(STORY, "--model", folder, "--no-browser", "--context", needed)
     assert seen["runs"][0]["sides"][0]["tokens"] == needed > 61 and seen["runs"][0]["model"] == str(folder)
+    assert seen["runs"][0]["beyond"] == 61 and f"reads {needed} tokens here and was trained on 61 at most" in err
+    _, _, err, (_, seen) = run(TEXT, "--model", folder, "--no-browser", "--context", needed)
+    assert seen["runs"][0]["beyond"] is None and "trained" not in err
     status, _, err, _ = run(STORY, "--model", folder, "--no-browser", "--context", needed - 1)
     assert status == 2 and f"this model reads {needed - 2:,} tokens" in err
 

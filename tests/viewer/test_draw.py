@@ -131,6 +131,19 @@ def test_patches_over_an_image(skip):
     )  # a square, as torch has it
 
 
+@pytest.mark.parametrize(
+    ("image", "shown"),
+    [
+        (np.array([[0, 51], [102, 255]]), [[0, 0.2], [0.4, 1]]),  # bytes
+        (np.array([[0.0, 0.2], [0.4, 0.9]]), [[0, 0.2], [0.4, 0.9]]),
+        (np.array([[-2.0, -1.0], [0.0, 3.0]]), [[0, 0.2], [0.4, 1]]),  # as a model's normalisation leaves it
+        (np.full((2, 2), -3.0), [[0, 0], [0, 0]]),
+    ],
+)
+def test_an_image_in_any_numbers_is_seen(image, shown):
+    np.testing.assert_allclose(draw(rows(1, 4), image=image).images[0].get_array(), shown, atol=1e-12)
+
+
 def test_weights_over_a_sound():
     weights = rows(1, 50)
     axes = draw(weights, sound=np.sin(np.arange(8000)), seconds=2.5, title="frame 3")

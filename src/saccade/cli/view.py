@@ -168,7 +168,13 @@ def _session(
     models = _models(subjects, shown)
     how = {"target": target, "generate": shown.generate, "budget": budget, "folder": folder}
     with shown_progress("layers") as told:
-        return open_session(subjects, model=models, head=head, progress=told, **how)
+        session = open_session(subjects, model=models, head=head, progress=told, **how)
+    for run in session.runs:
+        if run.beyond is not None:
+            tokens = max(side.tokens for side in run.sides.values())
+            said = f"{run.model} reads {tokens:,} tokens here and was trained on {run.beyond:,} at most"
+            typer.echo(f"saccade: {said}: what its heads do beyond these nobody measured", err=True)
+    return session
 
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:

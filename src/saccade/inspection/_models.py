@@ -52,6 +52,7 @@ class TextModel(ABC):
     heads: tuple[int, ...]  # query heads, by layer
     causal: bool  # whether no word sees a later one, in any layer
     context: int | None  # tokens it reads at once, the special ones included; None where nothing limits them
+    trained: int | None = None  # the context it was trained on, where `with_context` lets it read more
     before: tuple[int, ...]
     after: tuple[int, ...]
     special: frozenset[int]  # ids that stand for no text, or for themselves where the text spells them
@@ -93,6 +94,8 @@ class TextModel(ABC):
                 "a model with rotary positions reads longer texts"
             )
         found = copy.copy(self)
+        if self.context is not None and context > self.context:
+            found.trained = self.context
         found.context = context
         return found
 

@@ -47,7 +47,11 @@ def draw_over_image(
 
 
 def picture_of(image: Any) -> np.ndarray:
-    """(h, w) of 0 to 1, colours as their brightness: colour is the weights'."""
+    """(h, w) of 0 to 1, colours as their brightness: colour is the weights'.
+
+    Numbers of 0 to 255 are bytes; what goes below 0 or above 255, as an image that a model's normalisation went over,
+    is shown from its least value to its largest.
+    """
     if hasattr(image, "detach"):
         image = image.detach().to("cpu").float().numpy()
     picture = np.asarray(image)
@@ -56,8 +60,13 @@ def picture_of(image: Any) -> np.ndarray:
     if picture.ndim not in (2, 3) or (picture.ndim == 3 and picture.shape[2] not in (1, 3, 4)) or 0 in picture.shape:
         raise ValueError(f"image: expected (height, width) or (height, width, 3), got shape {picture.shape}")
     picture = picture.astype(np.float64)
-    picture = picture / 255 if picture.max() > 1 else picture
-    return picture if picture.ndim == 2 else picture[..., :3].mean(-1)
+    if not np.isfinite(picture).all():
+        raise ValueError("image: it holds numbers that are not finite")
+    picture = picture if picture.ndim == 2 else picture[..., :3].mean(-1)
+    least, most = float(picture.min()), float(picture.max())
+    if least < 0 or most > 255:
+        return (picture - least) / (most - least or 1.0)
+    return picture / 255 if most > 1 else picture
 
 
 def draw_with_sound(

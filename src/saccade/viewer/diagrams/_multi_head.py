@@ -99,6 +99,8 @@ def _draw_tokens(
     middle = where.middle[1]
     canvas.text(side, middle, name, size=16, anchor="end", bold=True)
     canvas.text(side, middle + 20, f"{values.shape[0]} × {values.shape[1]:,}", size=13, fill="soft", anchor="end")
+    if numbers.words and not below:
+        canvas.text(side, middle + 37, f"as layer {numbers.layer} reads them", size=13, fill="soft", anchor="end")
     return where.bottom
 
 

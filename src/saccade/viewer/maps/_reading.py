@@ -73,7 +73,10 @@ def read_text(
                 progress(layer + 1, reader.layers)
 
         reader.run_calls(reader.whole(tokens.ids), keep)
-        run = Run(name or reader.name, text, {"text": side}, calls, reader.roles, alarms, kept=kept, source=reader)
+        beyond = reader.trained if reader.trained is not None and len(pieces) > reader.trained else None
+        roles = reader.roles if beyond is None else None  # measured on texts of the length it was trained on
+        called = name or reader.name
+        run = Run(called, text, {"text": side}, calls, roles, alarms, kept=kept, beyond=beyond, source=reader)
         if len(words) <= _LOOKED_AT:
             _tell(run, look(reader, text))
         return run

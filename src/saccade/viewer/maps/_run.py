@@ -22,7 +22,7 @@ from ._lse import MapClosed
 from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
 
-MOST_HELD = 256 * 2**20  # bytes of pyramids and row numbers of all heads together
+MOST_HELD = 160 * 2**20  # bytes of pyramids and row numbers of all heads together
 _CELLS = 2**22  # weights of rows that are averaged at once
 
 
@@ -68,6 +68,7 @@ class Run:
     findings: Sequence[tuple[str, str | None, int | None, int | None, int | None]] = ()
     shown: tuple[str, int] | None = None  # the call and head that say most
     kept: KeptTensors | None = None
+    beyond: int | None = None  # the context that the model was trained on, where the text is longer
     source: Any = None  # the opened model, for what must be read again (step by step)
 
     def __post_init__(self) -> None:

@@ -128,6 +128,7 @@ def _described_run(id: str, run: Run) -> dict[str, Any]:
     return {
         "id": id,
         "model": run.model,
+        "beyond": run.beyond,
         "text": run.text[:FIRST_CHARACTERS],
         "sides": [_described_side(side) for side in run.sides.values()],
         "calls": [_described_call(call) for call in run.calls],
