@@ -45,7 +45,7 @@ def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor)
         raise ValueError("target: needed, since this checkpoint has no head that writes one")
     if target is not None and model.longest is not None and target > model.longest:
         raise ValueError(f"generate: {target:,} tokens, and {model.longest:,} at most is what this model writes")
-    more = {} if target is None else {"max_new_tokens": target}
+    more: dict[str, Any] = {} if target is None else {"max_new_tokens": target}
     ids = [model.start, *model.generate(source, **more).texts()[0][0]]
     return _written(model, ids if model.longest is None else ids[: model.longest])
 

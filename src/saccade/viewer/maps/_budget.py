@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +12,14 @@ import torch
 from torch import Tensor
 
 from ..._numbers import size as in_bytes
+
+
+def release_freed() -> None:
+    """Give memory that was freed back to the system: after a text was read glibc keeps up to 300 MB of it."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
 
 
 class KeptTensors:

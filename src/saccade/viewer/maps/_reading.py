@@ -21,7 +21,7 @@ from ...models import Model, Sampling, generate
 from ...monitoring import Alarms, CallRecord
 from ...monitoring._kept_calls import bias_to, own_bias
 from ...monitoring._observe import ObservationRequest, observed
-from ._budget import KeptTensors
+from ._budget import KeptTensors, release_freed
 from ._call import MapCall, checked
 from ._run import Run
 from ._side import Side
@@ -91,6 +91,7 @@ def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Itera
     except BaseException:
         kept.close()
         raise
+    release_freed()
 
 
 def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:

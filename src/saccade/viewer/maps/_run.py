@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ._budget import KeptTensors
+from ._budget import KeptTensors, release_freed
 from ._call import MapCall
 from ._head import HeadMap, MapTile, Pool, What
 from ._lse import MapClosed
@@ -167,7 +167,7 @@ class Run:
 
     def overview(self, item: int) -> list[HeadSummary]:
         """Every head of every call, in order."""
-        out = []
+        out, computed = [], len(self._summaries)
         for call in self.calls:
             if item >= call.shape[0]:
                 continue
@@ -177,6 +177,8 @@ class Run:
                     alarms = self.alarms.get((call.id, head), [])
                     self._summaries[place] = summary(self.head(call.id, item, head), self.role(call, head), alarms)
                 out.append(self._summaries[place])
+        if len(self._summaries) > computed:
+            release_freed()
         return out
 
     def role(self, call: MapCall, head: int) -> dict[str, Any] | None:
