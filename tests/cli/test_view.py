@@ -86,16 +86,24 @@ def run(capsys, monkeypatch):
     return command
 
 
-def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch):
+def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch, tmp_path):
     opened = []
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
     status, out, err, (viewer, seen) = run(TEXT, "--model", folder, "--head", "1.2")
     assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n"
-    assert [url.partition("?")[0] for url in opened] == [viewer.url.partition("?")[0]]
+    assert len(opened) == 1 and "token=" not in opened[0]
     assert err == "saccade: no page is open any more, so the viewer has ended (--keep lets it go on)\n"
     assert seen["title"] == TEXT and [each["text"] for each in seen["runs"]] == [TEXT]
     assert (seen["shown"]["call"], seen["shown"]["head"]) == ("1", 2)
     assert seen["runs"][0]["model"] == str(folder)
+
+
+@pytest.mark.parametrize("host", ["0", "0.0.0.0"])
+def test_that_other_machines_come_in_is_said(run, folder, host):
+    _, out, err, (viewer, _) = run(TEXT, "--model", folder, "--host", host, "--no-browser", "--keep")
+    assert err == "saccade: other machines open it under this computer's name or address, and the token\n"
+    assert f"Viewer  {viewer.url}" in out and viewer.url.startswith("http://127.0.0.1:")
 
 
 def test_without_a_browser_that_is_said(run, folder, monkeypatch):

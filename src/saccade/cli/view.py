@@ -120,8 +120,10 @@ def view(
 
 def _tell_and_wait(viewer: Viewer, server: ServerOptions) -> None:
     _print_address(viewer.url)
-    if server.host in ("0.0.0.0", "::"):
-        typer.echo("saccade: other machines open it under this computer's name or address, and the token", err=True)
+    from ..viewer.server import OTHERS
+
+    if viewer.lets_others_in:
+        typer.echo(f"saccade: {OTHERS}", err=True)
     if not server.no_browser and not viewer.open_browser():
         typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
     if viewer.wait():

@@ -91,12 +91,12 @@ FAULTS = (
         "Any token opens the numbers.",
     ),
     Fault(
-        "invitation-of-another",
-        "src/saccade/viewer/server/_invitation.py",
-        "if invitation not in self._open or owners(client_port, server_port) != {os.getuid()}:",
-        "if invitation not in self._open:",
+        "file-of-the-address",
+        "src/saccade/viewer/server/_address_file.py",
+        "os.O_EXCL, 0o600",
+        "os.O_EXCL, 0o644",
         ("tests/viewer/test_serve.py",),
-        "Who reads the arguments of a browser opens the viewer of another user.",
+        "Another user reads the token from the file that sends the browser on.",
     ),
     Fault(
         "threads-of-walks",
@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "host-of-a-request",
         APP,
-        "return name in self._names or (self._any_address and _is_address(name))",
+        "return name in self._names or (self.bound.is_unspecified and _is_address(name))",
         "return True",
         (SERVER,),
         "A stranger's name for this machine's address is taken for the server's own.",

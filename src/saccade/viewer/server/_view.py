@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._numbers import counted
 from ..._terminal import printable
-from ._serve import MOST_IDLE, Viewer
+from ._serve import MOST_IDLE, OTHERS, Viewer
 
 if TYPE_CHECKING:
     from ..maps import Run
@@ -145,6 +145,8 @@ def start(session: Session, **how: Any) -> Viewer:
 def announce(viewer: Viewer, *, browser: bool) -> None:
     """Print the address, and open it."""
     print(f"Viewer  {viewer.url}", flush=True)
+    if viewer.lets_others_in:
+        print(f"{OTHERS[0].upper()}{OTHERS[1:]}.", file=sys.stderr, flush=True)
     if browser and not viewer.open_browser():
         print("No browser could be opened here; open this address in one.", file=sys.stderr, flush=True)
 
