@@ -46,8 +46,8 @@ def diagram(
         str | None,
         typer.Option(
             metavar="LAYER.HEAD",
-            help="The head, from 0; in decoder-step of an encoder-decoder decoder.1.4 means 1.4.  [default: the one that "
-            "weighs words most evenly]",
+            help="The head, from 0; in decoder-step of an encoder-decoder decoder.1.4 means 1.4.  "
+            "[default: the one that weighs words most evenly]",
         ),
     ] = None,
     out: Annotated[

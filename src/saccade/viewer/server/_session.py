@@ -42,6 +42,9 @@ class Reply:
     status: int = 200
 
 
+CLOSED = Reply({"error": "the viewer has ended"}, status=400)
+
+
 @dataclass(frozen=True)
 class Place:
     """One head of one item of a call."""
@@ -71,7 +74,7 @@ class Session:
         except RequestError as error:
             return Reply({"error": str(error)}, status=400)
         except MapClosed:
-            return Reply({"error": "the viewer has ended"}, status=400)
+            return CLOSED
         except Exception:
             logging.getLogger(__name__).exception("the viewer could not answer %r", op)
             return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)
