@@ -151,6 +151,14 @@ def test_generated_text_is_told_from_the_prompt(run, folder):
     assert again["runs"] == seen["runs"]  # the likeliest tokens are always the same
 
 
+def test_a_continuation_that_the_context_ends_is_told(run, folder):
+    _, _, err, _ = run(TEXT, "--generate", 100_000, "--model", folder, "--no-browser", "--keep")
+    assert err == (
+        f"saccade: generate: 100,000 tokens were asked for; {folder} reads 61 at once, those of the text included, and "
+        "writes no further\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["run.watch", "run", "run.bin"])
 def test_what_watch_kept_is_known_by_its_content(run, watched, tmp_path, name):
     path = tmp_path / name
@@ -230,6 +238,8 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ("--generate", "3"): "generate: it reads a text",
         ("--target", "x"): "target: it reads a text",
         ("--to", "3"): "--from and --to are for a text",
+        ("--context", "300"): "--context is for a text; what watch kept was read already",
+        ("--budget", "1GiB"): "budget: it bounds what reading a text keeps",
         ("--against", "The owl."): "--against The owl.: a watch is compared with another watch",
         ("--head", "0.9"): r"head: 0\.9 does not exist; of the layers 0 \(.*\) has 0 to 1",
     }.items():
@@ -252,6 +262,8 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
         ([TEXT, "--budget", "2KiB"], r"budget: about [\d.]+ KiB are needed .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
+        ([TEXT, "--folder", "."], "folder: it keeps what goes beyond a budget"),
+        ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),
         ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),

@@ -25,7 +25,10 @@ TEXT = "The hen met the fox."
 
 @pytest.fixture(scope="module")
 def session():
-    return open_session(TEXT)
+    """It outlives the widgets that show it."""
+    session = open_session(TEXT)
+    session.close = lambda: None
+    return session
 
 
 @pytest.fixture

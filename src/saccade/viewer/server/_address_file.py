@@ -26,7 +26,10 @@ PAGE = """<!doctype html>
 
 
 class AddressFile:
-    """A page that goes on to ``url``, until it is removed or `LIFE` has passed and `expire` is called."""
+    """A page that goes on to ``url``, until it is removed or `LIFE` has passed and `expire` is called.
+
+    A process that is killed leaves it, with an address at which nobody answers any more.
+    """
 
     def __init__(self, url: str):
         self._url = url
