@@ -73,7 +73,7 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
             watch,
             {"budget": 10**9},
             ValueError,
-            "^budget: it bounds what reading a text keeps; what watch kept was read",
+            "^budget: it bounds what reading a text keeps; what watch kept was",
         ),
         (watch, {"budget": 10**9, "folder": "."}, ValueError, "^budget: it bounds"),
         (lambda: TEXT, {"folder": "."}, ValueError, "^folder: it keeps what goes beyond a budget; give budget, too$"),

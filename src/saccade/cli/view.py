@@ -68,7 +68,7 @@ class ServerOptions:
         None, "Queries and keys to hold in memory at most, as 4GiB.  [default: no limit]", metavar="SIZE"
     )
     folder: Path | None = option(
-        None, "Where those beyond the budget are kept in files, until the viewer ends.", metavar="DIR"
+        None, "Where those beyond --budget are kept in files, until the viewer ends.", metavar="DIR"
     )
     port: int | None = option(None, "The port to listen on.  [default: a free one]", metavar="N", min=0, max=65535)
     host: str | None = option(

@@ -107,13 +107,20 @@ FAULTS = (
         "Coarse tiles of a long text hold up everything else.",
     ),
     Fault(
-        "files-of-a-reading",
-        "src/saccade/viewer/maps/_reading.py",
-        """        kept.close()
-        raise""",
-        """        raise""",
+        "names-of-files",
+        "src/saccade/viewer/maps/_budget.py",
+        "if self._named is None:\n                path.unlink()",
+        "if False:\n                path.unlink()",
         (MAPS,),
-        "A reading that fails leaves its files on the disk.",
+        "A process that is killed leaves its files on the disk.",
+    ),
+    Fault(
+        "steps-of-another-thread",
+        "src/saccade/inspection/_steps/_inputs.py",
+        "if threading.get_ident() == thread:",
+        "if True:",
+        ("tests/viewer/test_session.py",),
+        "Steps take numbers of what another thread does with the model.",
     ),
     Fault(
         "host-of-a-request",

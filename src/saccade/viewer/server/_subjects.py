@@ -130,8 +130,8 @@ def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> R
 def notes_of(runs: Sequence[Run], reading: Reading) -> list[str]:
     """What is to be said of how texts were read."""
     return [
-        f"generate: {reading.generate:,} tokens were asked for; {run.model} reads {run.source.context:,} at once, those "
-        "of the text included, and writes no further"
+        f"generate: {reading.generate:,} tokens were asked for; {run.model} reads {run.source.context:,} at once, "
+        "those of the text included, and writes no further"
         for run in runs
         for side in run.sides.values()
         if isinstance(run.source, TextModel)
