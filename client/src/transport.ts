@@ -100,26 +100,31 @@ function toBuffer(part: ArrayBufferView | ArrayBuffer): ArrayBuffer {
 
 /** Asks the kernel of a notebook by the messages of its widget. Two views of one model share the messages. */
 export function widgetTransport(model: WidgetModel): Transport {
-  const waiting = new Map<string, (reply: Reply) => void>();
-  const own = Math.random().toString(36).slice(2);
+  const own = Math.random().toString(36).slice(2), event = "msg:custom";
   let count = 0;
-  model.on("msg:custom", (message, buffers) => {
-    const { kind, id, header } = message as { kind: string; id: string; header: Record<string, unknown> };
-    if (kind !== "reply") return;
-    waiting.get(id)?.({ header, buffers: Array.from(buffers ?? [], toBuffer) });
-    waiting.delete(id);
-  });
   return {
     kind: "widget",
     source: async () => String(model.get?.("_esm") ?? ""),
     request(op, params, signal) {
       const id = `${own}-${count++}`;
       return new Promise((resolve, reject) => {
-        waiting.set(id, resolve);
-        signal?.addEventListener("abort", () => {
-          waiting.delete(id);
+        const end = (): void => {
+          model.off?.(event, listen);
+          signal?.removeEventListener("abort", drop);
+        };
+        const listen = (message: unknown, buffers?: ArrayLike<ArrayBufferView | ArrayBuffer>): void => {
+          const { kind, id: of, header } = message as { kind: string; id: string; header: Record<string, unknown> };
+          if (kind !== "reply" || of !== id) return;
+          end();
+          resolve({ header, buffers: Array.from(buffers ?? [], toBuffer) });
+        };
+        const drop = (): void => {
+          end();
+          model.send({ kind: "cancel", id });
           reject(new DOMException("The request was dropped.", "AbortError"));
-        });
+        };
+        model.on(event, listen);
+        signal?.addEventListener("abort", drop);
         model.send({ kind: "request", id, op, params });
       });
     },

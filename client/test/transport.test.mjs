@@ -58,21 +58,26 @@ test("HTTP: token and body go out, errors come back as one sentence", async (t) 
 });
 
 test("a widget's replies find their requests, whatever the order, and other views' are left alone", async () => {
-  let listener;
-  const sent = [], model = { send: (message) => sent.push(message), on: (_, l) => (listener = l) };
+  const listeners = new Set(), sent = [];
+  const tell = (...message) => [...listeners].forEach((listener) => listener(...message));
+  const model = {
+    send: (message) => sent.push(message), on: (_, l) => listeners.add(l), off: (_, l) => listeners.delete(l),
+  };
   const widget = widgetTransport(model), stop = new AbortController();
-  const first = widget.request("tile", { row: 1 }), second = widget.request("tile", { row: 2 }),
+  const first = widget.request("tile", { row: 1 }), second = widget.request("tile", { row: 2 }, stop.signal),
     third = widget.request("tile", {}, stop.signal);
-  listener({ kind: "reply", id: "another", header: {} }, []);
-  listener({ kind: "reply", id: sent[1].id, header: { rows: 2 } },
+  tell({ kind: "reply", id: "another", header: {} }, []);
+  tell({ kind: "reply", id: sent[1].id, header: { rows: 2 } },
     [new DataView(Float32Array.from([5, 6]).buffer, 4, 4)]);
-  listener({ kind: "reply", id: sent[0].id, header: { rows: 1 } }, []);
+  tell({ kind: "reply", id: sent[0].id, header: { rows: 1 } }, []);
   stop.abort();
   assert.deepEqual([(await first).header, (await second).header], [{ rows: 1 }, { rows: 2 }]);
   assert.deepEqual([...new Float32Array((await second).buffers[0])], [6]);
   await assert.rejects(third, { name: "AbortError" });
   assert.deepEqual(sent.map(({ kind, op }) => [kind, op]),
-    [["request", "tile"], ["request", "tile"], ["request", "tile"]]);
+    [["request", "tile"], ["request", "tile"], ["request", "tile"], ["cancel", undefined]]);
+  assert.equal(sent[3].id, sent[2].id); // Python drops what nobody waits for any more
+  assert.equal(listeners.size, 0); // a view that is gone leaves nothing behind
 });
 
 test("a saved page answers what was recorded, whatever the order of parameters, and nothing else", async () => {

@@ -101,6 +101,7 @@ def test_the_example_needs_no_text(capsys):
         ),
         ([SENTENCE, "--head", "cross.1.2"], "head: cross.1.2 is of an encoder-decoder; embedded has heads such as 1.4"),
         ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; an encoder-decoder"),
+        ([SENTENCE, "--nth", "0"], "nth: it counts the occurrences of a word; give the word, too"),
         ([SENTENCE, "--word", "it", "--nth", "0"], "'it' is there 2 times, so there is no occurrence 0"),
         ([SENTENCE, "--out", "nowhere/step.html"], "cannot write nowhere/step.html: the folder"),
         ([SENTENCE, "--out", "a-folder.html"], "cannot write a-folder.html: it is a folder"),

@@ -86,16 +86,24 @@ def run(capsys, monkeypatch):
     return command
 
 
-def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch):
+def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch, tmp_path):
     opened = []
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
     status, out, err, (viewer, seen) = run(TEXT, "--model", folder, "--head", "1.2")
     assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n"
-    assert [url.partition("?")[0] for url in opened] == [viewer.url.partition("?")[0]]
+    assert len(opened) == 1 and "token=" not in opened[0]
     assert err == "saccade: no page is open any more, so the viewer has ended (--keep lets it go on)\n"
     assert seen["title"] == TEXT and [each["text"] for each in seen["runs"]] == [TEXT]
     assert (seen["shown"]["call"], seen["shown"]["head"]) == ("1", 2)
     assert seen["runs"][0]["model"] == str(folder)
+
+
+@pytest.mark.parametrize("host", ["0", "0.0.0.0"])
+def test_that_other_machines_come_in_is_said(run, folder, host):
+    _, out, err, (viewer, _) = run(TEXT, "--model", folder, "--host", host, "--no-browser", "--keep")
+    assert err == "saccade: other machines open it under this computer's name or address, and the token\n"
+    assert f"Viewer  {viewer.url}" in out and viewer.url.startswith("http://127.0.0.1:")
 
 
 def test_without_a_browser_that_is_said(run, folder, monkeypatch):
@@ -144,6 +152,14 @@ def test_generated_text_is_told_from_the_prompt(run, folder):
     again = run("Once the hen", "--generate", 9, "--head", "1.2", "--model", folder, "--no-browser")[3][1]
     assert (again["shown"]["call"], again["shown"]["head"]) == ("1", 2)
     assert again["runs"] == seen["runs"]  # the likeliest tokens are always the same
+
+
+def test_a_continuation_that_the_context_ends_is_told(run, folder):
+    _, _, err, _ = run(TEXT, "--generate", 100_000, "--model", folder, "--no-browser", "--keep")
+    assert err == (
+        f"saccade: generate: 100,000 tokens were asked for; {folder} reads 61 at once, those of the text included, and "
+        "writes no further\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["run.watch", "run", "run.bin"])
@@ -225,6 +241,8 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ("--generate", "3"): "generate: it reads a text",
         ("--target", "x"): "target: it reads a text",
         ("--to", "3"): "--from and --to are for a text",
+        ("--context", "300"): "--context is for a text; what watch kept was read already",
+        ("--budget", "1GiB"): "budget: it bounds what reading a text keeps",
         ("--against", "The owl."): "--against The owl.: a watch is compared with another watch",
         ("--head", "0.9"): r"head: 0\.9 does not exist; of the layers 0 \(.*\) has 0 to 1",
     }.items():
@@ -247,6 +265,8 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
         ([TEXT, "--budget", "2KiB"], r"budget: about [\d.]+ KiB are needed .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
+        ([TEXT, "--folder", "."], "folder: it keeps what goes beyond a budget"),
+        ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),
         ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),
@@ -293,9 +313,7 @@ def test_a_source_and_its_target(run, tmp_path):
     cross = [call for call in seen["runs"][0]["calls"] if call["kind"] == "cross"]
     assert cross and all((c["rows"]["side"], c["keys"]["side"]) == ("target", "source") for c in cross)
     assert all((c["rows"]["length"], c["keys"]["length"]) == (sides["target"], sides["source"]) for c in cross)
-    refused(
-        run, TEXT, "--generate", 3, "--model", model, told="generate: this checkpoint has no head, .* give a target"
-    )
+    refused(run, TEXT, "--generate", 3, "--model", model, told="target: needed, since this checkpoint has no head")
     refused(run, TEXT, "--target", "the owl", told="target: embedded model is no encoder-decoder")
 
 

@@ -101,6 +101,22 @@ def test_rotary_positions_go_on_beyond_the_context_and_learned_ones_end(folder, 
             model.with_context(9999)
 
 
+@pytest.mark.parametrize("context", [0, 1, 2, -1, True, 2.5, "9", None])
+def test_a_context_holds_one_token_beside_the_special_ones(folder, context):
+    model = open_model(folder("bert"))
+    with pytest.raises(ValueError, match=r"^context: expected a whole number of tokens, at least 3: .* got "):
+        model.with_context(context)
+    with pytest.raises(ValueError, match=r"this model reads 1 tokens at once, which holds the first 1 words"):
+        collect(model.with_context(3), "the cat sat")
+
+
+def test_files_that_leave_no_room_for_a_text_are_told(folder):
+    model = open_model(folder("bert"))
+    model.context = 1
+    with pytest.raises(ValueError, match=r"this model reads 0 tokens at once, which holds the first 0 words"):
+        collect(model, "the cat sat")
+
+
 def test_a_model_of_ones_own_reads_beyond_its_context_too():
     model = as_text_model(load())
     longer = model.with_context(500)

@@ -359,9 +359,15 @@ def test_which_word_is_meant():
         ("rains", 2, "'rains' is there once, so there is no occurrence 2"),
         (12, None, "12 is no word of this text, which has 1 to 11"),
         (0, None, "0 is no word of this text"),
+        (None, 2, "^nth: it counts the occurrences of a word; give the word, too$"),
+        (None, 0, "^nth: it counts"),
+        (3, 1, "^nth: it counts"),
     ]:
         with pytest.raises(ValueError, match=said.replace("(", "\\(")):
             find_word(words, wanted, nth)
+    for nth in (True, "2", 1.0):
+        with pytest.raises(TypeError, match="^nth: expected the number of an occurrence, counted from 1, got "):
+            find_word(words, "it", nth)
 
 
 def test_a_word_of_several_tokens_asks_with_its_last(embedded):

@@ -148,9 +148,9 @@ def test_a_page_of_another_origin_is_refused(app, origin):
 
 
 def test_which_names_another_host_answers_to():
-    named, every = Addresses("viewer.lab", 80), Addresses("0.0.0.0", 8123)
+    named, every = Addresses("10.0.0.7", 80, "viewer.lab"), Addresses("0.0.0.0", 8123, "0")
     assert named.knows("viewer.lab") and named.knows("Viewer.Lab:80") and named.knows("localhost")
-    assert not named.knows("10.0.0.5") and not named.knows("viewer.lab:8080")
+    assert named.knows("10.0.0.7") and not named.knows("10.0.0.5") and not named.knows("viewer.lab:8080")
     assert every.knows("10.0.0.5:8123") and every.knows("[fe80::1]:8123") and every.knows("localhost:8123")
     assert every.knows(f"{socket.gethostname()}:8123")
     assert not every.knows("evil.example:8123")  # a name can be pointed at this machine, an address cannot

@@ -49,6 +49,14 @@ def test_a_step_is_the_last_row_of_the_parallel_form(pair):
     assert [share for _, share in picture.facts["following"]] == pytest.approx(shares, abs=2e-4)
 
 
+@pytest.mark.parametrize("head", ["decoder.1.2", ("decoder", 1, 2)])
+def test_heads_are_called_as_the_steps_call_them(pair, head):
+    ours, _ = pair
+    named = saccade.diagram("decoder-step", model=ours, text=SOURCE, target=TARGET, head=head)
+    plain = saccade.diagram("decoder-step", model=ours, text=SOURCE, target=TARGET, head=(1, 2))
+    assert named.svg == plain.svg and named.facts["head"] == 2
+
+
 def test_what_grows_and_what_stays_is_told(pair):
     ours, _ = pair
     picture = saccade.diagram("decoder-step", model=ours, text=SOURCE, target=TARGET)
@@ -74,6 +82,8 @@ def test_without_a_target_it_is_what_the_model_writes_first(pair):
     ("given", "said"),
     [
         (dict(target="Nobody knows " * 9), "target: .* tokens came; a picture holds 12"),
+        (dict(head="cross.1.2"), "head: expected .*got 'cross.1.2'"),
+        (dict(head="decoder.7.0"), "head: decoder.7.0 does not exist"),
         (dict(head="7.0"), "head: decoder.7.0 does not exist; the decoder has the layers 0 to"),
         (dict(text="the cat sat on the mat " * 3), "for this model a picture holds"),
         (dict(kind="attention", target="a"), "target: not for attention"),
@@ -83,6 +93,8 @@ def test_what_does_not_fit_is_said(pair, given, said):
     ours, _ = pair
     with pytest.raises(ValueError, match=said):
         saccade.diagram(**{"kind": "decoder-step", "model": ours, "text": SOURCE, **given})
+    with pytest.raises(ValueError, match="head: decoder.0.1 is of an encoder-decoder; "):
+        saccade.diagram("decoder-step", head="decoder.0.1")
     with pytest.raises(ValueError, match="target: .* reads none; an encoder-decoder does"):
         saccade.diagram("decoder-step", target="a b")
 

@@ -591,7 +591,7 @@ def test_a_target_longer_than_the_model_writes_is_refused(translator, monkeypatc
 
 def test_a_pair_that_fails_leaves_no_files(translator, tmp_path):
     def interrupted(done, total):
-        assert list(tmp_path.iterdir())
+        assert sys.platform != "linux" or str(tmp_path) in Path("/proc/self/maps").read_text()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as error:  # it holds what was kept

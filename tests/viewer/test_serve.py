@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
+import re
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -15,11 +18,12 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
+from pathlib import Path
 
 import pytest
 
 import saccade
-from saccade.viewer.server import _app, _invitation, _serve, _view
+from saccade.viewer.server import _address_file, _app, _serve, _view
 from saccade.viewer.server._serve import Viewer, open_browser
 from saccade.viewer.server._view import open_session
 
@@ -30,7 +34,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def session():
-    return open_session(TEXT)
+    """It outlives the viewers that show it."""
+    session = open_session(TEXT)
+    session.close = lambda: None
+    return session
 
 
 def call(viewer, op, params=None, *, token=None):
@@ -85,15 +92,31 @@ def test_a_port_that_is_taken_is_told_and_a_free_one_is_used(session):
         assert f":{port}/" in viewer.url and call(viewer, "alive") == {"buffers": []}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "::1"])
-def test_another_address_is_asked_for_by_its_name(session, host):
+@pytest.mark.parametrize(
+    ("host", "shown", "others"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0", "127.0.0.1", True),
+        ("::", "[::1]", True),
+        ("0::0", "[::1]", True),
+        ("localhost", None, False),
+        ("127.1", "127.0.0.1", False),
+        ("127.0.0.2", "127.0.0.2", False),
+        ("::1", "[::1]", False),
+    ],
+)
+def test_another_address_is_known_by_what_the_socket_is_bound_to(session, host, shown, others, capsys):
+    """However it is written: the address that is printed answers, and where other machines come in that is said."""
     try:
         viewer = Viewer(session, host=host)
     except ValueError:
-        assert host == "::1"  # a machine without IPv6
+        assert ":" in host  # a machine without IPv6
         return
     with viewer:
         assert call(viewer, "alive") == {"buffers": []}
+        assert shown is None or viewer.url.startswith(f"http://{shown}:")
+        _view.announce(viewer, browser=False)
+        assert ("Other machines open it" in capsys.readouterr().err) == others
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
@@ -125,48 +148,87 @@ def test_what_is_no_address_is_told(session, where, error, told):
         Viewer(session, **where)
 
 
-def status_of(url):
+def status_of(url, **headers):
     """Of a browser that goes to a page: where it comes to, and with which status."""
     try:
-        with urllib.request.urlopen(url, timeout=20) as page:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as page:
             return page.url, page.status
     except urllib.error.HTTPError as error:
         return error.url, error.code
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere others see no arguments of programs")
-def test_the_token_is_no_argument_of_the_browser(session, monkeypatch):
-    """Every user of the machine can read it there. What is read instead opens nothing for another one, and once."""
-    opened = []
-    monkeypatch.setattr(_invitation, "are_needed", lambda: True)
-    monkeypatch.setattr(_serve, "are_needed", lambda: True)
-    monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
-    own = os.getuid()
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    """What a browser is told to open, by a user whose home is empty."""
+    found = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(_serve, "open_browser", lambda url: found.append(url) or True)
+    return found
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="Windows shows arguments of programs to nobody else")
+
+
+@posix
+def test_the_token_is_no_argument_of_the_browser(session, opened, tmp_path):
+    """Every user of the machine can read it there. What is read instead only this user can follow."""
     with Viewer(session) as viewer:
         assert viewer.open_browser()
         [url] = opened
-        assert viewer.url.partition("token=")[2] not in url
-        monkeypatch.setattr(os, "getuid", lambda: own + 1)  # the connection is then that of another user
-        assert status_of(url) == (url, 403)
-        monkeypatch.setattr(os, "getuid", lambda: own)
-        assert status_of(url) == (viewer.url, 200)
-        assert status_of(url) == (url, 403)
-        assert status_of(url[:-1]) == (url[:-1], 403)
-        monkeypatch.setattr(_invitation, "CONNECTIONS", ("/proc/no-such-table",))
-        assert viewer.open_browser() and status_of(opened[1])[1] == 403  # nobody is known, so nobody is let in
+        token = viewer.url.partition("token=")[2]
+        assert url.startswith("file:///") and token not in url
+        file = Path(urllib.request.url2pathname(url.removeprefix("file://")))
+        assert file.parent.parent == tmp_path and not file.parent.name.startswith(".")  # what a snap may read
+        assert [stat.S_IMODE(one.stat().st_mode) for one in (file, file.parent)] == [0o600, 0o700]
+        [target] = re.findall(r'content="0; url=([^"]+)"', file.read_text())
+        assert status_of(html.unescape(target)) == (viewer.url, 200)
+        server = viewer.url.partition("?")[0]
+        for path in ("", "?invitation=", f"?invitation={file.parent.name}", "?token="):  # nothing else lets anybody in
+            assert status_of(server + path, **{"X-Forwarded-For": "127.0.0.1:80"})[1] == 403
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_where_arguments_are_private_the_browser_gets_the_whole_address(session, monkeypatch):
-    opened = []
-    monkeypatch.setattr(_serve, "are_needed", lambda: False)
-    monkeypatch.setattr(_serve, "open_browser", lambda url: opened.append(url) or True)
+@posix
+@pytest.mark.parametrize("after", ["a while", "no browser"])
+def test_the_file_of_the_address_goes(session, opened, tmp_path, monkeypatch, after):
     with Viewer(session) as viewer:
+        if after == "a while":
+            monkeypatch.setattr(_address_file, "LIFE", 0.0)
+            assert viewer.open_browser()
+        else:
+            monkeypatch.setattr(_serve, "open_browser", lambda url: False)
+            assert not viewer.open_browser()
+        deadline = time.monotonic() + 5  # it looks once a second
+        while list(tmp_path.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@posix
+@pytest.mark.parametrize("home", ["none", "of another"])
+def test_without_a_home_of_ones_own_the_address_is_only_printed(session, opened, tmp_path, monkeypatch, capsys, home):
+    """In the folder of another user the file could be put in another's place."""
+    if home == "none":
+        monkeypatch.setenv("HOME", str(tmp_path / "none"))
+    else:
+        own = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with Viewer(session) as viewer:
+        _view.announce(viewer, browser=True)
+        assert opened == [] and list(tmp_path.iterdir()) == []
+        assert "open this address" in capsys.readouterr().err
+
+
+def test_where_arguments_are_private_the_browser_gets_the_whole_address(session, opened, monkeypatch):
+    with Viewer(session) as viewer:
+        monkeypatch.setattr(os, "name", "nt")
         assert viewer.open_browser() and opened == [viewer.url]
+        monkeypatch.undo()
 
 
-def test_two_pages_at_once(session):
+def test_two_pages_at_once():
     place = {"run": "0", "call": "0", "head": 0, "item": 0}
-    with Viewer(session) as viewer:
+    with Viewer(open_session(TEXT)) as viewer:
         replies = []
 
         def ask():
@@ -266,20 +328,29 @@ def test_a_script_waits_for_the_page_or_ctrl_c(monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process is a signal")
 @pytest.mark.parametrize("arguments", [[], ["--keep"]])
-def test_ctrl_c_ends_the_command(arguments, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command(arguments, number, tmp_path):
+    """Ctrl-C, or an end that another program asks for: nothing stays."""
     command = [sys.executable, "-m", "saccade", "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None and child.stderr is not None
             url = child.stdout.readline().split()[1]
+            assert mapped_by(child) or sys.platform != "linux"
             with urllib.request.urlopen(url, timeout=20) as page:
                 assert page.status == 200
-            child.send_signal(signal.SIGINT)
-            assert child.wait(20) == 130
+            child.send_signal(number)
+            assert child.wait(20) == 128 + number
             assert child.stderr.read() == ""
             assert list(tmp_path.iterdir()) == []  # what was kept in files is gone
         finally:
             child.kill()
+
+
+def mapped_by(child):
+    """Whether queries and keys are mapped from files there."""
+    maps = Path(f"/proc/{child.pid}/maps")
+    return maps.exists() and "/saccade-" in maps.read_text()
 
 
 def unanswered(request):
@@ -301,7 +372,8 @@ sys.exit(main())
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process is a signal")
-def test_ctrl_c_waits_for_no_walk(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_no_walk(number, tmp_path):
     """All threads that walk are at work, and one cannot be interrupted: the command ends, and so do its files."""
     command = [sys.executable, "-c", SLOW, "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -313,9 +385,9 @@ def test_ctrl_c_waits_for_no_walk(tmp_path):
             for _ in range(3):
                 threading.Thread(target=unanswered, args=(ask,), daemon=True).start()
             assert child.stdout.readline() == "begun\n"
-            assert list(tmp_path.iterdir()) != []
-            child.send_signal(signal.SIGINT)
-            assert child.wait(20) == 130
+            assert mapped_by(child) or sys.platform != "linux"
+            child.send_signal(number)
+            assert child.wait(20) == 128 + number
             assert child.stderr.read() == "" and list(tmp_path.iterdir()) == []
         finally:
             child.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import numpy as np
@@ -166,6 +167,52 @@ def test_the_steps_of_a_row(session, dense):
     words = answer(session, "words", run="0", side="text", start=0, stop=side["tokens"])[0]["words"]
     for text, _, first, end, *_ in words:
         assert end - first > 1 or header["labels"][first] == text
+
+
+def at_once(*work):
+    """Each on a thread of its own, with as many switches between them as can be."""
+    interval, threads = sys.getswitchinterval(), [threading.Thread(target=one) for one in work]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_steps_of_two_texts_at_once_are_each_ones_own(model):
+    """Both are read by one model, whose modules are observed meanwhile."""
+    session = open_session([TEXT, TEXT.replace("owl", "bee")], model=model)
+    alone = [answer(session, "step", **{**PLACE, "run": run}, row=8) for run in "01"]
+    found = [[], []]
+
+    def ask(run):
+        found[run].extend(answer(session, "step", **{**PLACE, "run": str(run)}, row=8) for _ in range(25))
+
+    at_once(lambda: ask(0), lambda: ask(1))
+    assert [[one == alone[run] for one in found[run]] for run in (0, 1)] == [[True] * 25] * 2
+
+
+def test_a_model_that_is_used_meanwhile_changes_no_steps(session, model):
+    """As by the next cell of a notebook."""
+    alone = answer(session, "step", **PLACE, row=8)
+    found, done = [], threading.Event()
+
+    def ask():
+        try:
+            found.extend(answer(session, "step", **PLACE, row=8) for _ in range(25))
+        finally:
+            done.set()
+
+    def use():
+        with torch.no_grad():
+            while not done.is_set():
+                model.module(model.whole([5, 6, 7, 8] * 5))
+
+    at_once(ask, use)
+    assert [one == alone for one in found] == [True] * 25
 
 
 def test_what_watch_kept_has_no_steps(session):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,14 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
         (lambda: watch(keep=False), {}, ValueError, r"no call was kept.*saccade\.watch\(model, keep=True\)"),
         (lambda: [watch(), TEXT], {}, ValueError, "what watch kept and texts are not shown together"),
         (watch, {"model": "x"}, ValueError, "^model: it reads a text"),
+        (
+            watch,
+            {"budget": 10**9},
+            ValueError,
+            "^budget: it bounds what reading a text keeps; what watch kept was",
+        ),
+        (watch, {"budget": 10**9, "folder": "."}, ValueError, "^budget: it bounds"),
+        (lambda: TEXT, {"folder": "."}, ValueError, "^folder: it keeps what goes beyond a budget; give budget, too$"),
         (watch, {"words": ["a"]}, ValueError, "^words: 1 came, and the calls have 7 tokens"),
         (watch, {"words": "one two three four five six seven"}, TypeError, "^words: expected a list .* got str"),
         (watch, {"words": 7}, TypeError, "^words: expected a list .* got int"),
@@ -152,11 +161,11 @@ def test_a_folder_may_be_named_from_home(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["first", "second", "shown"])
 def test_what_fails_leaves_no_files(tmp_path, where):
-    """`error` holds what failed, so that nothing but closing it can have deleted its files."""
+    """`error` holds what failed. Files are mapped, and where the system allows it no name is left to delete."""
     seen = []
 
     def interrupted(done, total):
-        seen.append([path.name for path in tmp_path.iterdir()])
+        seen.append(mapped_in(tmp_path) or sys.platform != "linux")
         if len(seen) == {"first": 2, "second": total + 2, "shown": 0}[where]:
             raise KeyboardInterrupt
 
@@ -164,6 +173,34 @@ def test_what_fails_leaves_no_files(tmp_path, where):
     with pytest.raises((KeyboardInterrupt, RuntimeError)) as error:
         open_session([TEXT, "A dog."], budget=1, folder=tmp_path, progress=interrupted, head=head)
     assert error.traceback and seen[-1] and list(tmp_path.iterdir()) == []
+
+
+def mapped_in(folder):
+    """Files there that are mapped, of any name."""
+    maps = Path("/proc/self/maps")
+    return [line for line in maps.read_text().splitlines() if f"{folder}/" in line] if maps.exists() else []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is mapped stands in /proc")
+def test_files_have_no_name_and_closing_frees_their_space(tmp_path):
+    """So neither a killed process nor a viewer that is closed, but kept in a variable, takes space on the disk."""
+    session = open_session(TEXT, budget=1, folder=tmp_path)
+    assert mapped_in(tmp_path) and list(tmp_path.iterdir()) == []
+    where = {"run": "0", "call": "1", "head": 3, "item": 0, "row": 2, "key": 1}
+    assert session.reply("cell", where).status == 200
+    session.close()
+    assert mapped_in(tmp_path) == []
+    for op in ("open", "cell", "overview", "step"):
+        assert session.reply(op, where).header == {"error": "the viewer has ended"}
+
+
+def test_a_continuation_that_the_context_ends_is_told(capsys):
+    told = "generate: 100,000 tokens were asked for; embedded model reads 256 at once, those of the text included, and "
+    [note] = open_session(TEXT, generate=100_000).notes
+    assert note.startswith(told)
+    assert open_session(TEXT, generate=3).notes == []
+    with saccade.view(TEXT, generate=100_000, block=False, browser=False):
+        assert capsys.readouterr().err.startswith(told)
 
 
 class Broken:

@@ -14,7 +14,9 @@ import pytest
 import saccade
 from saccade.viewer.server import _view, _widget
 from saccade.viewer.server._app import client_script
+from saccade.viewer.server._session import Reply
 from saccade.viewer.server._view import open_session
+from saccade.viewer.server._workers import THREADS
 
 pytest.importorskip("anywidget")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -23,7 +25,10 @@ TEXT = "The hen met the fox."
 
 @pytest.fixture(scope="module")
 def session():
-    return open_session(TEXT)
+    """It outlives the widgets that show it."""
+    session = open_session(TEXT)
+    session.close = lambda: None
+    return session
 
 
 @pytest.fixture
@@ -74,7 +79,8 @@ def test_other_messages_are_nobodys(session, sent, content):
     widget.close()
 
 
-def test_the_kernel_goes_on_while_an_answer_is_computed(session, sent, monkeypatch):
+def test_the_kernel_goes_on_while_an_answer_is_computed(sent, monkeypatch):
+    session = open_session(TEXT)
     go_on, cell = threading.Event(), session.runs[0].cell("0", 0, 0, 1, 0)
     monkeypatch.setattr(session.runs[0], "cell", lambda *_: cell if go_on.wait(20) else None)
     widget = _widget.make_widget(session)
@@ -87,6 +93,45 @@ def test_the_kernel_goes_on_while_an_answer_is_computed(session, sent, monkeypat
     go_on.set()
     message, _ = sent.get(timeout=20)
     assert (message["id"], message["header"]) == ("slow", cell._asdict())
+    widget.close()
+
+
+def test_what_the_notebook_no_longer_waits_for_is_dropped(session, sent, monkeypatch):
+    """As after quick panning: of what no thread has begun nothing is computed."""
+    go_on, computed = threading.Event(), []
+
+    def slow(op, params):
+        computed.append(params["number"])
+        go_on.wait(20)
+        return Reply({"number": params["number"]})
+
+    monkeypatch.setattr(session, "reply", slow)
+    widget = _widget.make_widget(session)
+    place = {"level": 9, "exact": True}
+    for number in range(30):
+        receive(widget, {"kind": "request", "id": f"a-{number}", "op": "tile", "params": {**place, "number": number}})
+    for number in range(29):
+        receive(widget, {"kind": "cancel", "id": f"a-{number}"})
+    for nonsense in (None, [], "a-99"):
+        receive(widget, {"kind": "cancel", "id": nonsense})
+    go_on.set()
+    replies = set()
+    while "a-29" not in replies:
+        replies.add(sent.get(timeout=20)[0]["id"])
+    begun = THREADS["walk"]
+    assert sorted(computed) == [*range(begun), 29]
+    widget.close()
+    assert not widget._waiting
+
+
+def test_a_widget_that_is_closed_says_so(sent, monkeypatch):
+    """A message may be on its way when the widget is closed."""
+    widget = _widget.make_widget(open_session(TEXT))
+    widget.close()
+    answers = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers: answers.append((content, buffers)))
+    receive(widget, {"kind": "request", "id": "late", "op": "open", "params": {}})
+    assert answers == [({"kind": "reply", "id": "late", "header": {"error": "the viewer has ended"}}, [])]
     widget.close()
 
 

@@ -44,7 +44,11 @@ def diagram(
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option(metavar="LAYER.HEAD", help="The head, from 0.  [default: the one that weighs words most evenly]"),
+        typer.Option(
+            metavar="LAYER.HEAD",
+            help="The head, from 0; in decoder-step of an encoder-decoder decoder.1.4 means 1.4.  "
+            "[default: the one that weighs words most evenly]",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An .svg, .png or .html.  [default: saccade-KIND.svg]")

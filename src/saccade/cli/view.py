@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from ..viewer.server import Viewer
     from ..viewer.server._session import Session
 
+SIGTERM_STATUS = 128 + signal.SIGTERM
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -64,7 +68,7 @@ class ServerOptions:
         None, "Queries and keys to hold in memory at most, as 4GiB.  [default: no limit]", metavar="SIZE"
     )
     folder: Path | None = option(
-        None, "Where those beyond the budget are kept in files, until the viewer ends.", metavar="DIR"
+        None, "Where those beyond --budget are kept in files, until the viewer ends.", metavar="DIR"
     )
     port: int | None = option(None, "The port to listen on.  [default: a free one]", metavar="N", min=0, max=65535)
     host: str | None = option(
@@ -106,22 +110,41 @@ def view(
     head, budget = parse_head(shown.head), _bytes(server.budget)
     from ..viewer.server import MOST_IDLE, start
 
-    session = _session(subject, shown, head, budget, server.folder)
-    most_idle = None if server.keep else MOST_IDLE
-    viewer = start(session, host=server.host, port=server.port, most_idle=most_idle)
+    with _ended_by_sigterm():
+        session = _session(subject, shown, head, budget, server.folder)
+        most_idle = None if server.keep else MOST_IDLE
+        viewer = start(session, host=server.host, port=server.port, most_idle=most_idle)
+        try:
+            with viewer:
+                _tell_and_wait(viewer, server)
+        except (KeyboardInterrupt, SystemExit) as end:
+            if viewer.computing:
+                _leave(SIGTERM_STATUS if isinstance(end, SystemExit) else 130)
+            raise
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM ends the command as Ctrl-C does, so that its files are deleted."""
+
+    def end(*_: object) -> NoReturn:
+        sys.exit(SIGTERM_STATUS)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        with viewer:
-            _tell_and_wait(viewer, server)
-    except KeyboardInterrupt:
-        if viewer.computing:
-            _leave(130)
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tell_and_wait(viewer: Viewer, server: ServerOptions) -> None:
     _print_address(viewer.url)
-    if server.host in ("0.0.0.0", "::"):
-        typer.echo("saccade: other machines open it under this computer's name or address, and the token", err=True)
+    for note in viewer.session.notes:
+        typer.echo(f"saccade: {note}", err=True)
+    from ..viewer.server import OTHERS
+
+    if viewer.lets_others_in:
+        typer.echo(f"saccade: {OTHERS}", err=True)
     if not server.no_browser and not viewer.open_browser():
         typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
     if viewer.wait():
@@ -190,6 +213,8 @@ def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
         return [word_range(text, shown.first, shown.last).text for text in texts]
     if (shown.first, shown.last) != (None, None):
         raise UserError("--from and --to are for a text; what watch kept is shown as it is")
+    if shown.context is not None:
+        raise UserError("--context is for a text; what watch kept was read already")
     for other in more:
         if not is_watch_file(other):
             raise UserError(f"--against {shorten(other, 60)}: a watch is compared with another watch")

@@ -153,6 +153,8 @@ def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, i
     room = model.room
     if room is None:
         return len(spans)
+    if not room:
+        return 0
     # Some 64 characters a token are plenty, so a whole library need not be encoded to learn that it is too long.
     pieces = model.encode(text[: room * 64]).spans
     if len(pieces) <= room and len(text) > room * 64:

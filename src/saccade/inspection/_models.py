@@ -65,7 +65,7 @@ class TextModel(ABC):
     @property
     def room(self) -> int | None:
         """How many tokens of a text it reads at once."""
-        return None if self.context is None else self.context - len(self.before) - len(self.after)
+        return None if self.context is None else max(0, self.context - len(self.before) - len(self.after))
 
     @property
     @abstractmethod
@@ -86,8 +86,15 @@ class TextModel(ABC):
         """The same model, which reads as many tokens at once, also where these are more than it was trained on.
 
         Raises:
-            ValueError: its positions end before.
+            ValueError: no number of tokens, one that holds no token beside the special ones, or its positions end
+                before.
         """
+        special = len(self.before) + len(self.after)
+        if not isinstance(context, int) or isinstance(context, bool) or context <= special:
+            raise ValueError(
+                f"context: expected a whole number of tokens, at least {special + 1}: one of the text and "
+                f"{special} around it, got {context!r}"
+            )
         if self.positions is not None and context > self.positions:
             raise ValueError(
                 f"context: {self.name} has learned {self.positions:,} positions, and {context:,} tokens need as many; "

@@ -39,6 +39,8 @@ def find_word(
         ValueError: no such word, occurrence or number; the message names words that are like it.
     """
     ordinary = [i for i, word in enumerate(words) if not word.special]
+    if nth is not None:
+        _check_occurrence(wanted, nth)
     if wanted is None:
         spoken = [i for i in ordinary if not words[i].is_delimiter] or ordinary
         return spoken[-1], f"no word was asked for: the last one, '{words[spoken[-1]].label}', is taken"
@@ -66,6 +68,13 @@ def find_word(
             f"'{words[chosen].label}' is there {len(places)} times: the first is taken ({text}:2 is the next)",
         )
     return chosen, ""
+
+
+def _check_occurrence(wanted: str | int | None, nth: int) -> None:
+    if not isinstance(nth, int) or isinstance(nth, bool):
+        raise TypeError(f"nth: expected the number of an occurrence, counted from 1, got {nth!r}")
+    if not isinstance(wanted, str):
+        raise ValueError("nth: it counts the occurrences of a word; give the word, too")
 
 
 def _numbered(ordinary: list[int], number: int, where: str) -> int:

@@ -5,6 +5,7 @@ Everything is float64 numpy. Shape legend: L keys, E model width, D key width, D
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -260,14 +261,19 @@ def of_stack(
 def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
     """What the first block, this attention and the stream before it read, and what this attention gave, by name."""
     seen: dict[str, Tensor] = {}
+    thread = threading.get_ident()
+
+    def keep(name: str, tensor: Tensor) -> None:
+        if threading.get_ident() == thread:  # another may run the model at the same time
+            seen[name] = tensor
 
     def reads(name: str) -> Any:
-        return lambda module, given: seen.__setitem__(name, given[0])
+        return lambda module, given: keep(name, given[0])
 
     def attends(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen["read"] = given[0]
+        keep("read", given[0])
         if named.get("context") is not None:
-            seen["context"] = named["context"]
+            keep("context", named["context"])
 
     block: Any = stack.blocks[layer]
     attention = block.cross if cross else block.attention
@@ -277,7 +283,7 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
         stack.blocks[0].register_forward_pre_hook(reads("embedded")),
         *(module.register_forward_pre_hook(reads("stream")) for module in before),
         attention.register_forward_pre_hook(attends, with_kwargs=True),
-        attention.register_forward_hook(lambda module, given, out: seen.__setitem__("written", out)),
+        attention.register_forward_hook(lambda module, given, out: keep("written", out)),
     ]
     try:
         yield seen

@@ -39,7 +39,7 @@ LAYER = 1  # of the embedded model: the heads of its first layer mostly look at 
 _TOKENS = 5  # of random embeddings, where a module reads no text
 _ATTENTION = (MultiHeadAttention, SelfAttention, nn.MultiheadAttention)
 
-Head = tuple[int, int] | str | None
+Head = tuple[int, int] | tuple[str, int, int] | str | None
 
 
 def diagram(
@@ -65,7 +65,8 @@ def diagram(
         model: instead of `source`: a folder, a name on the Hugging Face hub, or, for "block" and "transformer", a
             published architecture without weights: "vaswani", "bert", "gpt2", "llama", "t5", "bart", "marian", "vit",
             "wav2vec2", "esm", "patchtst", "gat", "graphormer".
-        head: (layer, head) or "layer.head", from 0; None is the head that weighs several words most evenly.
+        head: (layer, head) or "layer.head", from 0, of a decoder also "decoder.layer.head" or ("decoder", layer, head),
+            as `saccade.step` has them; None is the head that weighs several words most evenly.
         theme: "auto" follows the reader's setting, "light" or "dark" do not.
         target: of "decoder-step" and an encoder-decoder, what it has written so far, the new token last; None is what
             the model writes first.
@@ -148,7 +149,8 @@ def _decoder_step(source: Any, text: str | None, head: Head, theme: str, target:
     model, name = _text_model(source, "decoder-step")
     pair = isinstance(model.module, EncoderDecoder)
     if head is not None:
-        checked_place(model, ("decoder", *_parsed(head)) if pair else _parsed(head), None)
+        head, named = _without_part(head)
+        checked_place(model, ("decoder", *_parsed(head)) if pair or named else _parsed(head), None)
     layers = len(model.module.decoder.blocks) if isinstance(model.module, EncoderDecoder) else model.layers
     layer, number = (min(LAYER, layers - 1), None) if head is None else _parsed(head)
     read = usual_text(model, MOST_TOKENS) if text is None else text
@@ -211,14 +213,23 @@ def _place(head: Head, model: TextModel) -> tuple[int, int | None]:
     return place
 
 
+def _without_part(head: Head) -> tuple[Head, bool]:
+    """A head of a decoder as (layer, head) or 'layer.head', and whether it was called the decoder's."""
+    if isinstance(head, str) and head.startswith("decoder."):
+        return head.removeprefix("decoder."), True
+    if isinstance(head, tuple) and len(head) == 3 and head[0] == "decoder":
+        return head[1:], True
+    return head, False
+
+
 def _parsed(head: Head) -> tuple[int, int]:
     """(layer, head) of either form."""
     if isinstance(head, str):
         layer, point, number = head.partition(".")
         if point and layer.isdecimal() and number.isdecimal():
             return int(layer), int(number)
-    elif isinstance(head, tuple) and len(head) == 2 and all(isinstance(n, int) for n in head):
-        return head
+    elif isinstance(head, tuple) and len(head) == 2 and isinstance(head[0], int) and isinstance(head[1], int):
+        return head[0], head[1]
     raise ValueError(f"head: expected (layer, head) or 'layer.head' such as 1.3, got {head!r}")
 
 

@@ -25,7 +25,8 @@ def release_freed() -> None:
 class KeptTensors:
     """Copies of tensors, in memory up to ``budget`` bytes (None: no limit), then memory-mapped files in ``folder``.
 
-    The files have no name once they are opened, or are deleted with this object where the system needs one.
+    The files have no name once they are mapped, so nothing stays when the process is killed; their space is free again
+    when nothing refers to the tensors. Systems that do not allow this get a folder of files, deleted by `close`.
     ``calls``: how many there will be, for a message that says what they all need.
     """
 
@@ -33,9 +34,12 @@ class KeptTensors:
         if budget is not None and budget < 0:
             raise ValueError(f"budget must be at least 0 bytes, got {budget}")
         self.budget, self.used, self.on_disk = budget, 0, 0
-        self._files = None if folder is None else tempfile.TemporaryDirectory(prefix="saccade-", dir=folder)
-        self._mapped_ones = self._done = 0
-        self._calls = calls
+        self._folder = None if folder is None else Path(folder)
+        self._named = None
+        if self._folder is not None and os.name != "posix":
+            self._named = tempfile.TemporaryDirectory(prefix="saccade-", dir=folder, ignore_cleanup_errors=True)
+            self._folder = Path(self._named.name)
+        self._done, self._calls = 0, calls
 
     def take(self, *tensors: Tensor) -> list[Tensor]:
         """Contiguous copies of the ``tensors`` of a call, on the CPU, without a graph.
@@ -45,7 +49,7 @@ class KeptTensors:
         """
         self._done += 1
         needed = self.used + sum(map(_bytes, tensors))
-        if self.budget is not None and self._files is None and needed > self.budget:
+        if self.budget is not None and self._folder is None and needed > self.budget:
             whole = needed / self._done * max(self._done, self._calls)
             raise ValueError(
                 f"budget: about {in_bytes(whole)} are needed for the queries and keys of this text, and the budget has "
@@ -60,34 +64,40 @@ class KeptTensors:
         return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _mapped(self, tensor: Tensor) -> Tensor:
-        assert self._files is not None
-        path = Path(self._files.name) / f"{self._mapped_ones}.bin"
-        _reserve(path, _bytes(tensor))
-        self._mapped_ones += 1
+        assert self._folder is not None
+        path = _reserved(self._folder, _bytes(tensor))
+        try:
+            kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        finally:
+            if self._named is None:
+                path.unlink()
         self.on_disk += _bytes(tensor)
-        kept = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
-        if os.name == "posix":
-            path.unlink()  # mapped it stays: even a process that is killed leaves nothing behind
         return kept.copy_(tensor.detach())
 
     def close(self) -> None:
-        """Delete the files."""
-        if self._files is not None:
-            self._files.cleanup()
+        """Delete files that have a name."""
+        if self._named is not None:
+            self._named.cleanup()
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Take the space: a disk that is full when mapped memory is written to ends the process."""
+def _reserved(folder: Path, size: int) -> Path:
+    """A file that has its space: a disk that is full when mapped memory is written to ends the process."""
+    path = None
     try:
-        with path.open("wb") as file:
+        number, name = tempfile.mkstemp(prefix="saccade-", suffix=".bin", dir=folder)
+        path = Path(name)
+        with open(number, "wb") as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+                os.posix_fallocate(number, 0, max(size, 1))
             else:
                 file.truncate(size)
+        return path
     except OSError as error:
+        if path is not None:
+            path.unlink()
         raise ValueError(
-            f"folder: no room for {in_bytes(size)} more in {path.parent.parent} ({error.strerror}); choose a folder on "
-            "a larger disk, a shorter text or a larger budget"
+            f"folder: no room for {in_bytes(size)} more in {folder} ({error.strerror}); choose a folder on a larger "
+            "disk, a shorter text or a larger budget"
         ) from error
 
 

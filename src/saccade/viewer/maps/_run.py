@@ -79,7 +79,9 @@ class Run:
         self._closed = False
 
     def call(self, id: str) -> MapCall:
-        """Raises KeyError for a call that there is not."""
+        """Raises KeyError for a call that there is not, MapClosed after the end."""
+        if self._closed:
+            raise MapClosed
         if id not in self._by_id:
             raise KeyError(f"call: there is no {id!r}; this run has {', '.join(self._by_id)}")
         return self._by_id[id]
@@ -201,11 +203,14 @@ class Run:
         return self.sides[id]
 
     def close(self) -> None:
-        """Delete what is kept in files, and end what is being computed."""
+        """Free what is kept in memory and in files, and end what is being computed. There is no call any more."""
         with self._lock:
             self._closed = True
             for head in self._heads.values():
                 head.close()
+            self.calls.clear()
+            self._by_id.clear()
+            self._heads.clear()
         if self.kept is not None:
             self.kept.close()
 

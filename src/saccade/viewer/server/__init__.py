@@ -6,8 +6,8 @@ viewer opens.
 
 from __future__ import annotations
 
-from ._serve import MOST_IDLE, Viewer
+from ._serve import MOST_IDLE, OTHERS, Viewer
 from ._view import open_session, start, view
 from ._watch_file import is_watch_file
 
-__all__ = ["MOST_IDLE", "Viewer", "is_watch_file", "open_session", "start", "view"]
+__all__ = ["MOST_IDLE", "OTHERS", "Viewer", "is_watch_file", "open_session", "start", "view"]

@@ -21,7 +21,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ._invitation import Invitations
 from ._session import Reply, Session
 from ._workers import Workers
 
@@ -90,11 +89,11 @@ class Addresses:
     name, so names are compared; an address cannot be given away, so where a server listens on all of them any will do.
     """
 
-    def __init__(self, host: str, port: int):
-        self.port = port
-        self._any_address = host in ("0.0.0.0", "::")
-        own = socket.gethostname() if self._any_address else host
-        self._names = {"127.0.0.1", "localhost", "::1", own.lower()}
+    def __init__(self, bound: str, port: int, name: str = ""):
+        """``bound``: the address of the socket that listens, whatever ``name`` it was asked for by."""
+        self.port, self.bound = port, bound_address(bound)
+        own = (name, socket.gethostname() if self.bound.is_unspecified else str(self.bound))
+        self._names = {"127.0.0.1", "localhost", "::1", *(known.lower() for known in own if known)}
 
     def __str__(self) -> str:
         return " or ".join(f"{name}:{self.port}" for name in sorted(self._names) if name != "::1")
@@ -108,7 +107,13 @@ class Addresses:
             return False
         if port != self.port or parts.netloc != host or "@" in host:
             return False
-        return name in self._names or (self._any_address and _is_address(name))
+        return name in self._names or (self.bound.is_unspecified and _is_address(name))
+
+
+def bound_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address of a socket, of IPv4 where it is one written as of IPv6."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_address(name: str) -> bool:
@@ -126,9 +131,9 @@ class ViewerApp:
     """
 
     def __init__(self, session: Session, *, token: str, addresses: Addresses, activity: Activity):
-        self.workers, self.invitations = Workers(), Invitations()
+        self.workers = Workers()
         self._addresses = addresses
-        self._app = _routes(session, token, activity, self.workers, self.invitations)
+        self._app = _routes(session, token, activity, self.workers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,21 +168,15 @@ def _plain(text: str, status: int) -> Response:
     return PlainTextResponse(text + "\n", status)
 
 
-def _routes(session: Session, token: str, activity: Activity, workers: Workers, invitations: Invitations) -> Starlette:
+def _routes(session: Session, token: str, activity: Activity, workers: Workers) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.responses import HTMLResponse, RedirectResponse, Response
+    from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
 
     def allowed(given: str | None) -> bool:
         return given is not None and secrets.compare_digest(given.encode(), token.encode())
 
     async def page(request: Request) -> Response:
-        invitation = request.query_params.get("invitation")
-        if invitation is not None:
-            ports = [end[1] if end else 0 for end in (request.scope.get("client"), request.scope.get("server"))]
-            if not invitations.take(invitation, *ports):
-                return _plain("This address opens once, for who runs Saccade. Open the one in the terminal.", 403)
-            return RedirectResponse(f"/?token={token}", 303)
         if not allowed(request.query_params.get("token")):
             return _plain("The token is missing or wrong. Open the whole address that the terminal shows.", 403)
         return HTMLResponse(PAGE.format(title=escape(f"{session.title} · Saccade"), nonce=request.scope["nonce"]))

@@ -12,14 +12,17 @@ import webbrowser
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ._invitation import are_needed
+from ._address_file import AddressFile
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
+
     from ._session import Session
 
 HIGHEST_PORT = 65535
 LONGEST_NAME = 80  # characters of a host that a message shows
 LOOPBACK = "127.0.0.1"
+OTHERS = "other machines open it under this computer's name or address, and the token"
 MOST_IDLE = 600.0  # seconds without a page; pages tell every half minute that they are open
 GRACE = 5.0  # seconds that the end waits for what is being answered
 
@@ -31,6 +34,7 @@ class Viewer:
 
     Attributes:
         url: what a browser opens, the token included: whoever has it sees everything that the viewer shows.
+        lets_others_in: whether it listens on an address that other machines may reach.
     """
 
     def __init__(
@@ -52,9 +56,12 @@ class Viewer:
         self.session, self._most_idle = session, most_idle
         self._activity = Activity()
         self._ended_idle = False
-        number, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        self.url = f"http://{_shown_host(host)}:{number}/?token={token}"
-        self._app = ViewerApp(session, token=token, addresses=Addresses(host, number), activity=self._activity)
+        bound, number = listener.getsockname()[:2]
+        token, addresses = secrets.token_urlsafe(24), Addresses(bound, number, host)
+        self.url = f"http://{_shown(addresses.bound)}:{number}/?token={token}"
+        self.lets_others_in = not addresses.bound.is_loopback
+        self._file = AddressFile(self.url)
+        self._app = ViewerApp(session, token=token, addresses=addresses, activity=self._activity)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._app,
@@ -66,6 +73,7 @@ class Viewer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # it would take who asks from what is asked
                 timeout_graceful_shutdown=1,
                 callback_notify=self._look_at_activity,
                 timeout_notify=0,
@@ -76,6 +84,7 @@ class Viewer:
 
     async def _look_at_activity(self) -> None:
         """Asked by the server each second."""
+        self._file.expire()
         if self._most_idle is not None and self._activity.idle > self._most_idle:
             self._ended_idle = True
             self._server.should_exit = True
@@ -90,10 +99,17 @@ class Viewer:
         return self._app.workers.busy
 
     def open_browser(self) -> bool:
-        """Open the page; whether there is a browser to open it."""
-        if not are_needed():
+        """Open the page; whether there is a browser to open it.
+
+        By a file that only this user reads, as others may read the arguments of programs; Windows shows them to nobody.
+        """
+        if os.name != "posix":
             return open_browser(self.url)
-        return open_browser(f"{self.url.partition('?')[0]}?invitation={self._app.invitations.new()}")
+        file = self._file.write()
+        opened = file is not None and open_browser(file.as_uri())
+        if not opened:
+            self._file.remove()
+        return opened
 
     def wait(self) -> bool:
         """Wait until the viewer ends; Ctrl-C closes it and raises KeyboardInterrupt.
@@ -112,6 +128,7 @@ class Viewer:
         """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
         self._server.should_exit = True
         self._thread.join(GRACE)
+        self._file.remove()
         self._app.workers.close()
         self.session.close()
 
@@ -183,11 +200,11 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     return f"host: {host} is no address of this machine ({error.strerror})"
 
 
-def _shown_host(host: str) -> str:
-    """The host as a browser on this machine asks for it."""
-    if host in ("0.0.0.0", "::"):
-        return LOOPBACK if host == "0.0.0.0" else "[::1]"
-    return f"[{host}]" if ":" in host else host
+def _shown(bound: IPv4Address | IPv6Address) -> str:
+    """The address as a browser on this machine asks for it."""
+    if bound.is_unspecified:
+        return LOOPBACK if bound.version == 4 else "[::1]"
+    return str(bound) if bound.version == 4 else f"[{bound}]"
 
 
 def open_browser(url: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from textwrap import shorten
@@ -42,6 +42,9 @@ class Reply:
     status: int = 200
 
 
+CLOSED = Reply({"error": "the viewer has ended"}, status=400)
+
+
 @dataclass(frozen=True)
 class Place:
     """One head of one item of a call."""
@@ -54,30 +57,40 @@ class Place:
 
 @dataclass(eq=False)
 class Session:
-    """Runs that are shown together, and the place to show first. Several threads may ask at once."""
+    """Runs that are shown together, and the place to show first. Several threads may ask at once.
+
+    ``notes``: what is to be said of how they were read, in sentences.
+    """
 
     runs: Sequence[Run]
     title: str
     shown: Place
+    notes: Sequence[str] = ()
+    closed: bool = field(default=False, init=False)
 
     def reply(self, op: object, params: object) -> Reply:
         """The answer to a request, or one sentence that says what is wrong with it. Never raises."""
         operation = _OPERATIONS.get(op) if isinstance(op, str) else None
         if operation is None:
             return Reply({"error": "op: there is no such operation"}, status=404)
+        if self.closed:
+            return CLOSED
         try:
             header, buffers = operation(self, Params(params))
             return Reply(plain_values(header), [_buffer(values) for values in buffers])
         except RequestError as error:
             return Reply({"error": str(error)}, status=400)
         except MapClosed:
-            return Reply({"error": "the viewer has ended"}, status=400)
+            return CLOSED
         except Exception:
+            if self.closed:
+                return CLOSED
             logging.getLogger(__name__).exception("the viewer could not answer %r", op)
             return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)
 
     def close(self) -> None:
-        """Delete what the runs keep in files."""
+        """Free what the runs keep in memory and in files."""
+        self.closed = True
         for run in self.runs:
             run.close()
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
-from ...inspection import TextModel, as_text_model, step_of_target_token, step_of_tokens, token_labels
+from ...inspection import Steps, TextModel, as_text_model, step_of_target_token, step_of_tokens, token_labels
 from ...inspection._collect import read
 from ..maps import MapCall, ReadPair, Run
 
 MOST_STEPS = 2048  # tokens: the text is read again for each row, and the page shows every key
+
+# What sees a forward pass is put into the modules of a model, which several runs share, and into functions of
+# transformers, which all models share. So one pass is seen at a time.
+_READING = threading.Lock()
 
 
 def has_steps(run: Run) -> bool:
@@ -19,17 +24,26 @@ def has_steps(run: Run) -> bool:
 
 def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]:
     """The header of a reply. The layers of a text are its calls, in order."""
-    side, keys = run.sides[call.rows], run.sides[call.keys]
-    labels = token_labels(keys.words, keys.pieces)
-    source, part = run.source, call.id.partition(".")[0]
-    if isinstance(source, ReadPair) and part != "encoder":
-        found = step_of_target_token(source.model, source.ids, source.target, labels, (part, call.layer, head), row)
-    elif isinstance(source, ReadPair):
-        found = step_of_tokens(as_text_model(source.model), source.ids, labels, (call.layer, head), row)
-    else:
-        tokens, _ = read(source, run.text)
-        found = step_of_tokens(source, source.whole(tokens.ids), labels, (call.layer, head), row)
-    word = side.words[side.word_at(row)]
-    name = f"{part} {call.layer}.{head}" if isinstance(source, ReadPair) else f"{call.layer}.{head}"
+    side = run.sides[call.rows]
+    with _READING:
+        found = _read_again(run, call, head, row)
+    word, part = side.words[side.word_at(row)], _part(call)
+    name = f"{part} {call.layer}.{head}" if isinstance(run.source, ReadPair) else f"{call.layer}.{head}"
     title = f"Head {name}, '{word.label}' asks: token {row:,} of {side.tokens:,}, counted from 0"
     return replace(found, text=run.text, model=run.model, word=word, title=title).as_json()
+
+
+def _part(call: MapCall) -> str:
+    """Of an encoder-decoder, whose calls are named by it."""
+    return call.id.partition(".")[0]
+
+
+def _read_again(run: Run, call: MapCall, head: int, row: int) -> Steps:
+    keys, source, part = run.sides[call.keys], run.source, _part(call)
+    labels = token_labels(keys.words, keys.pieces)
+    if isinstance(source, ReadPair) and part != "encoder":
+        return step_of_target_token(source.model, source.ids, source.target, labels, (part, call.layer, head), row)
+    if isinstance(source, ReadPair):
+        return step_of_tokens(as_text_model(source.model), source.ids, labels, (call.layer, head), row)
+    tokens, _ = read(source, run.text)
+    return step_of_tokens(source, source.whole(tokens.ids), labels, (call.layer, head), row)

@@ -83,9 +83,11 @@ def _check_watched(all_of_them: bool, models: Sequence[Any], reading: Reading) -
     if not all_of_them:
         raise ValueError("subject: what watch kept and texts are not shown together")
     given = {"model": bool(models), "target": reading.target is not None, "generate": bool(reading.generate)}
-    for name, present in given.items():
+    kept = {"budget": reading.budget is not None, "folder": reading.folder is not None}
+    for name, present in (given | kept).items():
         if present:
-            raise ValueError(f"{name}: it reads a text; what watch kept was read already")
+            does = "bounds what reading a text keeps" if name in kept else "reads a text"
+            raise ValueError(f"{name}: it {does}; what watch kept was read already")
 
 
 def _check_looks(subjects: Sequence[Any]) -> None:
@@ -123,6 +125,20 @@ def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> R
     if reading.generate:
         return read_continued(text, reader, reading.generate, **how)
     return read_text(text, reader, **how)
+
+
+def notes_of(runs: Sequence[Run], reading: Reading) -> list[str]:
+    """What is to be said of how texts were read."""
+    return [
+        f"generate: {reading.generate:,} tokens were asked for; {run.model} reads {run.source.context:,} at once, "
+        "those of the text included, and writes no further"
+        for run in runs
+        for side in run.sides.values()
+        if isinstance(run.source, TextModel)
+        and side.prompt is not None
+        and run.source.context is not None
+        and side.prompt + reading.generate > run.source.context
+    ]
 
 
 def _with_what_is_left(reading: Reading, runs: Sequence[Run]) -> Reading:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._numbers import counted
 from ..._terminal import printable
-from ._serve import MOST_IDLE, Viewer
+from ._serve import MOST_IDLE, OTHERS, Viewer
 
 if TYPE_CHECKING:
     from ..maps import Run
@@ -64,11 +64,14 @@ def view(
             model, or a list of these, which are compared.
         target: what an encoder-decoder writes to the text: its cross-attention is shown as well.
         generate: tokens by which the model continues the text first, the likeliest one each time. An encoder-decoder
-            writes a target of its own instead, of so many tokens at most, as its files say.
+            writes a target of its own instead, of so many tokens at most, as its files say. It ends where the context
+            does, which is said.
         head: (layer, head), or (name of a call, head), to show first; None: the most telling one.
         words: labels of the tokens of what `watch` kept.
-        budget: bytes of queries and keys that may be held in memory; None: no limit.
-        folder: where queries and keys beyond the budget are kept in files, which go when the viewer is closed.
+        budget: bytes of queries and keys of texts that may be held in memory; None: no limit. What `watch` kept is in
+            memory already.
+        folder: where queries and keys beyond the budget are kept in files, which go when the viewer is closed; it needs
+            a budget.
         host: the address to listen on instead of 127.0.0.1. Any other lets other machines in, whoever has the token;
             with "0.0.0.0" every address of this machine.
         port: the port to listen on; None: a free one. With `host` or `port` a notebook gets a server, too.
@@ -100,6 +103,8 @@ def view(
         folder=folder,
         progress=progress,
     )
+    for note in session.notes:
+        print(note, file=sys.stderr)
     if in_notebook:
         from ._widget import make_widget
 
@@ -118,7 +123,7 @@ def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int]
     """What `view` shows: everything is read now. ``how``: the fields of `Reading`."""
     from ...inspection import Look
     from ._session import Session
-    from ._subjects import Reading, runs_of
+    from ._subjects import Reading, notes_of, runs_of
 
     reading = _checked(Reading(**how))
     models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
@@ -126,7 +131,7 @@ def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int]
     if head is None and isinstance(subject, Look):
         head = subject.layer, subject.head
     try:
-        return Session(runs, _title(runs), _shown(runs, head))
+        return Session(runs, _title(runs), _shown(runs, head), notes_of(runs, reading))
     except BaseException:
         for run in runs:
             run.close()
@@ -145,6 +150,8 @@ def start(session: Session, **how: Any) -> Viewer:
 def announce(viewer: Viewer, *, browser: bool) -> None:
     """Print the address, and open it."""
     print(f"Viewer  {viewer.url}", flush=True)
+    if viewer.lets_others_in:
+        print(f"{OTHERS[0].upper()}{OTHERS[1:]}.", file=sys.stderr, flush=True)
     if browser and not viewer.open_browser():
         print("No browser could be opened here; open this address in one.", file=sys.stderr, flush=True)
 
@@ -160,7 +167,10 @@ def _checked(reading: Reading) -> Reading:
     budget = reading.budget
     if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
         raise ValueError(f"budget: expected bytes, at least 1, got {budget!r}")
-    return replace(reading, words=_checked_words(reading.words), folder=_checked_folder(reading.folder))
+    folder = _checked_folder(reading.folder)
+    if folder is not None and budget is None:
+        raise ValueError("folder: it keeps what goes beyond a budget; give budget, too")
+    return replace(reading, words=_checked_words(reading.words), folder=folder)
 
 
 def _checked_words(words: Any) -> list[str] | None:

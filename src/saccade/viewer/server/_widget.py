@@ -7,9 +7,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ._app import client_script
+from ._session import CLOSED, Reply
 from ._workers import Workers
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ._session import Session
 
 
@@ -47,19 +50,34 @@ def _widget_class() -> type:
             super().__init__()
             self.session = session
             self._workers = Workers()
+            self._waiting: dict[str, Future[None]] = {}
             self.on_msg(self._receive)
 
         def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
-            """A request: it is answered from a thread, so the kernel goes on with its cells meanwhile."""
-            if isinstance(content, dict) and content.get("kind") == "request":
-                # The kernel knows by the context which request of the notebook an answer belongs to.
-                answer = copy_context().run, self._answer, content
-                self._workers.submit(content.get("op"), content.get("params"), *answer)
+            """A request: it is answered from a thread, so the kernel goes on with its cells meanwhile.
+
+            Or that nobody waits for one any more, as after quick panning: if it has not begun it is dropped.
+            """
+            kind, id = (content.get(name) if isinstance(content, dict) else None for name in ("kind", "id"))
+            if kind == "cancel" and isinstance(id, str) and id in self._waiting:
+                self._waiting[id].cancel()
+            if kind != "request":
+                return
+            if self._workers.closed:
+                self._send_reply(id, CLOSED)
+                return
+            # The kernel knows by the context which request of the notebook an answer belongs to.
+            answer = copy_context().run, self._answer, content
+            work = self._workers.submit(content.get("op"), content.get("params"), *answer)
+            if isinstance(id, str):
+                self._waiting[id] = work
+                work.add_done_callback(lambda _: self._waiting.pop(id, None))
 
         def _answer(self, content: dict[str, Any]) -> None:
-            reply = self.session.reply(content.get("op"), content.get("params"))
-            message = {"kind": "reply", "id": content.get("id"), "header": reply.header}
-            self.send(message, buffers=list(reply.buffers))
+            self._send_reply(content.get("id"), self.session.reply(content.get("op"), content.get("params")))
+
+        def _send_reply(self, id: Any, reply: Reply) -> None:
+            self.send({"kind": "reply", "id": id, "header": reply.header}, buffers=list(reply.buffers))
 
         def __repr__(self) -> str:
             """What stands where no kernel is, as in a notebook that was turned into HTML; the end may be cut off."""

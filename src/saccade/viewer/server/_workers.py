@@ -22,6 +22,7 @@ class Workers:
             for kind, threads in THREADS.items()
         }
         self._given: list[Future[Any]] = []
+        self.closed = False
 
     def submit(self, op: object, params: object, answer: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """What ``answer`` gives, from a thread of the kind that the request needs."""
@@ -36,6 +37,7 @@ class Workers:
 
     def close(self) -> None:
         """End the threads; what none of them has begun is dropped."""
+        self.closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
