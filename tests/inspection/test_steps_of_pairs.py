@@ -221,5 +221,5 @@ def test_a_model_with_one_stack_has_neither_part_nor_target(tmp_path):
     with pytest.raises(ValueError, match="target: .* reads none; an encoder-decoder that saccade.models opens does"):
         step("The cat sat.", target="Le chat")
     checkpoints.t5(tmp_path / "t5")
-    with pytest.raises(ValueError, match="target: needed, since this model has no head that writes one"):
+    with pytest.raises(ValueError, match="target: needed, since this checkpoint has no head that writes one"):
         step("The cat sat.", ("cross", 0, 1), None, tmp_path / "t5")
