@@ -65,8 +65,7 @@ class AfterWeights(Writer):
             formula,
             f"o {shape(out)}, c {shape(numbers.joined)}",
             f"The {inputs.heads} heads work side by side, each with queries, keys and values of its own; their outputs "
-            f"are put in a row. Head {inputs.head} fills places {start} to {stop - 1} with the output of the step before."
-            + says,
+            f"are put in a row. Head {inputs.head} fills places {start} to {stop - 1} with its output.{says}",
             "With a single head a token would have one set of weights: it could not look at two places for two "
             "different reasons.",
             vectors=tuple(vectors),
