@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import UserError
 
@@ -173,7 +173,8 @@ def _memory(model: TextModel, tokens: int) -> str:
     if model.stack is None or isinstance(model.module, EncoderDecoder):
         return ""
 
-    shapes = [block.attention.shape for block in model.stack.blocks]
+    blocks: Any = model.stack.blocks
+    shapes = [block.attention.shape for block in blocks]
     width = sum(shape.head * (shape.query_heads + shape.key_heads) for shape in shapes)
     taken = tokens * width * next(model.module.parameters()).element_size()
     return f" (its queries and keys take {size(taken)} of memory)"
