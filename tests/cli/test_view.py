@@ -15,6 +15,7 @@ import torch
 
 import saccade
 from saccade import cli
+from saccade._numbers import size
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, save
 from saccade.models.tokenizers.own import train_bpe
 from saccade.viewer.server import _serve
@@ -127,7 +128,10 @@ def test_a_text_beyond_the_context_is_read_when_that_is_asked_for(run, folder):
     status, _, err, _ = run(STORY, "--model", folder, "--no-browser")
     assert status == 2
     needed = int(re.search(r"beyond what this one was trained on with --context (\d+)", err)[1])
-    _, _, err, (_, seen) = run(STORY, "--model", folder, "--no-browser", "--context", needed)
+    taken = needed * 2 * (3 + 1) * 8 * 4  # layers, query and key heads, their width, bytes of float32
+    assert err.strip().endswith(f"(its queries and keys take {size(taken)} of memory)")
+    _, _, err, (viewer, seen) = run(STORY, "--model", folder, "--no-browser", "--context", needed)
+    assert viewer.session.runs[0].kept.used == taken
     assert seen["runs"][0]["sides"][0]["tokens"] == needed > 61 and seen["runs"][0]["model"] == str(folder)
     assert seen["runs"][0]["beyond"] == 61 and f"reads {needed} tokens here and was trained on 61 at most" in err
     _, _, err, (_, seen) = run(TEXT, "--model", folder, "--no-browser", "--context", needed)
@@ -244,7 +248,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ("--context", "300"): "--context is for a text; what watch kept was read already",
         ("--budget", "1GiB"): "budget: it bounds what reading a text keeps",
         ("--against", "The owl."): "--against The owl.: a watch is compared with another watch",
-        ("--head", "0.9"): r"head: 0\.9 does not exist; of the layers 0 \(.*\) has 0 to 1",
+        ("--head", "0.9"): r"head: 0\.9 does not exist; layer 0 has heads 0 to 1$",
     }.items():
         refused(run, watched, *option, told=told)
 
@@ -258,7 +262,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ),
         ([STORY, "--from", 5], r"read these with --from 5 --to \d+, or "),
         ([TEXT, "--against", STORY], r"too long.* with --to"),
-        ([TEXT, "--head", "2.0"], r"head: 2\.0 does not exist; of the layers 0 \(.*\) has 0 to 2; 1 "),
+        ([TEXT, "--head", "2.0"], r"head: 2\.0 does not exist; layers 0 to 1 have heads 0 to 2$"),
         ([TEXT, "--head", "1.3"], r"head: 1\.3 does not exist"),
         ([TEXT, "--head", "last"], "--head last: expected layer.head"),
         ([TEXT, "--budget", "much"], "--budget much: expected a size such as 500MiB"),

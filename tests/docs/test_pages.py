@@ -9,6 +9,9 @@ import checks_table
 import pytest
 from pages import PAGES, ROOT, blocks, console, needed, run_python, run_shell, same_output, save_python
 
+from saccade.inspection import open_model
+from saccade.viewer.server._steps import MOST_STEPS
+
 README = ROOT / "README.md"
 SET_UP = [
     r'pip install -c constraints\.txt \. && saccade look "[^"]+"',
@@ -69,6 +72,19 @@ def test_the_readme_has_exactly_the_two_set_up_commands():
     found = re.findall(r"^pip install .* && .*$", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(found) == 2
     assert all(re.fullmatch(expected, command) for expected, command in zip(SET_UP, found, strict=True)), found
+
+
+def test_the_texts_that_the_viewing_page_compares_have_equally_many_tokens():
+    page = (ROOT / "docs" / "viewing.md").read_text(encoding="utf-8")
+    [texts] = re.findall(r'^saccade view "(.*)" --against "(.*)"$', page, re.MULTILINE)
+    ours, theirs = (open_model(None).encode(text).ids for text in texts)
+    assert ours != theirs and len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize("name", ["viewing", "step-by-step"])
+def test_the_pages_name_the_longest_text_with_steps(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert "*Step* shows" in text and f"for texts of up to {MOST_STEPS:,} tokens" in text
 
 
 def test_links_between_pages_lead_somewhere():

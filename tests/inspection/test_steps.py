@@ -118,6 +118,21 @@ def test_the_embedded_models_numbers(embedded, head):
     assert [s.id for s in steps if s.switch] == ["position", "scale", "mask", "softmax"]
 
 
+def test_what_sentences_say_of_the_numbers_is_true(embedded):
+    """The norm before its factors, the head's own part of c, and means over the keys that the row sees."""
+    steps = step(SENTENCE, (1, 2), "it")
+    x, g, n = (vector(steps, "norm", name) for name in "xgn")
+    close(g, embedded.stack.blocks[1].attention_norm.weight)
+    assert abs(np.linalg.norm(n / g) - 16) < 1e-4 and "the same norm, √256 = 16." in steps["norm"].says
+    assert f"|x| is {np.linalg.norm(x):.3g}, and |n| is {np.linalg.norm(n):.3g}." in steps["norm"].without
+    own = vector(steps, "concat", "o_2 = c[64:96]")
+    assert (own == steps.output).all() and (own == vector(steps, "concat", "c")[64:96]).all()
+    seen = steps.numbers.value[: steps.row + 1]  # the mask is causal
+    moved = np.linalg.norm(steps.output - seen.mean(0))
+    assert f"of all visible keys, whatever the query asks: |o − mean| is {moved:.3g}," in steps["sum"].without
+    assert "every visible key would get the same weight, 1/10 = 0.1." in steps["dot"].without
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("layer", [0, 1])
 def test_published_families(folder, name, layer):
@@ -314,6 +329,7 @@ def test_the_example_has_the_numbers_of_the_page():
     assert [round(x, 6) for x in column(steps, "scale", "s")] == [0.707107, 0.0]
     assert [round(x, 6) for x in steps.weights] == [0.669762, 0.330238]
     assert [round(x, 6) for x in steps.output] == [16.604769, 26.604769]
+    assert [round(x, 6) for x in column(steps, "softmax", "exp")] == [1.0, 0.493069]
     says = steps["softmax"].without
     assert "exp(0.707107) = 2.028115 and exp(0) = 1, with the sum 3.028115" in says
     text = str(steps)

@@ -55,6 +55,7 @@ def test_every_step_says_what_it_is(steps):
 
 def test_the_numbers_shown_are_the_numbers(steps):
     text = str(steps)
+    assert f"more, norm {np.linalg.norm(steps.output):.3f}" in text and "length" not in text
     after = text[text.index("Weights without scale and mask") :]
     rows = re.findall(r"^ +(\d+) \S+ +([\d.]+) +([\d.]+)(?:  █*)?$", after, re.MULTILINE)[:5]
     assert len(rows) == 5

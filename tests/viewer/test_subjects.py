@@ -101,7 +101,7 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
         (lambda: TEXT, {"folder": "nowhere"}, ValueError, "^folder: nowhere is no folder"),
         (lambda: TEXT, {"folder": 3}, TypeError, "^folder: expected the path of a folder, got int"),
         (lambda: TEXT, {"target": 3}, TypeError, "^target: expected a text, got int"),
-        (lambda: TEXT, {"head": (9, 0)}, ValueError, r"^head: 9\.0 does not exist; of the layers 0 "),
+        (lambda: TEXT, {"head": (9, 0)}, ValueError, r"^head: 9\.0 does not exist; layers 0 to 3 have heads 0 to 7$"),
         (lambda: TEXT, {"head": 3}, ValueError, r"^head: expected \(layer, head\)"),
         (lambda: TEXT, {"head": (1, 0.5)}, ValueError, r"^head: 1\.0\.5 does not exist"),
     ],
@@ -127,6 +127,16 @@ def test_a_head_is_named_by_layer_or_by_call():
         assert (shown.call, shown.head) == ("2", 3)
 
 
+def test_layers_that_differ_are_told_apart():
+    """Two heads in one, three in another, then a layer that was not kept."""
+    parts = [torch.nn.TransformerEncoderLayer(12, heads, batch_first=True) for heads in (2, 2, 3, 3, 1)]
+    with torch.no_grad(), saccade.watch(torch.nn.Sequential(*parts), keep=[0, 1, 2, 4]) as seen:
+        torch.nn.Sequential(*parts)(torch.randn(1, 5, 12))
+    told = "layers 0 to 1 have heads 0 to 1, layer 2 has heads 0 to 2, layer 4 has head 0$"
+    with pytest.raises(ValueError, match=told):
+        open_session(seen, head=(3, 0))
+
+
 def test_the_budget_is_of_all_texts_together(tmp_path):
     one = open_session(TEXT).runs[0].kept.used
     assert one > 0
@@ -134,7 +144,7 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
     assert [run.kept.on_disk for run in session.runs] == [0, 0]
     session.close()
     for budget in (one - 1, one // 7):  # whenever it ends, what the whole text needs is told
-        with pytest.raises(ValueError, match=f"^budget: about {size(one)} are needed .* {size(budget)} left"):
+        with pytest.raises(ValueError, match=f"^budget: about {size(one)} .* {size(budget)} left; raise"):
             open_session(TEXT, budget=budget)
     with pytest.raises(ValueError, match="^budget: "):
         open_session([TEXT, TEXT], budget=2 * one - 1)

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import UserError
 
@@ -152,7 +152,7 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
     longer = "give a model that reads more with --model"
     if beyond and model.positions is None:
         needed = len(model.encode(text).ids) + len(model.before) + len(model.after)
-        longer += f", or go beyond what this one was trained on with {beyond} {needed}"
+        longer += f", or go beyond what this one was trained on with {beyond} {needed}{_memory(model, needed)}"
     if not fit:
         raise UserError(f"the text is too long: {room}, and its first word alone has more; {longer}")
     part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
@@ -160,6 +160,24 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
         f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; "
         f"read these with {part}, or {longer}"
     )
+
+
+def _memory(model: TextModel, tokens: int) -> str:
+    """What queries and keys of so many tokens take in memory; "" where that is not known.
+
+    Of an encoder-decoder it depends on the target, of modules that are not Saccade's on what they are.
+    """
+    from .._numbers import size
+    from ..models.text.encoder_decoder import EncoderDecoder
+
+    if model.stack is None or isinstance(model.module, EncoderDecoder):
+        return ""
+
+    blocks: Any = model.stack.blocks
+    shapes = [block.attention.shape for block in blocks]
+    width = sum(shape.head * (shape.query_heads + shape.key_heads) for shape in shapes)
+    taken = tokens * width * next(model.module.parameters()).element_size()
+    return f" (its queries and keys take {size(taken)} of memory)"
 
 
 def again_arguments(text: str) -> list[str]:

@@ -22,9 +22,9 @@ class AfterWeights(Writer):
         if out is None or numbers.value is None:
             return
         order = [j for j in np.argsort(-weights, kind="stable")[:3] if weights[j]]
-        mean = (
-            numbers.value.mean(0) if numbers.scores.visible is None else numbers.value[numbers.scores.visible].mean(0)
-        )
+        visible = numbers.scores.visible
+        mean = (numbers.value if visible is None else numbers.value[visible]).mean(0)
+        averaged = "all values" if visible is None or visible.all() else "the values of all visible keys"
         yield Step(
             "sum",
             "Weighted sum of values",
@@ -32,7 +32,7 @@ class AfterWeights(Writer):
             f"w ({len(weights)},), v {shape(numbers.value)}, o {shape(out)}",
             f"The output of the head: a mixture of the values, each as strong as its weight. This is what {self.name} "
             "takes from the tokens it looks at.",
-            f"Without the weights it would be the plain mean of all values, whatever the query asks: |o − mean| is "
+            f"Without the weights it would be the plain mean of {averaged}, whatever the query asks: |o − mean| is "
             f"{length(out - mean):.3g}, |o| is {length(out):.3g}.",
             vectors=(
                 *(
@@ -52,8 +52,9 @@ class AfterWeights(Writer):
     def _concat(self, out: np.ndarray) -> Step:
         inputs, numbers = self.inputs, self.numbers
         assert numbers.joined is not None
-        start = inputs.head * len(out)
-        vectors = [Vector("c", numbers.joined)]
+        start, stop = inputs.head * len(out), (inputs.head + 1) * len(out)
+        own = f"o_{inputs.head} = c[{start}:{stop}]"
+        vectors = [Vector(own, numbers.joined[start:stop], "value"), Vector("c", numbers.joined)]
         formula, says = f"c = [o_0, …, o_{inputs.heads - 1}]", ""
         if numbers.gated is not numbers.joined and numbers.gated is not None:
             vectors.append(Vector("c gated", numbers.gated))
@@ -64,7 +65,7 @@ class AfterWeights(Writer):
             formula,
             f"o {shape(out)}, c {shape(numbers.joined)}",
             f"The {inputs.heads} heads work side by side, each with queries, keys and values of its own; their outputs "
-            f"are put in a row. Head {inputs.head} fills places {start} to {start + len(out) - 1}.{says}",
+            f"are put in a row. Head {inputs.head} fills places {start} to {stop - 1} with its output.{says}",
             "With a single head a token would have one set of weights: it could not look at two places for two "
             "different reasons.",
             vectors=tuple(vectors),
@@ -94,7 +95,7 @@ class AfterWeights(Writer):
         assert x is not None
         formula, more = "y = x + a", ""
         if around.placement == "post":
-            formula, more = "y = norm(x + a)", " The sum is then brought to one size by a norm."
+            formula, more = "y = norm(x + a)", " A norm then rescales the sum."
         elif around.placement == "parallel":
             more = " The feed-forward layer's output is added at the same time; it is not in y here."
         yield Step(

@@ -146,22 +146,30 @@ class BeforeScores(Writer):
         around = self.inputs.around
         x, n = self.numbers.stream, self.numbers.normed
         assert around is not None and x is not None and n is not None
-        kind, formula = "Norm", "n = norm(x)"
-        if around.norm is not None and around.norm.kind == "rms":
-            kind, formula = "Norm (RMS)", "n = x / √(mean(x²) + ε) · g"
-        elif around.norm is not None:
-            kind, formula = "Norm (layer norm)", "n = (x − mean(x)) / √(var(x) + ε) · g"
-            formula += " + b" if around.norm.bias is not None else ""
+        norm, vectors = around.norm, {"x": x}
+        kind, formula, says = "Norm", "n = norm(x)", "The norm rescales every vector before it is compared."
+        if norm is not None:
+            rms = norm.kind == "rms"
+            kind = "Norm (RMS)" if rms else "Norm (layer norm)"
+            formula = "n = x / √(mean(x²) + ε)" if rms else "n = (x − mean(x)) / √(var(x) + ε)"
+            says = f"The division gives every vector the same norm, √{len(x)} = {len(x) ** 0.5:.4g}."
+            if norm.weight is not None:
+                formula, vectors = f"{formula} · g", {**vectors, "g": norm.weight}
+                says += " Then each component is multiplied by its learned factor in g, so |n| differs again."
+            if norm.bias is not None:
+                formula, vectors = f"{formula} + b", {**vectors, "b": norm.bias}
+                says += " A learned number in b is added to each component."
+            says += " ε is tiny and prevents a division by 0."
+        vectors["n"] = n
         return Step(
             "norm",
             kind,
             formula,
-            f"x {shape(x)}, n {shape(n)}",
-            "Every vector is brought to the same size before it is compared; g holds a learned factor for each "
-            "component." + (" ε is tiny and keeps the division from being one by 0." if "ε" in formula else ""),
-            f"Without it large vectors would get large scores, and they grow from layer to layer: the "
-            f"length |x| is {length(x):.3g} here, |n| is {length(n):.3g}.",
-            vectors=(Vector("x", x), Vector("n", n)),
+            ", ".join(f"{name} {shape(values)}" for name, values in vectors.items()),
+            says,
+            "Without it vectors with a large norm would get large scores, and norms grow from layer to layer: here "
+            f"|x| is {length(x):.3g}, and |n| is {length(n):.3g}.",
+            vectors=tuple(Vector(name, values) for name, values in vectors.items()),
         )
 
     def _head_norm(self, query: np.ndarray, key: np.ndarray) -> Step:
@@ -170,7 +178,7 @@ class BeforeScores(Writer):
             "Norm of query and key",
             "q = norm(q),  k_j = norm(k_j)",
             f"q {shape(query)}, k {shape(key)}",
-            "Queries and keys of each head are brought to one size, so that scores cannot grow without bound.",
+            "A norm rescales queries and keys of each head, so that scores cannot grow without bound.",
             vectors=(
                 Vector(f"q of {self.name}", query, "query"),
                 *([] if self.inputs.crosses else [Vector(f"k of {self.name}", key[self.inputs.row], "key")]),

@@ -31,7 +31,7 @@ class Weighing(Writer):
             f"q ({width},), k ({length}, {width}), d ({length},)",
             "One number for each key, its score: large where query and key point the same way, negative where they "
             "point opposite ways." + self._not_hidden_yet(),
-            f"Without this comparison every key would get the same weight, 1/{length} = {1 / length:.3g}.",
+            self._without_comparison(),
             vectors=self._one_product(),
             columns=(Column("d", scores.products),),
         )
@@ -75,6 +75,14 @@ class Weighing(Writer):
             return ""
         which = "Later tokens" if own is not None and visible[: own + 1].all() else "Tokens that must not be seen"
         return f" {which} get a score like all others; a later step, the mask, hides them."
+
+    def _without_comparison(self) -> str:
+        scores = self.numbers.scores
+        if scores.bias is not None or scores.sink is not None:
+            return "Without this comparison the weights would be the same whatever the query asks."
+        seen = len(self.labels) if scores.visible is None else int(scores.visible.sum())
+        which = "key" if seen == len(self.labels) else "visible key"
+        return f"Without this comparison every {which} would get the same weight, 1/{seen} = {1 / max(seen, 1):.3g}."
 
     def _one_product(self) -> tuple[Vector, ...]:
         """The key that gets the most, component by component: the numbers of the last vector add up to its score."""

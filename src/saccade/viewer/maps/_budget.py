@@ -53,7 +53,7 @@ class KeptTensors:
             whole = needed / self._done * max(self._done, self._calls)
             raise ValueError(
                 f"budget: about {in_bytes(whole)} are needed for the queries and keys of this text, and the budget has "
-                f"{in_bytes(self.budget)} left; a shorter text fits, and with a folder the rest is kept in files"
+                f"{in_bytes(self.budget)} left; raise the budget, or give a folder for the rest"
             )
         return [self._kept(tensor) for tensor in tensors]
 

@@ -223,9 +223,24 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
     for call in run.calls:
         if where in (call.layer, call.name) and not isinstance(where, bool) and number in range(call.shape[1]):
             return Place("0", call.id, int(number))
-    there = "; ".join(f"{call.layer} ({call.name}) has 0 to {call.shape[1] - 1}" for call in run.calls[:6])
-    more = ", ..." if len(run.calls) > 6 else ""
-    raise ValueError(f"head: {where}.{number} does not exist; of the layers {there}{more}")
+    raise ValueError(f"head: {where}.{number} does not exist; {_heads_of(run)}")
+
+
+def _heads_of(run: Run) -> str:
+    """The heads that there are, neighbours that are alike together: layers 0 to 3 have heads 0 to 7."""
+    alike: list[list[Any]] = []  # part of an encoder-decoder or "", heads, first layer, last layer
+    parted = [(f"{call.id.partition('.')[0]} " if "." in call.id else "", call) for call in run.calls]
+    for part, call in sorted(parted, key=lambda one: (one[0], one[1].layer)):
+        if alike and alike[-1][:2] == [part, call.shape[1]] and call.layer <= alike[-1][3] + 1:
+            alike[-1][3] = call.layer
+        else:
+            alike.append([part, call.shape[1], call.layer, call.layer])
+    return ", ".join([*(_clause(*group) for group in alike[:6]), *(["..."] if len(alike) > 6 else [])])
+
+
+def _clause(part: str, heads: int, first: int, last: int) -> str:
+    which = f"layer {first} has" if first == last else f"layers {first} to {last} have"
+    return f"{part}{which} {f'heads 0 to {heads - 1}' if heads > 1 else 'head 0'}"
 
 
 def _check_installed(in_notebook: bool) -> None:

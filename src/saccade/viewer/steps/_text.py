@@ -94,12 +94,12 @@ def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
 
 
 def _vector(values: np.ndarray, digits: int, width: int) -> str:
-    """The first components as far as they fit, how many are folded, and the length of all."""
-    length = f"length {_number(float(np.linalg.norm(values)), 3)}"
+    """The first components as far as they fit, how many are folded, and the norm of all."""
+    norm = f"norm {_number(float(np.linalg.norm(values)), 3)}"
     shown = min(PART, len(values))
     while shown:
         text = " ".join(_number(value, digits).rjust(digits + 4) for value in values[:shown])
-        folded = f"  and {len(values) - shown:,} more, {length}" if shown < len(values) else ""
+        folded = f"  and {len(values) - shown:,} more, {norm}" if shown < len(values) else ""
         if cell_len(text + folded) <= width or shown == 1:
             return text + folded
         shown -= 1
@@ -185,10 +185,10 @@ def _print_change(console: Console, steps: Steps) -> None:
     out, changed = steps.output, steps.output_without
     if out is not None and changed is not None and np.isfinite(changed).all():
         moved = float(np.linalg.norm(changed - out))
-        length = float(np.linalg.norm(out))
+        norm = float(np.linalg.norm(out))
         _print_wrapped(
             console,
-            f"The output of the head moves by {_number(moved, 3)}; its length with everything is {_number(length, 3)}.",
+            f"The output of the head moves by {_number(moved, 3)}; its norm with everything is {_number(norm, 3)}.",
             "",
             _INDENT,
         )
