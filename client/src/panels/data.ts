@@ -83,6 +83,9 @@ export const decimal = (value: number | null | undefined, digits = 2): string =>
 /** What has the focus inside the client. */
 export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
 
+/** What is shown and chosen. */
+export const CHOICE = ["run", "call", "head", "item", "axis", "tokens", "panel"] as const;
+
 /**
  * Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns
  * [ask, end].

@@ -3,7 +3,7 @@ import type { Axis, Context, Panel } from "../context";
 import { h, press, toggles } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type HeadSummary } from "../protocol";
-import { decimal, headName, headNumber, overviewOf, STATISTICS, live, together, type Statistic } from "./data";
+import { CHOICE, decimal, headName, headNumber, overviewOf, STATISTICS, live, together, type Statistic } from "./data";
 import { commas } from "../parts";
 import { lengthOf, placeOf } from "./lines";
 import { short } from "./reading";
@@ -149,12 +149,15 @@ export const statistics: Panel = {
     const choose = toggles("Numbers of", [["heads", "Heads"], ["rows", "Rows"], ["keys", "Keys"]], shown, (value) => {
       shown = value;
       ask();
-    }), keys = choose.lastElementChild as HTMLElement;
+    }), keys = choose.lastElementChild!;
     el.classList.add("fills");
     el.append(h("div", {}, choose), ...Object.values(parts).map((part) => part.el));
-    const [ask, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], () => {
-      keys.hidden = together(context.call());
-      if (keys.hidden && shown === "keys") shown = "rows";
+    const [ask, end] = live(el, context, CHOICE, () => {
+      if (!together(context.call())) choose.append(keys);
+      else {
+        keys.remove();
+        if (shown === "keys") shown = "rows";
+      }
       press(choose, shown);
       for (const name in parts) parts[name].el.hidden = name !== shown;
       return parts[shown].load();

@@ -1,7 +1,7 @@
 // Attention step by step: the numbers of the shown head for one row. What shows them is loaded when it is first wanted.
 import type { Context, Panel } from "../context";
 import { h } from "../dom";
-import { live, once, sameTokens } from "./data";
+import { CHOICE, live, once, sameTokens } from "./data";
 import { placeOf } from "./lines";
 
 type Show = (el: HTMLElement, data: unknown) => () => void;
@@ -16,7 +16,7 @@ export const steps: Panel = {
   wanted: (manifest) => manifest.step,
   mount(el, context) {
     let asked: AbortController | null = null;
-    const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], async () => {
+    const [, end] = live(el, context, CHOICE, async () => {
       const { axis, tokens, cursor } = context.store.get(), call = context.call(), last = call.rows.length - 1;
       asked?.abort();
       asked = new AbortController();

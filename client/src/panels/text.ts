@@ -3,7 +3,7 @@ import type { Axis, Context, Panel } from "../context";
 import { bdi, h, on } from "../dom";
 import { partNodes, plain, tokensFrom } from "../parts";
 import type { Words } from "../words";
-import { activeIn, headName, sameTokens, live } from "./data";
+import { CHOICE, activeIn, headName, sameTokens, live } from "./data";
 import { makeFlow, stepsOf, type Flow } from "./flow";
 import { lengthOf, makeLines, type Direction } from "./lines";
 import { markBlock } from "./marks";
@@ -167,7 +167,7 @@ function mountText(el: HTMLElement, context: Context): () => void {
   el.append(search.el, reading, h("p", "quiet small",
     h("span", "shade"), "what it looks at", h("span", "shade"), "what looks at it"), flow.el,
       lists);
-  const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], refresh);
+  const [, end] = live(el, context, CHOICE, refresh);
   return () => {
     end();
     search.end();

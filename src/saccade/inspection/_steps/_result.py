@@ -183,7 +183,8 @@ class Steps:
              shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
              differences: {name: number}}
 
-        Which keys are hidden ``visible`` says: of the others null is NaN. A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
+        Which keys are hidden ``visible`` says; of the others null is NaN.
+        A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
         ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
         """
         inputs, scores, word = self.numbers.inputs, self.scores, self.word
