@@ -13,7 +13,8 @@ const css = {
   setup({ onLoad }) {
     onLoad({ filter: /\.css$/ }, async ({ path }) => {
       const { code } = await transform(await readFile(path, "utf8"), { loader: "css", minify: true });
-      return { contents: code.trim(), loader: "text" };
+      const contents = code.trim().replace(/(--[\w-]+): /g, "$1:").replace(/var\(--([\w-]+)\)/g, "$$$1"); // 0.4 kB less
+      return { contents, loader: "text" };
     });
   },
 };
@@ -31,8 +32,8 @@ const common = {
 // 2 kB less: fields of the client's own objects become one or two letters. None may be a field of the protocol, of the
 // browser, or of anything that is called by its name.
 const own = ("about across announce between canvas caption choose colourAt columns complain context directions element "
-  + "fail filled keyNames keyWords label manifest margin mount need ofWord palette pane panes picture pixels place placeOf "
-  + "refresh reveal rowNames rowWords special square store subscribe subtitle subtracted subtractedName takesWheel ticks "
+  + "fail falling filled gaveUp ground hatch hint keyNames keyWords label loadAll manifest margin mount need ofWord palette pane panes picture pixels place placeOf "
+  + "pressed refresh retry reveal rowNames rowWords sorted special square store subscribe subtitle subtracted subtractedName takesWheel ticks "
   + "told transport view wordsOf").split(" ");
 const protocol = await readFile(join(here, "src/protocol.ts"), "utf8");
 const taken = own.filter((name) => new RegExp(`\\b${name}\\??:`).test(protocol));

@@ -1,6 +1,6 @@
 // What every part of the client gets when it is mounted.
 import { messageOf } from "./parts";
-import { byId, type Answer, type Call, type Manifest, type Op, type Protocol, type Run, type Side } from "./protocol";
+import { byId, callOf, type Answer, type Call, type Manifest, type Op, type Protocol, type Run, type Side } from "./protocol";
 import type { Store } from "./store";
 import { ask, type Transport } from "./transport";
 import { WordCache, type Words } from "./words";
@@ -12,6 +12,8 @@ export interface Picture {
   rows: [number, number];
   keys: [number, number];
   canvas: HTMLCanvasElement;
+  /** Whether some of it is from a sample of rows. */
+  sampled: boolean;
 }
 
 export interface Context {
@@ -22,7 +24,7 @@ export interface Context {
   manifest: Manifest;
   words: WordCache;
   ask<O extends Op>(op: O, params: Protocol[O]["params"], signal?: AbortSignal): Promise<Answer<O>>;
-  /** The run and the call that are shown. */
+  /** The run that is shown, and the call as the shown item has it. */
   run(): Run;
   call(): Call;
   /** The side of an axis of the shown call, and its words by the axis's own tokens: row 0 may stand at `placed`. */
@@ -57,7 +59,7 @@ export function makeContext(
 ): Context {
   const words = new WordCache(manifest, transport);
   const run = (): Run => byId(manifest.runs, store.get().run) ?? manifest.runs[0];
-  const call = (): Call => byId(run().calls, store.get().call) ?? run().calls[0];
+  const call = (): Call => callOf(byId(run().calls, store.get().call) ?? run().calls[0], store.get().item);
   const sideId = (axis: Axis): string => (axis === "row" ? call().rows : call().keys).side;
   return {
     root, store, transport, manifest, words, run, call, announce,

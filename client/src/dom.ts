@@ -3,12 +3,15 @@
 type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
 type Child = Node | string | null | undefined | false;
 
-/** An element: functions are listeners of `on…`, booleans set or leave out an attribute, children are text or nodes. */
+/**
+ * An element: functions are listeners of `on…`, booleans set or leave out an attribute, children are text or nodes; a
+ * text instead of attributes is the class.
+ */
 export function h<K extends keyof HTMLElementTagNameMap>(
-  tag: K, attributes: Attributes = {}, ...children: Child[]
+  tag: K, attributes: Attributes | string = {}, ...children: Child[]
 ): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
+  for (const [name, value] of Object.entries(typeof attributes === "string" ? { class: attributes } : attributes)) {
     if (value === null || value === undefined || value === false) continue;
     // the attribute would need the page policy's permission
     if (name === "style") element.style.cssText = String(value);
@@ -32,7 +35,7 @@ export function choice(
   const select = h("select", { onchange: () => onchange(select.value) });
   for (const [value, text] of choices) select.append(h("option", { value, selected: value === chosen }, text));
   select.value = chosen;
-  return h("label", { class: "choice" }, h("span", {}, label), select);
+  return h("label", "choice", h("span", {}, label), select);
 }
 
 /** A row of buttons of which one is pressed; `choices` are [value, text, longer description]. */
@@ -57,3 +60,13 @@ export function press(group: HTMLElement, chosen: string): void {
 
 /** A word in running text: isolated, so that a right-to-left word does not turn the sentence around. */
 export const bdi = (text: string): HTMLElement => h("bdi", {}, text);
+
+/** Makes a canvas this wide and high, one number a pixel as `fill` writes them. */
+export function paintInto(canvas: HTMLCanvasElement, width: number, height: number,
+  fill: (pixels: Uint32Array) => void): HTMLCanvasElement {
+  const image = new ImageData(width, height);
+  Object.assign(canvas, { width, height });
+  fill(new Uint32Array(image.data.buffer));
+  canvas.getContext("2d")!.putImageData(image, 0, 0);
+  return canvas;
+}

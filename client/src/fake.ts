@@ -1,5 +1,6 @@
 // A synthetic Python: a causal run of 100,000 tokens, a short run in both directions, and a translation. Deterministic.
 // Its weights are mixtures with known sums, so that rows sum to 1 at any length; sampled tiles are said to be so.
+import { together } from "./panels/data";
 import type { Call, HeadSummary, LineParams, Manifest, Place, TileParams, WordTuple } from "./protocol";
 import { RequestError, type Reply, type Transport } from "./transport";
 
@@ -303,7 +304,11 @@ export function fakeTransport(delay = 0): Transport {
           previous: i ? head.weight(i, i - 1) : 0,
           first: head.weight(i, 0), distance: i / 3 })[name] ?? 0;
       const out = names.flatMap((name) => Array.from({ length: p.stop - p.start }, (_, i) => at(name, p.start + i)));
-      return { header: { names, received: false }, buffers: [buffer(out)] };
+      const c = callOf(p.run, p.call);
+      if (together(c)) return { header: { names, received: false }, buffers: [buffer(out)] };
+      const received = Array.from({ length: p.stop - p.start }, (_, j) =>
+        Array.from({ length: c.rows.length }, (_, i) => head.weight(i, p.start + j) || 0).reduce((a, b) => a + b));
+      return { header: { names, received: true, received_keys: c.keys.length }, buffers: [buffer(out), buffer(received)] };
     },
     search: (p: { run: string; side: string; query: string; limit: number }) => {
       const words = runs[p.run].words[p.side], query = p.query.toLowerCase();

@@ -49,8 +49,8 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   const ends: (() => void)[] = [];
   const sections = new Map<string, HTMLElement>();
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Panels" });
-  const body = h("div", { class: "body" }, tabs);
-  const bar = h("div", { class: "bar" });
+  const body = h("div", "body", tabs);
+  const bar = h("div", "bar");
   root.append(header(context, bar, ends), body);
 
   const tabbed: Omit<Panel, "mount">[] = [MAP, ...panels.filter((p) => p.place !== "bar")];
@@ -148,8 +148,8 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
     store.get().theme, (value) => store.set({ theme: value as "auto" | "light" | "dark" }));
   ends.push(store.subscribe((state) => (theme.querySelector("select")!.value = state.theme), ["theme"]));
   theme.firstElementChild!.className = "unseen";
-  return h("header", { class: "top" },
-    h("p", { class: "brand" }, "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
+  return h("header", "top",
+    h("p", "brand", "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
 }
 
 /** The theme of a notebook, told by the colour of its text; null where the page is the client's own. */

@@ -7,7 +7,7 @@ export type Part = string | { word: string } | { number: string };
 /** The parts as nodes: words stand isolated, so that a right-to-left word does not turn the sentence around. */
 export const partNodes = (parts: readonly Part[]): (Node | string)[] =>
   parts.map((part) => (typeof part === "string" ? part
-    : "word" in part ? bdi(`‘${part.word}’`) : h("span", { class: "number" }, part.number)));
+    : "word" in part ? bdi(`‘${part.word}’`) : h("span", "number", part.number)));
 
 export const plain = (parts: readonly Part[]): string =>
   parts.map((part) => (typeof part === "string" ? part : "word" in part ? `‘${part.word}’` : part.number)).join("");
@@ -17,3 +17,6 @@ export const messageOf = (error: unknown): string => (error instanceof Error ? e
 
 /** A number with commas: 100,000. */
 export const commas = (value: number): string => value.toLocaleString("en");
+
+/** The numbers [first, end). */
+export const tokensFrom = (first: number, end: number): number[] => Array.from({ length: end - first }, (_, i) => first + i);

@@ -23,7 +23,8 @@ export interface Call {
   kv_heads: number;
   width: number;
   items: number;
-  rows: { side: string; length: number; placed: number };
+  /** `placed`: the key at which row 0 of the first item stands; `placed_by_item` where items differ. */
+  rows: { side: string; length: number; placed: number; placed_by_item?: number[] };
   keys: { side: string; length: number };
   causal: boolean;
   mask: string | null;
@@ -37,6 +38,8 @@ export interface Run {
   id: string;
   model: string;
   text: string;
+  /** Of the whole text, of which `text` is the beginning. */
+  digest?: string;
   sides: Side[];
   calls: Call[];
 }
@@ -62,6 +65,17 @@ export interface Manifest {
 /** The one with an id, if there is any. */
 export const byId = <T extends { id: string }>(all: readonly T[] | undefined, id: string | undefined): T | undefined =>
   all?.find((one) => one.id === id);
+
+const standing = new WeakMap<Call, Call[]>();
+
+/** A call as one of its items has it: rows of items may stand at different keys. */
+export function callOf(call: Call, item: number): Call {
+  const placed = call.rows.placed_by_item?.[item];
+  if (placed === undefined) return call;
+  const known = standing.get(call) ?? [];
+  standing.set(call, known);
+  return (known[item] ??= { ...call, rows: { ...call.rows, placed } });
+}
 
 /** [text, label, first_token, end_token, special, gap_before (the text between it and the word before), token texts] */
 export type WordTuple = [string, string, number, number, 0 | 1, string, string[]];
@@ -116,7 +130,8 @@ export interface Protocol {
     header: { words: WordTuple[] };
   };
   overview: { params: { run: string; item: number }; header: { side: number; heads: HeadSummary[] } };
-  tile: { params: TileParams; header: { rows: number; keys: number; sampled: number } };
+  /** `sampled`: as few rows of each bin were used, 0: all; `final`: of a saved page, which has no better one. */
+  tile: { params: TileParams; header: { rows: number; keys: number; sampled: number; final?: boolean } };
   row: { params: LineParams; header: { top: [number, number][]; entropy: number | null; sum: number | null } };
   column: { params: LineParams; header: { top: [number, number][]; received: number | null } };
   cell: {

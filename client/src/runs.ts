@@ -3,14 +3,21 @@ import { visible } from "./map/labels";
 import type { Call, Run } from "./protocol";
 import type { Compare } from "./store";
 
+/** Tells texts apart, also those that begin alike. */
+const textOf = ({ text, digest }: Run): string => `${digest} ${text}`;
+
+/** Whether two runs have one text and the same tokens of it: two checkpoints. */
+export const sameText = (a: Run, b: Run): boolean =>
+  textOf(a) === textOf(b) && JSON.stringify(a.sides) === JSON.stringify(b.sides);
+
 /**
  * A name for each run that tells them apart: the text of several texts, the model of several models, both where both
  * differ; with its number where that is not enough. `most`: characters of a text.
  */
 export function runNames(runs: readonly Run[], most = 40): string[] {
-  const alone = (name: "text" | "model"): boolean => runs.every((run) => run[name] === runs[0][name]);
+  const alone = (of: (run: Run) => string): boolean => runs.every((run) => of(run) === of(runs[0]));
   const names = runs.map(({ text, model }) => {
-    const shown = visible(text.slice(0, most)), parts = [!alone("model") && model, !alone("text") && shown];
+    const shown = visible(text.slice(0, most)), parts = [!alone((run) => run.model) && model, !alone(textOf) && shown];
     return parts.filter(Boolean).join(": ") || shown || model;
   });
   return names.map((name, at) => (names.indexOf(name) === names.lastIndexOf(name) ? name : `${at + 1} · ${name}`));

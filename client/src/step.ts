@@ -37,7 +37,7 @@ export interface StepData {
   /** Before positions turned them; null where nothing does. */
   unplaced_keys: (number | null)[][] | null;
   values: (number | null)[][] | null;
-  differences: Record<string, number>;
+  differences: Record<string, number | null>;
 }
 
 export interface StepOptions {
@@ -76,10 +76,10 @@ class StepView {
   private readonly places: number[];
   private readonly diagram: Diagram;
   private readonly panel = h("section", { class: "s-panel", "aria-live": "polite" });
-  private readonly place = h("span", { class: "place" });
+  private readonly place = h("span", "place");
   private readonly back: HTMLButtonElement;
   private readonly next: HTMLButtonElement;
-  private readonly weights = h("div", { class: "weights" });
+  private readonly weights = h("div", "weights");
   private readonly told = h("p", { class: "s-told", role: "status" });
   /** By part, ticked where it is left out. */
   private readonly boxes = new Map<string, HTMLInputElement>();
@@ -111,25 +111,25 @@ class StepView {
 
   private build(): HTMLElement {
     const { data } = this;
-    const worst = Math.max(0, ...Object.values(data.differences));
-    const notes = data.notes.map((note) => h("p", { class: "note" }, `${note}.`));
+    const worst = Math.max(0, ...Object.values(data.differences).map((one) => one ?? NaN));
+    const notes = data.notes.map((note) => h("p", "note", `${note}.`));
     return h("div", { class: "steps", tabindex: "-1" },
-      h("header", {}, h("h2", {}, data.title), h("p", { class: "quiet" }, data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes, h("p", { class: "summary" }, data.summary)),
-      h("div", { class: "columns" },
-        h("div", { class: "s-flow" }, this.diagram.element),
-        h("div", { class: "side" }, h("nav", { "aria-label": "Steps" }, this.back, this.place, this.next), this.swiped(this.panel), this.controls(), this.weights, this.told)),
-      h("p", { class: "quiet end" }, `Largest difference from the model's own numbers: ${worst.toExponential(0)}.`));
+      h("header", {}, h("h2", {}, data.title), h("p", "quiet", data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes, h("p", "summary", data.summary)),
+      h("div", "columns",
+        h("div", "s-flow", this.diagram.element),
+        h("div", "side", h("nav", { "aria-label": "Steps" }, this.back, this.place, this.next), this.swiped(this.panel), this.controls(), this.weights, this.told)),
+      h("p", "quiet end", `Largest difference from the model's own numbers: ${worst.toExponential(0)}.`));
   }
 
   private controls(): HTMLElement {
     const { data } = this;
-    const group = h("fieldset", { class: "s-controls" }, h("legend", {}, "Leave parts out, and see the weights change"));
+    const group = h("fieldset", "s-controls", h("legend", {}, "Leave parts out, and see the weights change"));
     for (const name of data.switches) {
       const box = h("input", { type: "checkbox", onchange: () => this.turn(name, !box.checked) });
       this.boxes.set(name, box);
       group.append(h("label", {}, box, `without ${NAMES[name] ?? name}`));
     }
-    group.append(h("label", { class: "slide" }, h("span", {}, "scale by"), this.slider, this.scaleText), this.format);
+    group.append(h("label", "slide", h("span", {}, "scale by"), this.slider, this.scaleText), this.format);
     return group;
   }
 
@@ -185,10 +185,10 @@ class StepView {
     const { digits } = this.data;
     const shown = h("p", { class: "formula", role: "math", "aria-label": step.formula }, ...formulas(step.mathml));
     const out: (HTMLElement | false)[] = [
-      h("h3", {}, step.name), shown, h("p", { class: "shapes" }, step.shapes), h("p", { class: "says" }, step.says),
-      step.vectors.length > 0 && h("div", { class: "vectors" }, ...step.vectors.map((v) => vectorRow(v, digits, MOST_NUMBERS))),
+      h("h3", {}, step.name), shown, h("p", "shapes", step.shapes), h("p", "says", step.says),
+      step.vectors.length > 0 && h("div", "vectors", ...step.vectors.map((v) => vectorRow(v, digits, MOST_NUMBERS))),
       step.columns.length > 0 && this.table(step),
-      step.without !== "" && h("p", { class: "without" }, step.without),
+      step.without !== "" && h("p", "without", step.without),
       step.switch !== null && this.data.switches.includes(step.switch) && this.switchButton(step.switch),
     ];
     this.panel.replaceChildren(...out.filter((part): part is HTMLElement => part !== false));
@@ -216,17 +216,17 @@ class StepView {
     const head = h("tr", {}, h("th", { scope: "col" }, "key"), ...columns.map((c) => h("th", { scope: "col" }, c.name)));
     const body = this.keys.map((j, i) => h("tr", { class: this.hiddenLater(j) ? "hidden-later" : j === this.data.own ? "own" : "" },
       h("th", { scope: "row" }, keyName(labels, j)), ...columns.map((c) => h("td", {}, numberText(c.values[i], digits))),
-      this.hiddenLater(j) && h("td", { class: "why" }, `hidden in step ${this.data.hidden_in}`)));
+      this.hiddenLater(j) && h("td", "why", `hidden in step ${this.data.hidden_in}`)));
     const folded = labels.length - this.keys.length;
-    return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, step.name), h("thead", {}, head), h("tbody", {}, ...body)),
-      folded > 0 && h("p", { class: "folded" }, `and ${folded.toLocaleString("en")} more ${folded === 1 ? "key" : "keys"}`));
+    return h("div", "scroll", h("table", {}, h("caption", "unseen", step.name), h("thead", {}, head), h("tbody", {}, ...body)),
+      folded > 0 && h("p", "folded", `and ${folded.toLocaleString("en")} more ${folded === 1 ? "key" : "keys"}`));
   }
 
   /** A column as the settings make it; null where they do not change it. */
   private now(step: Step, column: string): number[] | null {
     const { logits, maximum, exponentials, weights } = this.live;
     const { scores } = this.data;
-    const products = this.settings.position || !scores.unplaced ? scores.products : scores.unplaced;
+    const products = (this.settings.position || !scores.unplaced ? scores.products : scores.unplaced).map((d) => d ?? NaN);
     const columns: Record<string, () => number[]> = {
       "dot d": () => products,
       "scale d": () => products,
@@ -292,7 +292,7 @@ class StepView {
       const weight = live.weights[j];
       const broken = !Number.isFinite(weight);
       list.append(h("li", { class: j === data.own ? "own" : "" }, keyName(data.labels, j),
-        h("span", { class: "track" },
+        h("span", "track",
           h("i", { class: broken ? "s-bar broken" : "s-bar", style: `width: ${broken ? 100 : (100 * weight).toFixed(2)}%` }),
           h("i", { class: "mark", style: `left: ${(100 * original.weights[j]).toFixed(2)}%` })),
         h("span", { class: "number", "data-key": String(j) }, numberText(weight, data.digits))));
@@ -303,7 +303,8 @@ class StepView {
 
   private sentence(): string {
     const { data, live, original } = this;
-    if (live.weights.some((w) => Number.isNaN(w))) return `exp overflows in ${this.settings.format}: the weights are no numbers any more.`;
+    if (original.weights.some(Number.isNaN)) return "The weights are NaN: the score of a key that is seen is not finite.";
+    if (live.weights.some(Number.isNaN)) return `exp overflows in ${this.settings.format}: the weights are no numbers any more.`;
     const most = (values: number[]): number => values.reduce((best, w, j) => (w > values[best] ? j : best), 0);
     const [before, after] = [most(original.weights), most(live.weights)];
     const [old, now] = [numberText(original.weights[before], 2), numberText(live.weights[after], 2)];

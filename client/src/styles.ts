@@ -2,9 +2,9 @@
 
 const texts = new Set<string>();
 
-/** Adds a sheet; called by a part when its file is loaded. */
+/** Adds a sheet; called by a part when its file is loaded. `$name` is what the build writes for `var(--name)`. */
 export function addStyle(css: string): void {
-  texts.add(css);
+  texts.add(css.replace(/\$([\w-]+)/g, "var(--$1)"));
 }
 
 /** Puts all sheets into force. Constructed sheets need no permission of a Content-Security-Policy. */

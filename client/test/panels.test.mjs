@@ -51,7 +51,7 @@ test("a number of CSV is the float32 that was shown", () => {
 test("cells of CSV stand with their tokens and words, hidden ones are left out", () => {
   const input = {
     level: 0, row: 3, key: 5, down: 2, across: 3, values: Float32Array.of(0.5, NaN, 0.25, 1, 0, NaN), second: null,
-    rowNames: ["=a", "b"], keyNames: ["x", "y", "z"],
+    sampled: false, rowNames: ["=a", "b"], keyNames: ["x", "y", "z"],
   };
   const read = (input) => readCsv(client.csvOf(input, [11, 13], "weights", "max").join(""));
   assert.deepEqual(read(input), [
@@ -62,6 +62,7 @@ test("cells of CSV stand with their tokens and words, hidden ones are left out",
   assert.deepEqual(binned[0], ["row_first", "row_last", "row_word", "key_first", "key_last", "key_word", "max_weights",
     "second", "difference"]);
   assert.deepEqual(binned[1], ["0", "3", "'=a", "8", "11", "x", "0.5", "0.25", "0.25"]);
+  assert.equal(read({ ...input, level: 2, sampled: true })[0][6], "max_weights_from_sampled_rows");
   assert.deepEqual(binned.at(-1), ["4", "7", "b", "16", "12", "z", "", "1", "-1"]);
 });
 
@@ -156,6 +157,45 @@ test("line breaks of a text break the line, outside of the words that hold them,
   assert.deepEqual(lay("\u202efox\u0007"), ["", "⟨202E⟩fox\ufffd", ""]);
   assert.deepEqual(lay("cat"), ["", "cat", ""]);
   assert.deepEqual(client.broken({ text: "<s>\n", label: "<s>", special: true }), ["", "<s>", ""]);
+});
+
+test("a file says that its numbers are from a sample as soon as one tile is", async () => {
+  const fake = client.fakeTransport(), { header: manifest } = await fake.request("open", {});
+  for (const sampled of [0, 2]) {
+    const transport = { ...fake, request: async (op, params, signal) => {
+      const reply = await fake.request(op, params, signal);
+      if (op === "tile" && params.key === 1) reply.header.sampled = sampled;
+      return reply;
+    } };
+    const context = client.makeContext(null, client.makeStore({ ...manifest.shown }), transport, manifest, () => {}, assert.fail);
+    const seen = { rows: [0, 300], keys: [200, 300] };
+    const numbers = await client.numbersInView(context, seen, () => "", new AbortController().signal);
+    assert.equal(numbers.sampled, sampled > 0);
+    assert.equal(client.describeView(context, { ...seen, sampled: numbers.sampled }).includes("from a sample of rows"), sampled > 0);
+  }
+});
+
+test("what failed is asked for again, what came is not", async () => {
+  let asked = 0;
+  const load = client.once(async (one) => {
+    if (++asked === 1) throw new Error("no");
+    return one;
+  });
+  await assert.rejects(load("a"));
+  assert.deepEqual([await load("b"), await load("c"), asked], ["b", "b", 2]);
+});
+
+test("keys that are no rows have what they receive in a buffer of their own", async () => {
+  const fake = client.fakeTransport(), { header } = await fake.request("open", {});
+  const run = header.runs.find(({ calls }) => calls.some((call) => !client.together(call)));
+  const call = run.calls.find((call) => !client.together(call)), place = { run: run.id, call: call.id, head: 0, item: 0 };
+  const { names, data } = await client.askReceived(fake, { ...place, start: 0, stop: call.keys.length });
+  assert.deepEqual([names, data.length], [["received"], call.keys.length]);
+  const total = data.reduce((a, b) => a + b);
+  assert.ok(Math.abs(total - call.rows.length) < 1e-3, "each row gives 1");
+  const self = { run: "0", call: "0", head: 0, item: 0, start: 0, stop: 4 };
+  assert.deepEqual((await client.askReceived(fake, self)).names, []);
+  await assert.rejects(client.askReceived({ request: async () => ({ header: { error: "no" }, buffers: [] }) }, self), /no/);
 });
 
 test("the rows made are those in view", () => {

@@ -23,6 +23,32 @@ test("names of runs differ: the model of one text, the text of one model, both, 
   assert.deepEqual(names(["a", "\u202eone"]), ["⟨202E⟩one"]);
 });
 
+test("texts that begin alike are not one text", () => {
+  const sides = [{ id: "text", tokens: 9 }], one = { ...run("0", "a", "x"), sides, digest: "1" };
+  const other = { ...one, id: "1", digest: "2" };
+  assert.deepEqual([client.sameText(one, { ...one, model: "b" }), client.sameText(one, other)], [true, false]);
+  assert.equal(client.sameText(one, { ...one, sides: [{ id: "text", tokens: 8 }] }), false);
+  assert.deepEqual(client.runNames([one, { ...other, model: "b" }]), ["a: x", "b: x"]);
+  assert.deepEqual(client.runNames([one, other]), ["1 · x", "2 · x"]);
+});
+
+test("rows of an item stand where that item has them", () => {
+  const rows = { side: "text", length: 1000, placed: 0, placed_by_item: [0, 300] };
+  const padded = call("0", "b.0", 0, 4, { items: 2, causal: false, rows, scale: 1, softcap: null, kv_heads: 4 });
+  const store = client.makeStore({ call: "0" }), runs = [{ ...run("0", "a", "x", [padded]),
+    sides: [{ id: "text", name: "text", tokens: 1500, named: false }] }];
+  const context = client.makeContext(null, store, transport, { ...manifest, runs }, () => {}, assert.fail);
+  const placed = () => [context.call().rows.placed, context.wordsOf("row") === context.wordsOf("key")];
+  assert.deepEqual(placed(), [0, true]);
+  store.set({ item: 1 });
+  assert.deepEqual(placed(), [300, false]);
+  assert.equal(context.call(), context.call());
+  const facts = Object.fromEntries(client.factsOf(runs[0], context.call()));
+  assert.equal(facts.Causal, "differs by item");
+  assert.match(facts.Shapes, /first query stands at key 300/);
+  assert.equal(client.layerName(runs[0], context.call()), "layer 0");
+});
+
 test("a head is compared with the same head of the other run, in one run with the next", () => {
   const first = run("0", "a", "x", [call("0", "b.0", 0, 8), call("1", "b.1", 1, 8)]);
   const other = run("1", "b", "x", [call("0", "b.1", 1, 4), call("1", "b.0", 0, 8)]), none = run("2", "c", "x", []);
@@ -54,7 +80,7 @@ test("of a causal map the hidden tiles are not asked for; of every other map all
   const causal = call("0", "b.0", 0, 4, { items: 2 }), open = call("1", "b.1", 1, 4, { causal: false });
   assert.deepEqual([wanted([causal, open], {}).length, above(wanted([causal, open], {}))], [21, 0]);
   assert.equal(wanted([{ ...causal, causal: false }, open], {}).length, 36);
-  assert.equal(wanted([causal, open], { item: 1 }).length, 36, "only the place of the first item's rows is known");
+  assert.equal(wanted([causal, open], { item: 1 }).length, 21);
   const less = (other) => wanted([causal, other], { compare: { run: "0", call: "1", head: 0, mode: "difference" } });
   assert.equal(less(open).length, 72, "what one of two maps hides is in their difference");
   assert.equal(less({ ...open, causal: true }).length, 42);

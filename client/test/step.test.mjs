@@ -37,6 +37,16 @@ test("every part can be left out", () => {
   assert.deepEqual(softmaxOf({ ...scores, visible: [0, 0, 0], sink: null }, s).weights, [0, 0, 0]); // an empty row
 });
 
+test("null is NaN where the key is seen, and nothing where it is hidden", () => {
+  const scores = { ...SCORES, products: [1, null, 0], visible: [1, 1, 0] };
+  assert.deepEqual(logitsOf(scores, ALL), [2 ** -0.5, NaN, -Infinity]);
+  assert.deepEqual(softmaxOf(scores, ALL).weights, [NaN, NaN, NaN]);
+  near(softmaxOf({ ...scores, visible: [1, 0, 1] }, ALL).weights, [0.669762, 0, 0.330238]);
+  assert.deepEqual(logitsOf({ ...SCORES, bias: [0, null] }, ALL).slice(1), [NaN]);
+  const products = Array.from({ length: 40 }, (_, j) => (j === 30 ? null : 0));
+  assert.ok(shownKeys({ ...SCORES, products }, 0, 6, 1).includes(30));
+});
+
 test("formats round to the nearest, and overflow where they end", () => {
   const half = rounder("float16"), brain = rounder("bfloat16");
   // 1 + 2^-11 lies between 1 and 1 + 2^-10: the even one; the smallest of float16 is 2^-24.
@@ -61,6 +71,6 @@ test("the keys that some setting makes large are shown, and the row itself", () 
 });
 
 test("numbers as text", () => {
-  assert.deepEqual([null, -Infinity, NaN, -0.0001, -1.25, 12345678].map((x) => numberText(x, 3)), ["−∞", "−∞", "NaN", "0.000", "−1.250", "1.235e7"]);
+  assert.deepEqual([null, -Infinity, NaN, -0.0001, -1.25, 12345678].map((x) => numberText(x, 3)), ["NaN", "−∞", "NaN", "0.000", "−1.250", "1.235e7"]);
   assert.deepEqual([1, 0.5].map((x) => numberText(x, 6)), ["1", "0.500000"]);
 });

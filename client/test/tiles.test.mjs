@@ -7,11 +7,11 @@ const at = (level, row, key) => ({ map: MAP, at: { level, row, key } });
 const rest = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 /** A server that answers when told to. */
-function server(sampled = () => 0) {
+function server(sampled = () => 0, exactly = () => 0) {
   const open = [];
   const fetchTile = (params, signal) => new Promise((resolve, reject) => {
     const entry = { params, aborted: false,
-      answer: (fill = 1) => resolve({ rows: 2, keys: 3, sampled: params.exact ? 0 : sampled(params),
+      answer: (fill = 1) => resolve({ rows: 2, keys: 3, sampled: (params.exact ? exactly : sampled)(params),
       data: new Float32Array(6).fill(fill) }), fail: reject };
     signal.addEventListener("abort", () => {
       entry.aborted = true;
@@ -75,6 +75,27 @@ test("sampled tiles are replaced by exact ones, two at once, after everything mi
   open[before].answer();
   await rest();
   assert.equal(open.length, before + 1);
+});
+
+test("a tile that stays sampled keeps its sign and is asked for twice, not for ever", async () => {
+  const { open, fetchTile } = server(() => 4, () => 1);
+  const store = new TileStore(fetchTile, () => {}, assert.fail);
+  store.want([at(7, 0, 0)]);
+  for (const entry of open) {
+    entry.answer();
+    await rest();
+  }
+  assert.deepEqual(open.map((e) => e.params.exact), [false, true]);
+  assert.deepEqual([store.get(MAP, { level: 7, row: 0, key: 0 }).sampled, store.busy], [1, false]);
+  store.want([at(7, 0, 0)]);
+  assert.equal(open.length, 2);
+  const saved = [], page = new TileStore(async (params) => {
+    saved.push(params.exact);
+    return { rows: 1, keys: 1, sampled: 2, final: true, data: Float32Array.of(1) };
+  }, () => {}, assert.fail);
+  page.want([at(7, 0, 0)]);
+  await rest();
+  assert.deepEqual(saved, [false]);
 });
 
 test("a tile that fails is asked for three times, not for ever", async (t) => {

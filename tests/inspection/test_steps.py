@@ -323,6 +323,33 @@ def test_without_the_shift_exp_overflows_where_the_dtype_does(dtype, largest, br
     json.dumps(steps.as_json(), allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("where", "bad", "why"),
+    [
+        ("query", 2, "its query is not finite"),
+        ("key", 1, "the key of 'b' is not finite"),
+        ("key", 3, None),  # a key that is hidden
+    ],
+)
+def test_weights_that_are_nan_are_told_with_their_reason(where, bad, why):
+    torch.manual_seed(3)
+    query, key, value = torch.randn(3, 1, 1, 4, 8).unbind()
+    call = AttentionCall(query, key, value, mask=saccade.Causal())
+    call = call.observed(saccade.attention(query, key, value, mask=saccade.Causal()), "by hand")
+    (query if where == "query" else key)[0, 0, bad, 1] = float("nan")
+    steps = step_of_call(call, 0, 2, labels=list("abcd"))
+    data = json.loads(json.dumps(steps.as_json(), allow_nan=False))
+    assert np.isnan(steps.weights).any() == (why is not None)
+    if why is None:
+        assert "looks most at" in steps.summary and data["scores"]["visible"] == [1, 1, 1, 0]
+        return
+    assert steps.summary == f"In this head the weights of 'c' are NaN: {why}."
+    everything = " ".join(step.says + step.without for step in steps)
+    assert "less than .01" not in everything and "too large for" not in everything
+    seen = [d for d, visible in zip(data["scores"]["products"], data["scores"]["visible"], strict=True) if visible]
+    assert None in seen
+
+
 def test_the_example_has_the_numbers_of_the_page():
     steps = example()
     assert column(steps, "dot", "d").tolist() == [1.0, 0.0]

@@ -20,6 +20,7 @@ from saccade.viewer.maps import _head, _lse, _overview, _run
 from saccade.viewer.maps._call import MapCall, checked
 from saccade.viewer.maps._side import side_of_labels
 from saccade.viewer.server import open_session
+from saccade.viewer.server._session import _described_call
 
 HQ, HKV, D = 6, 3, 11
 NAMES = ["plain", "causal", "padded", "global window", "by head", "sink, softcap, scale", "bias", "alibi", "cross"]
@@ -274,8 +275,10 @@ def test_items_that_stand_at_different_places_are_not_called_causal():
     given = dict.fromkeys(("bias", "scale", "softcap", "sink"))
     one = MapCall("0", "", 0, "self", "keys", "keys", checked(call.query[:, :, :131], call.key, mask=placed, **given))
     assert not one.causal and [one.placed_for(0), one.placed_for(1)] == [0, 80]
+    assert _described_call(one)["rows"]["placed_by_item"] == [0, 80]
     call = checked(call.query[:1, :, :131], call.key[:1], mask=saccade.Causal().at(torch.tensor([80])), **given)
     assert MapCall("0", "", 0, "self", "keys", "keys", call).causal
+    assert "placed_by_item" not in _described_call(MapCall("0", "", 0, "self", "keys", "keys", call))["rows"]
 
 
 @pytest.mark.parametrize("rows", ["all", "some"])

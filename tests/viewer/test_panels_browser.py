@@ -481,3 +481,20 @@ CONTRAST = """() => {
         if (ratio < least[0]) least = [ratio, e.className + ': ' + e.textContent.slice(0, 40)];
     }
     return least; }"""
+
+
+def test_keys_of_a_cross_map_have_what_they_receive(opened):
+    page = opened(f"{CROSS}&panel=statistics")
+    choose = page.get_by_role("group", name="Numbers of")
+    choose.get_by_role("button", name="Keys").click()
+    table = page.get_by_role("table", name="Keys")
+    table.get_by_role("button", name="Received").click()
+    numbers = [float(text) for text in table.locator("tbody td:not([colspan])").all_inner_texts()]
+    assert len(numbers) > 10 and numbers == sorted(numbers, reverse=True)
+    row = table.locator("tbody tr[data-row]").first
+    token = row.get_attribute("data-row")
+    row.click()
+    page.wait_for_function(f"() => location.hash.includes('key={token}')")
+    page.locator(".controls select").first.select_option(index=0)
+    page.get_by_role("table", name="Rows").wait_for()
+    assert choose.get_by_role("button", name="Keys").count() == 0

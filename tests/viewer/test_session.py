@@ -63,6 +63,13 @@ def answer(session, op, **params):
 PLACE = {"run": "0", "call": "1", "head": 2, "item": 0}
 
 
+def test_texts_that_begin_alike_have_other_digests(model):
+    texts = [TEXT * 4, TEXT * 4 + " Yes.", TEXT * 4]
+    runs = [answer(open_session(text, model=model), "open")[0]["runs"][0] for text in texts]
+    assert len({run["text"] for run in runs}) == 1
+    assert [run["digest"] == runs[0]["digest"] for run in runs] == [True, False, True]
+
+
 def test_what_there_is_to_see(session, dense):
     header, buffers = answer(session, "open")
     [run] = header["runs"]

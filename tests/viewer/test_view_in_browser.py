@@ -165,6 +165,23 @@ def test_what_is_saved_does_not_hold_the_token(viewer, browser, tmp_path):
     page.close()
 
 
+def test_rows_and_steps_that_failed_are_asked_for_again(viewer, browser):
+    page = Page(browser).open(viewer.url).page
+    for op in ("rows", "script"):
+        page.route(f"**/api/{op}", lambda route: route.abort())
+    page.get_by_role("tab", name="Numbers").click()
+    page.get_by_role("button", name="Rows", exact=True).click()
+    page.get_by_role("alert").wait_for()
+    with page.expect_request("**/api/script"):
+        page.get_by_role("tab", name="Step").click()
+    page.unroute_all()
+    page.get_by_role("tab", name="Numbers").click()
+    page.get_by_role("table", name="Rows").wait_for()
+    page.get_by_role("tab", name="Step").click()
+    page.get_by_role("heading", name="Weights", exact=True).wait_for()
+    page.close()
+
+
 def test_a_tile_that_failed_is_asked_for_again(browser):
     with saccade.view("The hen met the fox.", block=False, browser=False) as viewer:
         page = Page(browser).open(viewer.url).page

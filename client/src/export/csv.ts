@@ -28,14 +28,14 @@ export const csvLine = (fields: readonly (string | number)[]): string =>
  * One line a visible cell, with its tokens and words; pairs that the mask hides have none. `lengths`: rows and keys of
  * the map.
  */
-export function csvOf({ level, row, key, across, values, second, rowNames, keyNames }: Numbers,
+export function csvOf({ level, row, key, across, values, second, sampled, rowNames, keyNames }: Numbers,
   [rows, keys]: [number, number], what: string, pool: string): string[] {
   const size = 2 ** level, axis = (name: string): string[] =>
     [...(level ? [`${name}_first`, `${name}_last`] : [name]), `${name}_word`];
   const place = (bin: number, length: number): number[] =>
     (level ? [bin * size, Math.min(length, (bin + 1) * size) - 1] : [bin]);
   const less = second && differenceOf(values, second, what === "weights");
-  const lines = [csvLine([...axis("row"), ...axis("key"), level ? `${pool}_${what}` : what,
+  const lines = [csvLine([...axis("row"), ...axis("key"), (level ? `${pool}_${what}` : what) + (sampled ? "_from_sampled_rows" : ""),
     ...(second ? ["second", "difference"] : [])])];
   values.forEach((value, at) => {
     const i = Math.floor(at / across), j = at % across;

@@ -1,6 +1,7 @@
 // What is in view as files.
-import { paletteOf } from "../colours";
+import { cssOf, paletteOf } from "../colours";
 import type { Context, Picture } from "../context";
+import { h, paintInto } from "../dom";
 import { tokenText } from "../map/labels";
 import { colourInto, makeScale, type ColourScale } from "../map/scale";
 import { span } from "../map/tiles";
@@ -20,7 +21,7 @@ export interface Work { picture: Picture; told: (done: number, all: number) => v
 /** Hands a file to the browser, from where the client is: a notebook, too. */
 function download(context: Context, part: BlobPart, type: string, ending: string): void {
   const { head, what } = context.store.get(), url = URL.createObjectURL(new Blob([part], { type })),
-    link = document.createElement("a");
+    link = h("a");
   link.href = url;
   const name = `saccade-${context.call().name}-head-${head}${what === "weights" ? "" : `-${what}`}`;
   link.download = name.replace(/[^\w.-]+/g, "-") + ending;
@@ -39,12 +40,12 @@ function titleOf(context: Context, less: boolean): string {
       + `, ${what}`;
 }
 
-/** "Rows 0 to 60, keys 0 to 60; each cell is the largest of 4 × 4 pairs." */
-export function describeView(context: Context, { rows, keys }: Seen): string {
+/** "Rows 0 to 60, keys 0 to 60; each cell is the largest of 4 × 4 pairs, from a sample of rows." */
+export function describeView(context: Context, { rows, keys, sampled }: Seen & { sampled: boolean }): string {
   const size = 2 ** levelFor(rows, keys), kind = context.store.get().pool === "max" ? "largest" : "mean";
   const [a, b] = [rows, keys].map(([start, end]) => `${commas(start)} to ${commas(end - 1)}`);
   const cell = size > 1 ? `the ${kind} of ${size} × ${size} pairs` : "one pair";
-  return `Rows ${a}, keys ${b}; each cell is ${cell} of tokens.`;
+  return `Rows ${a}, keys ${b}; each cell is ${cell} of tokens${sampled ? ", from a sample of rows" : ""}.`;
 }
 
 export async function saveCsv(context: Context, { picture, signal }: Work): Promise<void> {
@@ -56,14 +57,8 @@ export async function saveCsv(context: Context, { picture, signal }: Work): Prom
     "text/csv;charset=utf-8", ".csv");
 }
 
-function imageOf(values: Float32Array, across: number, down: number, scale: ColourScale): string {
-  const canvas = document.createElement("canvas"), image = new ImageData(across, down);
-  canvas.width = across;
-  canvas.height = down;
-  colourInto(new Uint32Array(image.data.buffer), values, scale);
-  canvas.getContext("2d")!.putImageData(image, 0, 0);
-  return canvas.toDataURL();
-}
+const imageOf = (values: Float32Array, across: number, down: number, scale: ColourScale): string =>
+  paintInto(h("canvas"), across, down, (pixels) => colourInto(pixels, values, scale)).toDataURL();
 
 export async function saveSvg(context: Context, { picture, signal }: Work): Promise<void> {
   const numbers = await numbersInView(context, picture,
@@ -75,14 +70,29 @@ export async function saveSvg(context: Context, { picture, signal }: Work): Prom
   const { low, high } = span(values), scale = makeScale(palette, what, tone, context.call().keys.length, [low, high],
     less);
   download(context, svgOf({
-    ...numbers, values, scale, palette, title: titleOf(context, less), subtitle: describeView(context, picture),
+    ...numbers, values, scale, palette, title: titleOf(context, less), subtitle: describeView(context, { ...picture, sampled: numbers.sampled }),
     legend: less ? `difference of ${what}` : what,
       image: across * down > MOST_CELLS ? imageOf(values, across, down, scale) : null,
   }), "image/svg+xml", ".svg");
 }
 
+/** The picture of a sample says so below: what stands around the map on the page is not in it. */
+function captioned(context: Context, picture: Picture): HTMLCanvasElement {
+  const { canvas, sampled } = picture, { width, height } = canvas, { paper, ink } = paletteOf(context.root);
+  if (!sampled) return canvas;
+  const size = 12 * (devicePixelRatio || 1), copy = h("canvas", { width, height: height + 2 * size }),
+    pen = copy.getContext("2d")!;
+  pen.fillStyle = cssOf(paper);
+  pen.fillRect(0, 0, width, copy.height);
+  pen.drawImage(canvas, 0, 0);
+  pen.fillStyle = cssOf(ink);
+  pen.font = `${size}px sans-serif`;
+  pen.fillText("From a sample of rows", size, height + size);
+  return copy;
+}
+
 export async function savePng(context: Context, { picture }: Work): Promise<void> {
-  const blob = await new Promise<Blob | null>((resolve) => picture.canvas.toBlob(resolve));
+  const canvas = captioned(context, picture), blob = await new Promise<Blob | null>((resolve) => canvas.toBlob(resolve));
   if (!blob) throw new Error("The browser could not make a PNG of the map.");
   download(context, blob, "image/png", ".png");
 }

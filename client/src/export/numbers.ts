@@ -1,4 +1,4 @@
-// The numbers of what is in view, exact, from tiles of one level.
+// The numbers of what is in view, as exact as they can be had, from tiles of one level.
 import type { Axis, Context, Picture } from "../context";
 import { TILE } from "../map/viewport";
 import { byId, type Place, type TileParams } from "../protocol";
@@ -19,6 +19,8 @@ export interface Numbers {
   across: number;
   values: Float32Array;
   second: Float32Array | null;
+  /** Whether some of them are from a sample of rows. */
+  sampled: boolean;
   /** What bins are called: by their first tokens. */
   rowNames: string[];
   keyNames: string[];
@@ -45,7 +47,7 @@ export async function inTurn<T>(all: readonly T[], work: (one: T) => Promise<unk
 }
 
 /**
- * Exact numbers of what is in view, of the shown head and of the one that it is compared with, if they have one size.
+ * Numbers of what is in view, of the shown head and of the one that it is compared with, if they have one size.
  */
 export async function numbersInView(context: Context, { rows, keys }: Seen,
   nameOf: (words: Words, token: number) => string, signal: AbortSignal): Promise<Numbers> {
@@ -57,11 +59,14 @@ export async function numbersInView(context: Context, { rows, keys }: Seen,
   for (let r = Math.floor(row / TILE); r * TILE < row + down; r++)
     for (let k = Math.floor(key / TILE); k * TILE < key + across; k++) tiles.push([r, k]);
 
+  let sampled = false;
   const valuesOf = async (place: Place): Promise<Float32Array> => {
     const out = new Float32Array(down * across).fill(NaN);
     await inTurn(tiles, async ([r, k]) => {
       const params: TileParams = { ...place, what, pool: level ? pool : "max", level, row: r, key: k, exact: true };
-      const tile = await context.ask("tile", params, signal), top = r * TILE, left = k * TILE;
+      const tile = await context.ask("tile", params, signal);
+      sampled ||= tile.sampled > 0;
+      const top = r * TILE, left = k * TILE;
       for (let i = Math.max(row, top); i < Math.min(row + down, top + tile.rows); i++)
         for (let j = Math.max(key, left); j < Math.min(key + across, left + tile.keys); j++)
           out[(i - row) * across + (j - key)] = tile.data[(i - top) * tile.keys + (j - left)];
@@ -78,12 +83,13 @@ export async function numbersInView(context: Context, { rows, keys }: Seen,
   };
   const own = context.call(), other = byId(byId(context.manifest.runs, compare?.run)?.calls, compare?.call);
   const fits = compare && other?.rows.length === own.rows.length && other.keys.length === own.keys.length;
-  return {
+  const numbers = {
     level, row, key, down, across, values: await valuesOf({ run, call, head, item }),
     second: fits ? await valuesOf({ run: compare.run, call: compare.call, head: compare.head,
       item: Math.min(item, other.items - 1) }) : null,
     rowNames: await namesOf("row", row, down), keyNames: await namesOf("key", key, across),
   };
+  return { ...numbers, sampled };
 }
 
 /** The shown head less the compared one; a weight that only one of them hides counts as 0 there. */

@@ -1,12 +1,13 @@
 // Which requests a saved page can answer: what is in view, for hovering, choosing words and zooming out.
 import type { Axis, Context } from "../context";
 import { TILE, topLevel } from "../map/viewport";
-import { sameTokens } from "../panels/data";
+import { sameTokens, together } from "../panels/data";
 import { ALONG, BLOCK, lengthOf, makeLines, placeOf } from "../panels/lines";
 import { sharesOf, type Shares } from "../panels/shares";
 import { ROWS } from "../panels/rows";
 import { pagesOf } from "../panels/virtual";
-import type { Place } from "../protocol";
+import type { Call, Place } from "../protocol";
+import { tokensFrom } from "../parts";
 import { ask, encodeFrame, recordedKey, RequestError, type Transport } from "../transport";
 import { PAGE } from "../words";
 import { inTurn, type Seen } from "./numbers";
@@ -17,8 +18,6 @@ const MOST_CELLS = 4096, MOST_TOKENS = 300, MOST_CHOICES = 800, MOST_PAGES = 8;
 type Wish = [op: string, params: object];
 /** Tokens of an axis that a reader of the page may choose, in one head. */
 interface Choice { call: string; head: number; axis: Axis; tokens: number[] }
-
-const tokensFrom = (first: number, end: number): number[] => Array.from({ length: end - first }, (_, i) => first + i);
 
 /** Tiles over the view: all coarser levels, and finer ones while they are few. */
 function tiles(context: Context, places: readonly Place[], { rows, keys }: Seen): Wish[] {
@@ -52,8 +51,10 @@ function wishesOf(context: Context, { rows, keys }: Seen, others: readonly Place
   if ((rows[1] - rows[0]) * (keys[1] - keys[0]) <= MOST_CELLS)
     for (const row of tokensFrom(...rows))
       for (const key of tokensFrom(...keys)) wishes.push(["cell", { ...place, row, key }]);
-  for (const page of new Set([0, ...pagesOf(...rows, ROWS).slice(0, 4)]))
-    wishes.push(["rows", { ...place, start: page * ROWS, stop: Math.min(call.rows.length, (page + 1) * ROWS) }]);
+  for (const [seen, { length }] of [[rows, call.rows], ...(together(call) ? [] : [[keys, call.keys]])] as [[number,
+    number], Call["keys"]][])
+    for (const page of new Set([0, ...pagesOf(...seen, ROWS).slice(0, 4)]))
+      wishes.push(["rows", { ...place, start: page * ROWS, stop: Math.min(length, (page + 1) * ROWS) }]);
   return wishes;
 }
 
@@ -106,6 +107,7 @@ export async function record(context: Context, seen: Seen, told: (done: number, 
       ...reply.header, runs: manifest.runs.filter(({ id }) => id === run || id === compare?.run),
         shown: { run, call, head, item }, findings: [], step: false,
     };
+    if (op === "tile") reply.header["final"] = true;
     // Exact tiles answer requests for quick ones.
     table[recordedKey(op, op === "tile" ? { ...params, exact: false } : params)] = base64(encodeFrame(reply));
     return reply;

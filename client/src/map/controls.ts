@@ -1,6 +1,7 @@
 // Above the map: which head, what of it, with which other. Below: the legend and the buttons for zooming.
 import type { Context } from "../context";
 import { choice, h, press, toggles } from "../dom";
+import { tokensFrom } from "../parts";
 import { byId, type Call, type Run } from "../protocol";
 import { runNames, twin, usualCompare } from "../runs";
 import type { Compare, State } from "../store";
@@ -10,7 +11,7 @@ import type { ColourScale } from "./scale";
 const nameOf = (call: Call, all: readonly Call[]): string =>
   all.every((c, i) => c.layer === i && c.kind === all[0].kind) ? String(call.layer) : `${call.layer} · ${call.name}`;
 
-const range = (n: number): [string, string][] => Array.from({ length: n }, (_, i) => [String(i), String(i)]);
+const range = (n: number): [string, string][] => tokensFrom(0, n).map((i) => [String(i), String(i)]);
 
 /** What stays valid when the call changes. */
 export function goTo(context: Context, callId: string, head: number): void {
@@ -29,7 +30,7 @@ export function goTo(context: Context, callId: string, head: number): void {
 export function step(context: Context, heads: number, layers: number): void {
   const { calls } = context.run(), call = context.call(), state = context.store.get();
   if (layers) {
-    const next = calls[calls.indexOf(call) + layers];
+    const next = calls[calls.findIndex(({ id }) => id === call.id) + layers];
     if (next) goTo(context, next.id, state.head);
   } else if (state.head + heads >= 0 && state.head + heads < call.heads) goTo(context, call.id, state.head + heads);
   context.announce(titleOf(context));
@@ -84,7 +85,7 @@ function compareControls({ manifest: { runs }, store }: Context, compare: Compar
     const chosen = to === run ? byId(to.calls, next.call) ?? call : twin(to, call);
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
-  return h("div", { class: "compare" },
+  return h("div", "compare",
     runs.length > 1 && choice("with", runNames(runs).map((name, i) => [runs[i].id, name]), run.id, (id) => put({ run: id })),
     ...pickers(run, call, compare.head, runs.length > 1 ? "Layer" : "with layer",
       (id, head) => put({ call: id, head })),
@@ -97,8 +98,8 @@ type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | 
 
 /** The colours and what they mean, with the choice between equal steps and powers of ten. Called, it shows a scale. */
 export function legend(context: Context, zoom: (factor: number | null) => void): Show & { element: HTMLElement } {
-  const bar = h("div", { class: "colours" }), ticks = h("div", { class: "ticks" });
-  const label = h("span", {}), hidden = h("span", { class: "hidden-sign" });
+  const bar = h("div", "colours"), ticks = h("div", "ticks");
+  const label = h("span", {}), hidden = h("span", "hidden-sign");
   const tone = toggles("Steps of the colours", [["linear", "Linear"], ["log", "Log"]], "log",
     (value) => context.store.set({ tone: value as State["tone"] }));
   const colours = h("div", { class: "scale", "aria-hidden": "true" }, bar, ticks);
@@ -106,7 +107,7 @@ export function legend(context: Context, zoom: (factor: number | null) => void):
     h("button", { "aria-label": "Zoom out", onclick: () => zoom(0.5) }, "−"),
     h("button", { title: "The whole map", onclick: () => zoom(null) }, "Whole"),
     h("button", { "aria-label": "Zoom in", onclick: () => zoom(2) }, "+"));
-  const element = h("div", { class: "legend" }, label, colours, tone, hidden, buttons);
+  const element = h("div", "legend", label, colours, tone, hidden, buttons);
   let shown: unknown[] = [];
   const show: Show = (scale, of, choosable, mask) => {
     const next = [scale, of, choosable, mask];
@@ -119,7 +120,7 @@ export function legend(context: Context, zoom: (factor: number | null) => void):
     press(tone, context.store.get().tone);
     hidden.hidden = mask === null;
     hidden.title = `hidden by ${mask}`;
-    hidden.replaceChildren(h("span", { class: "swatch" }), hidden.title);
+    hidden.replaceChildren(h("span", "swatch"), hidden.title);
   };
   return Object.assign(show, { element });
 }

@@ -2,7 +2,9 @@
 import { cssOf, mix, paletteOf, type Palette } from "../colours";
 import type { Axis, Context, Picture } from "../context";
 import { h, on } from "../dom";
+import { tokensFrom } from "../parts";
 import { byId } from "../protocol";
+import { sameText } from "../runs";
 import { addStyle } from "../styles";
 import { controls, legend, titleOf } from "./controls";
 import { listen } from "./input";
@@ -27,6 +29,7 @@ const GLIDE = 160; // milliseconds of a movement that is not made by hand
 const ASK_EVERY = 60; // milliseconds between two looks at which tiles are wanted
 const SETTLED = 400; // milliseconds after a movement at which tiles that failed are asked for again
 const MOST_WORDS = 131_072; // tokens in sight whose words are fetched; beyond, labels are numbers
+const COMING = "computing";
 const HELP =
   "Arrow keys walk over the pairs and say their numbers, Enter chooses the row's word, plus and minus zoom; a question " +
   "mark lists all keys.";
@@ -80,6 +83,7 @@ class AttentionMap {
   #pointed = 0;
   #frame = 0;
   #asked = 0;
+  #sampled = false;
   #askTimer = 0;
   #settleTimer = 0;
 
@@ -97,7 +101,7 @@ class AttentionMap {
       if (this.#tiles.gaveUp) this.#redraw();
     });
     const bar = controls(context);
-    this.#box = h("div", { class: "map" }, this.#canvas, this.#minimap.element, this.#sign, this.#again);
+    this.#box = h("div", "map", this.#canvas, this.#minimap.element, this.#sign, this.#again);
     el.append(bar.element, h("p", { class: "unseen", id: "help" }, HELP), this.#box, this.#reading.element,
       this.#legend.element);
     context.picture = () => this.#picture();
@@ -233,6 +237,7 @@ class AttentionMap {
       drawCaption(pen, pane, panes.length > 1 ? pane.y - layout.margin.key - 9 : 10, theme.ink);
     }
     this.#minimap.draw(panes[0], layout.margin, scale, cssOf(theme.palette.hidden), theme.ink.accent, ratio);
+    this.#sampled = sampled > 0;
     this.#tell(layout, scale, missing, sampled);
     this.#askSoon(now);
   }
@@ -249,8 +254,8 @@ class AttentionMap {
 
   /** Whether another run has the text of the shown one: two checkpoints. */
   #sameText(run: string): boolean {
-    const own = this.#context.run(), other = byId(this.#context.manifest.runs, run);
-    return other !== undefined && other.text === own.text && JSON.stringify(other.sides) === JSON.stringify(own.sides);
+    const other = byId(this.#context.manifest.runs, run);
+    return other !== undefined && sameText(other, this.#context.run());
   }
 
   #prompts({ map, call }: Pane): Record<Axis, number | null> {
@@ -264,8 +269,9 @@ class AttentionMap {
     const state = this.#context.store.get(), { call } = panes[0],
       pane = panes[Math.min(this.#pointed, panes.length - 1)];
     const rows = Math.max(2, Math.round(2 ** pane.level / (sampled || 1)));
-    const coming = this.#tiles.busy || !this.#asked ? "computing" : "coarser than asked";
-    this.#sign.textContent = missing ? coming : `from 1 row in ${rows}; computing`;
+    const coming = this.#tiles.busy || !this.#asked;
+    this.#sign.textContent = missing ? (coming ? COMING : "coarser than asked")
+      : `from 1 row in ${rows}${coming ? "; " + COMING : ""}`;
     this.#again.hidden = !this.#tiles.gaveUp || this.#context.transport.kind === "recorded";
     this.#sign.hidden = (!missing && !sampled) || !this.#again.hidden;
     const of = { weights: "weight", logits: "logit", bias: `bias ${call.bias ?? ""}` }[state.what];
@@ -301,7 +307,7 @@ class AttentionMap {
         for (const [words, [start, stop]] of [[rowWords, rowsInSight(view)], [keyWords, keysInSight(view)]] as const)
           if (words.named && stop - start <= MOST_WORDS)
             words.need(start, stop).then((news) => news && this.#redraw(), this.#complain);
-      if (!this.#tiles.busy && this.#sign.textContent === "computing") this.#redraw();
+      if (!this.#tiles.busy && this.#sign.textContent!.endsWith(COMING)) this.#redraw();
     }, Math.max(0, this.#asked + ASK_EVERY - now));
   }
 
@@ -350,12 +356,12 @@ class AttentionMap {
     const context = this.#context, token = cell[axis], words = context.wordsOf(axis), word = words.at(token);
     const length = (axis === "row" ? context.call().rows : context.call().keys).length;
     const first = word ? Math.max(0, word.first) : token, end = word ? Math.min(length, word.end) : token + 1;
-    context.choose(axis, Array.from({ length: end - first }, (_, i) => first + i), add);
+    context.choose(axis, tokensFrom(first, end), add);
     context.announce(`${words.name(token)}, ${axis}: ${context.store.get().tokens.length} tokens are chosen.`);
   }
 
   #picture(): Picture {
     const { view } = this.#panes[0];
-    return { rows: rowsInSight(view), keys: keysInSight(view), canvas: this.#canvas };
+    return { rows: rowsInSight(view), keys: keysInSight(view), canvas: this.#canvas, sampled: this.#sampled };
   }
 }

@@ -1,4 +1,5 @@
 // One map on the canvas: its tiles, with coarser ones where finer ones are still to come.
+import { h, paintInto } from "../dom";
 import type { Call } from "../protocol";
 import type { Words } from "../words";
 import type { Ink } from "./marks";
@@ -35,12 +36,8 @@ const painted = new WeakMap<Tile, { scale: ColourScale; canvas: HTMLCanvasElemen
 export function paint(tile: Tile, scale: ColourScale): HTMLCanvasElement {
   const known = painted.get(tile);
   if (known?.scale === scale) return known.canvas;
-  const canvas = known?.canvas ?? document.createElement("canvas");
-  canvas.width = tile.keys;
-  canvas.height = tile.rows;
-  const context = canvas.getContext("2d")!, image = context.createImageData(tile.keys, tile.rows);
-  colourInto(new Uint32Array(image.data.buffer), tile.data, scale);
-  context.putImageData(image, 0, 0);
+  const canvas = known?.canvas ?? h("canvas");
+  paintInto(canvas, tile.keys, tile.rows, (pixels) => colourInto(pixels, tile.data, scale));
   painted.set(tile, { scale, canvas });
   return canvas;
 }
@@ -49,7 +46,7 @@ export function paint(tile: Tile, scale: ColourScale): HTMLCanvasElement {
 export function hatching(
   context: CanvasRenderingContext2D, line: string, ground: string, ratio: number,
 ): CanvasPattern {
-  const size = Math.round(6 * ratio), tile = document.createElement("canvas");
+  const size = Math.round(6 * ratio), tile = h("canvas");
   tile.width = tile.height = size;
   const pen = tile.getContext("2d")!;
   pen.fillStyle = ground;

@@ -1,6 +1,6 @@
 // Which maps stand where: one, two beside or below each other, or one of their difference.
 import type { Context } from "../context";
-import { byId, type Call, type Run } from "../protocol";
+import { byId, callOf, type Call, type Run } from "../protocol";
 import { runNames } from "../runs";
 import type { Pane } from "./pane";
 import { difference, type MapOf, type Tile, type TileStore, type Wanted } from "./tiles";
@@ -51,13 +51,12 @@ export class Ranges {
   }
 }
 
-function source({ store, words, manifest }: Context, run: Run, call: Call, head: number): Source {
-  const { item, what, pool, compare } = store.get();
+function source({ store, words, manifest }: Context, run: Run, of: Call, head: number): Source {
+  const { what, pool, compare } = store.get(), item = Math.min(store.get().item, of.items - 1), call = callOf(of, item);
   const { runs } = manifest, name = compare && compare.run !== store.get().run
     ? ` · ${runNames(runs, 24)[runs.indexOf(run)]}` : "";
   return {
-    map: { run: run.id, call: call.id, head, item: Math.min(item, call.items - 1), what, pool },
-    call: item ? { ...call, causal: false } : call, // only the place of the first item's rows is known here
+    map: { run: run.id, call: call.id, head, item, what, pool }, call,
     caption: `Layer ${call.layer} head ${head}${name}`,
     rowWords: words.side(run.id, call.rows.side).from(call.rows.placed), keyWords: words.side(run.id, call.keys.side),
   };

@@ -19,6 +19,8 @@ export interface Tile {
   keys: number;
   /** 0: exact; n: from n rows of each bin. */
   sampled: number;
+  /** There is no better one: exact, or sampled although an exact one was asked for. */
+  final: boolean;
   /** (rows, keys); NaN: no visible pair. */
   data: Float32Array;
   /** Smallest and largest finite number; low > high when there is none. */
@@ -27,7 +29,7 @@ export interface Tile {
 }
 
 export type FetchTile = (params: TileParams, signal: AbortSignal) => Promise<{
-  rows: number; keys: number; sampled: number; data: Float32Array;
+  rows: number; keys: number; sampled: number; final?: boolean; data: Float32Array;
 }>;
 
 export interface Wanted {
@@ -117,7 +119,7 @@ export class TileStore {
   #next(): void {
     this.#queue = this.#queue.filter((w) => {
       const tile = this.#tiles.get(keyOf(w));
-      return !(tile && (tile.sampled === 0 || w.rough)) && !this.#gone(keyOf(w));
+      return !(tile && (tile.final || w.rough)) && !this.#gone(keyOf(w));
     });
     for (const missing of [true, false])
       for (const wanted of this.#queue) {
@@ -133,9 +135,9 @@ export class TileStore {
     const request = new AbortController();
     this.#running.set(key, { request, exact });
     try {
-      const { rows, keys, sampled, data } = await this.#fetch(paramsOf(wanted, exact), request.signal);
+      const { rows, keys, sampled, data, final } = await this.#fetch(paramsOf(wanted, exact), request.signal);
       if (request.signal.aborted) return;
-      const tile = { level: wanted.at.level, rows, keys, sampled: exact ? 0 : sampled, data, ...span(data) };
+      const tile = { level: wanted.at.level, rows, keys, sampled, final: exact || !sampled || !!final, data, ...span(data) };
       this.#tiles.set(key, tile, data.length * PIXEL);
       this.#failures.delete(key);
       this.#loaded(tile, wanted.map);

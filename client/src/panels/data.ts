@@ -6,6 +6,15 @@ import type { State } from "../store";
 type Overview = Answer<"overview">;
 const known = new WeakMap<Context, Map<string, Promise<Overview>>>();
 
+/** Made once, and again only after it failed. */
+export function once<A extends unknown[], T>(make: (...given: A) => Promise<T>): (...given: A) => Promise<T> {
+  let known: Promise<T> | undefined;
+  return (...given) => known ??= make(...given).catch((error: unknown) => {
+    known = undefined;
+    throw error;
+  });
+}
+
 /** The small maps and statistics of a run's heads; asked once. */
 export function overviewOf(context: Context, run: string, item: number): Promise<Overview> {
   const all = known.get(context) ?? new Map<string, Promise<Overview>>(), key = `${item} ${run}`;
@@ -36,7 +45,7 @@ export function groupsOf(run: Run): Group[] {
 
 /** "layer 1", or its name where a layer has several calls: "decoder.1.cross". */
 export function layerName(run: Run, call: Call): string {
-  const groups = groupsOf(run), group = groups.find(({ calls }) => calls.includes(call))!;
+  const groups = groupsOf(run), group = groups.find(({ calls }) => byId(calls, call.id))!;
   const alone = group.calls.filter(({ layer }) => layer === call.layer).length < 2;
   return (groups.length > 1 ? `${group.title.toLowerCase()}, ` : "") + (alone ? `layer ${call.layer}` : call.name);
 }
@@ -46,6 +55,9 @@ export const headName = (run: Run, call: Call, head: number): string => `${layer
 /** Whether row i and key i are one token. */
 export const sameTokens = ({ rows, keys }: Call): boolean =>
   rows.side === keys.side && rows.placed === 0 && rows.length === keys.length;
+
+/** Whether rows and keys are as many tokens of one side: then `rows` says what each receives as a key. */
+export const together = ({ rows, keys }: Call): boolean => rows.side === keys.side && rows.length === keys.length;
 
 /** "1.3", the short name under a small map. */
 export const headNumber = (call: Call, head: number): string => `${call.layer}.${head}`;
@@ -70,6 +82,9 @@ export const decimal = (value: number | null | undefined, digits = 2): string =>
 
 /** What has the focus inside the client. */
 export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
+
+/** What is shown and chosen. */
+export const CHOICE = ["run", "call", "head", "item", "axis", "tokens", "panel"] as const;
 
 /**
  * Runs `refresh` now, after changes of `fields` and when asked: once `el` is visible, at most once a frame. Returns

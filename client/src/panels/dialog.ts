@@ -8,7 +8,7 @@ export function makeDialog(root: HTMLElement, title: string, ...children: Node[]
   const id = `saccade-dialog-${count++}`;
   const close = h("button", { "aria-label": "Close", onclick: () => dialog.close() }, "×");
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": id },
-    h("div", { class: "dialog-body" }, h("div", { class: "tools" }, h("h2", { id }, title), close), ...children));
+    h("div", "dialog-body", h("div", "tools", h("h2", { id }, title), close), ...children));
   on(dialog, "click", (event) => {
     if (event.target === dialog) dialog.close(); // the backdrop; all else stands in children
   });

@@ -22,7 +22,8 @@ export function factsOf(run: Run, call: Call): Fact[] {
     ["Shapes", `${commas(rows.length)} queries × ${commas(keys.length)} keys, of ${width} components` +
       (rows.placed ? `; the first query stands at key ${rows.placed}` : "")
         + (call.items > 1 ? `; ${call.items} items` : "")],
-    ["Causal", call.causal ? "yes: no row sees later tokens" : "no: a row may see later tokens"],
+    ["Causal", call.causal ? "yes: no row sees later tokens" : rows.placed_by_item ? "differs by item"
+      : "no: a row may see later tokens"],
     ["Mask", call.mask ?? "none"],
     ["Bias", call.bias ?? "none"],
     ["Scale", Number(scale.toPrecision(6)) + (Math.abs(scale * scale * width - 1) < 1e-6 ? ` = 1 / √${width}` : "")],
@@ -39,7 +40,7 @@ const exactness = (call: Call, about: HeadSummary | undefined): string =>
 export const facts: Panel = {
   id: "facts", title: "Call", place: "right",
   mount(el, context) {
-    const { store, manifest } = context, body = h("div", { class: "stack" }), findings = h("ul", { class: "plain" });
+    const { store, manifest } = context, body = h("div", "stack"), findings = h("ul", "plain");
     el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "What was found"),
       findings));
     findings.append(...manifest.findings.map(({ sentence, call, head, row, key }) => h("li", {}, h("button", {
@@ -56,8 +57,8 @@ export const facts: Panel = {
       const about = heads.find((one) => one.call === call.id && one.head === head);
       body.replaceChildren(
         h("h2", {}, about ? describe(context, call, about) : ""),
-        h("dl", { class: "facts" }, ...factsOf(run,
-          call).flatMap(([term, text]) => [h("dt", { class: "quiet" }, term), h("dd", {}, bdi(text))])),
+        h("dl", "facts", ...factsOf(run,
+          call).flatMap(([term, text]) => [h("dt", "quiet", term), h("dd", {}, bdi(text))])),
         h("h3", {}, "What is exact"), h("p", {}, exactness(call, about)));
     })[1];
   },

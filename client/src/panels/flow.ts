@@ -1,7 +1,7 @@
 // Running text of any length: blocks of tokens, of which only those near the view hold words.
 import { h } from "../dom";
 import { visible } from "../map/labels";
-import { commas } from "../parts";
+import { commas, tokensFrom } from "../parts";
 import type { Word, Words } from "../words";
 import { activeIn } from "./data";
 import { BLOCK } from "./lines";
@@ -86,7 +86,7 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
     await words.need(start, stop);
     if (block.filled || !block.el.isConnected) return;
     const all = words.named ? words.between(start, stop).filter(({ first }) => first >= start)
-      : Array.from({ length: stop - start }, (_, i) => plainWord(start + i));
+      : tokensFrom(start, stop).map(plainWord);
     block.filled = all.length > 0;
     block.el.replaceChildren(
       ...(el.classList.contains("long") ? [h("span", { class: "at", "aria-hidden": "true" },
@@ -126,7 +126,7 @@ export function makeFlow(mark: (block: Block) => void, failed: (error: unknown) 
       close();
       el.classList.toggle("long", sides.some(({ length }) => length > BLOCK));
       for (const { words, length, title, prompt } of sides) {
-        if (sides.length > 1) el.append(h("p", { class: "side quiet" }, title));
+        if (sides.length > 1) el.append(h("p", "side quiet", title));
         for (let start = 0; start < length; start += BLOCK) {
           const stop = Math.min(length, start + BLOCK),
             part = h("div", { class: "block", dir: "auto", style: `--part: ${(stop - start) / BLOCK}` });

@@ -24,7 +24,7 @@ export const help: Panel = {
   mount(el, context) {
     const dialog = makeDialog(context.root, "Keys, gestures and colours", ...READ.map((text) => h("p", {}, text)),
       ...KEYS.flatMap(([title, ...keys]) => [h("h3", {}, title),
-        h("dl", { class: "facts" }, ...keys.map((text, i) => h(i % 2 ? "dd" : "dt", {}, text)))]));
+        h("dl", "facts", ...keys.map((text, i) => h(i % 2 ? "dd" : "dt", {}, text)))]));
     const open = (): void => dialog.showModal(), end = onKey(context, "?", open);
     el.append(h("button", { "aria-label": "Help", title: "Help (?)", onclick: open }, "?"));
     return () => {

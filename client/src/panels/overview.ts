@@ -1,7 +1,7 @@
 // All heads as small maps: layers as groups of buttons, or all heads in the order of a number.
 import { paletteOf, type Rgb } from "../colours";
 import type { Context, Panel } from "../context";
-import { choice, h, on } from "../dom";
+import { choice, h, on, paintInto } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type Answer, type Call, type HeadSummary } from "../protocol";
 import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live,
@@ -29,13 +29,13 @@ export const describe = (context: Context, call: Call, about: HeadSummary): stri
 ].filter(Boolean).join(", "));
 
 function paint({ canvas, place }: Tile, { side, data }: Answer<"overview">, [r, g, b]: Rgb): void {
-  const image = new ImageData(side, side), pixels = new Uint32Array(image.data.buffer), size = side * side;
-  for (let i = 0; i < size; i++) {
-    const value = data[place * size + i];
-    pixels[i] = value > 0 ? (Math.max(6, 255 * Math.min(1, value)) << 24) | (b << 16) | (g << 8) | r : 0;
-  }
-  canvas.width = canvas.height = side;
-  canvas.getContext("2d")!.putImageData(image, 0, 0);
+  const size = side * side;
+  paintInto(canvas, side, side, (pixels) => {
+    for (let i = 0; i < size; i++) {
+      const value = data[place * size + i];
+      pixels[i] = value > 0 ? (Math.max(6, 255 * Math.min(1, value)) << 24) | (b << 16) | (g << 8) | r : 0;
+    }
+  });
 }
 
 /** Titles of a group and of its row, and the places of its heads. */
@@ -56,7 +56,7 @@ function rowsOf(context: Context, heads: readonly HeadSummary[], order: Statisti
 export const overview: Panel = {
   id: "overview", title: "Heads", place: "left",
   mount(el, context) {
-    const { store } = context, title = h("h2", {}, "Heads"), said = h("p", { class: "quiet heads-about" }),
+    const { store } = context, title = h("h2", {}, "Heads"), said = h("p", "quiet heads-about"),
       grid = h("div", {});
     let answer: Answer<"overview"> | null = null, tiles: Tile[] = [], order: Statistic | "layer" = "layer",
       filter = "";
@@ -88,8 +88,8 @@ export const overview: Panel = {
       const about = answer!.heads[place], call = byId(context.run().calls, about.call)!;
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
       const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
-        about.alarms.length > 0 && h("span", { class: "alarm" }, "!"),
-          h("span", { class: "name quiet" }, headNumber(call, about.head)),
+        about.alarms.length > 0 && h("span", "alarm", "!"),
+          h("span", "name quiet", headNumber(call, about.head)),
         h("span", { class: about.role === "mixed" ? "role quiet" : "role" },
           order === "layer" ? about.role : decimal(about[order])));
       return { place, button, canvas, call, about };
@@ -107,8 +107,8 @@ export const overview: Panel = {
         tiles.push(...row);
         const heading = group !== last && h("h3", {}, (last = group));
         return [heading, h("div", { class: "layer", role: "group", "aria-label": `${group} ${name}` },
-          h("p", { class: "quiet small" }, name),
-            h("div", { class: "tiles" }, ...row.map(({ button }) => button)))].filter((part) => part !== false);
+          h("p", "quiet small", name),
+            h("div", "tiles", ...row.map(({ button }) => button)))].filter((part) => part !== false);
       }));
       arrange();
       repaint();
@@ -140,7 +140,7 @@ export const overview: Panel = {
     const ordering = choice("Order", orders, "layer", (value) => {
       order = value as Statistic | "layer";
       build();
-    }), tools = h("div", { class: "tools" });
+    }), tools = h("div", "tools");
     el.append(title, tools, said, grid);
     const [, end] = live(el, context, ["run", "item"], async () => {
       const { run, item } = store.get();

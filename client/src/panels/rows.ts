@@ -1,5 +1,7 @@
 // Numbers of all rows of a head, by pages: as they come into view, or all of them so that they can be sorted.
-import type { Answer } from "../protocol";
+import { tokensFrom } from "../parts";
+import type { Answer, Place } from "../protocol";
+import { RequestError, type Transport } from "../transport";
 import { sortedPlaces } from "./sorting";
 
 /** Rows of a request. */
@@ -9,6 +11,13 @@ export const MOST_SORTED = 200_000;
 
 /** Asks for the rows [start, stop). */
 export type AskRows = (start: number, stop: number) => Promise<Pick<Answer<"rows">, "names" | "data">>;
+
+/** What the keys [start, stop) receive from all rows, where keys are no rows; no names where it is not known. */
+export async function askReceived(transport: Transport, params: Place & { start: number; stop: number }): ReturnType<AskRows> {
+  const { header, buffers } = await transport.request("rows", params);
+  if (header["error"]) throw new RequestError(String(header["error"]));
+  return { names: header["received_keys"] ? ["received"] : [], data: new Float32Array(buffers[1] ?? 0) };
+}
 
 export class RowNumbers {
   readonly #pages = new Map<number, { data: Float32Array; count: number }>();
@@ -51,7 +60,7 @@ export class RowNumbers {
 
   /** All rows; sorted by a column those that are here. */
   order(column: string | null, falling: boolean): number[] {
-    const rows = Array.from({ length: this.length }, (_, row) => row);
+    const rows = tokensFrom(0, this.length);
     if (column === null) return rows;
     const here = rows.filter((row) => this.has(row));
     return sortedPlaces(here.map((row) => (column === "row" ? row : this.value(row, column))), falling)

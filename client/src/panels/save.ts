@@ -8,7 +8,7 @@ import { makeDialog } from "./dialog";
 const KINDS = [
   ["SVG", "A drawing for talks and papers; each cell is a shape where they are few.", saveSvg],
   ["PNG", "The map as it is on the screen.", savePng],
-  ["CSV", "The exact numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
+  ["CSV", "The numbers, one line a cell, with tokens and words. Hidden pairs have no line.", saveCsv],
   ["HTML", "One file that opens offline: this part of map and text, to point at, search and zoom out of.",
     saveHtml],
 ] as const;
@@ -16,7 +16,7 @@ const KINDS = [
 export const save: Panel = {
   id: "save", title: "Save", place: "bar",
   mount(el, context) {
-    const view = h("p", { class: "quiet" }), said = h("p", { "aria-live": "polite" });
+    const view = h("p", "quiet"), said = h("p", { "aria-live": "polite" });
     let running: AbortController | null = null;
     const start = async ([kind, , work]: (typeof KINDS)[number]): Promise<void> => {
       const picture = context.picture();
@@ -35,7 +35,7 @@ export const save: Panel = {
       running = null;
     };
     const dialog = makeDialog(context.root, "Save what is in view", view,
-      h("dl", { class: "facts" }, ...KINDS.filter(([kind]) => kind !== "HTML"
+      h("dl", "facts", ...KINDS.filter(([kind]) => kind !== "HTML"
         || context.transport.source).flatMap((one) => [
         h("dt", {}, h("button", { "data-save": one[0], onclick: () => void start(one) }, one[0])),
           h("dd", {}, one[1])])), said);

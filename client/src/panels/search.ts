@@ -4,7 +4,7 @@ import { h, on } from "../dom";
 import { visible } from "../map/labels";
 import type { Answer } from "../protocol";
 import { sameTokens } from "./data";
-import { commas } from "../parts";
+import { commas, tokensFrom } from "../parts";
 import { onKey } from "./dialog";
 
 const LIMIT = 200;
@@ -32,7 +32,7 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
     at = (to + found.length) % found.length;
     const { axis, place: [, first, end] } = found[at], both = sameTokens(context.call()),
       current = list.children[at] as HTMLElement;
-    context.choose(axis, Array.from({ length: end - first }, (_, i) => first + i));
+    context.choose(axis, tokensFrom(first, end));
     context.reveal(axis === "row" ? first : null, axis === "key" || both ? first : null);
     tell();
     list.scrollTop = current.offsetTop - list.clientHeight / 2;
@@ -92,6 +92,6 @@ export function makeSearch(context: Context): { el: HTMLElement; end(): void } {
   ];
   field.value = store.get().searched;
   if (field.value) void run(false);
-  return { el: h("div", { class: "search" }, h("div", { class: "tools", role: "search" }, field, ...steps), count,
+  return { el: h("div", "search", h("div", { class: "tools", role: "search" }, field, ...steps), count,
     list), end: () => ends.forEach((end) => end()) };
 }

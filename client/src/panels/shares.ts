@@ -1,6 +1,7 @@
 // The largest weights of what is chosen, as words.
 import type { Context } from "../context";
 import { ALONG, BLOCK, directionsOf, lengthOf, type Direction, type Lines } from "./lines";
+import { tokensFrom } from "../parts";
 import type { Share } from "./reading";
 import { pagesOf } from "./virtual";
 
@@ -21,7 +22,7 @@ async function largest(context: Context, lines: Lines, direction: Direction): Pr
   number | null]> {
   const words = context.wordsOf(ALONG[direction]), length = lengthOf(context, ALONG[direction]);
   const { top, total, entropy } = await lines.load(direction, 0);
-  const tokens = length > WHOLE ? top.map(([token]) => token) : Array.from({ length }, (_, token) => token);
+  const tokens = length > WHOLE ? top.map(([token]) => token) : tokensFrom(0, length);
   await Promise.allSettled(tokens.map((token) =>
     words.need(token, token + 1))); // without its word, a token has its number
   const spans = new Map<number, WordShare>(), weights = new Map(top);

@@ -1,13 +1,13 @@
 // Numbers of all heads of the run, and of all rows of the shown head.
-import type { Context, Panel } from "../context";
+import type { Axis, Context, Panel } from "../context";
 import { h, press, toggles } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type HeadSummary } from "../protocol";
-import { decimal, headName, headNumber, overviewOf, STATISTICS, live, type Statistic } from "./data";
+import { CHOICE, decimal, headName, headNumber, overviewOf, STATISTICS, live, together, type Statistic } from "./data";
 import { commas } from "../parts";
-import { placeOf } from "./lines";
+import { lengthOf, placeOf } from "./lines";
 import { short } from "./reading";
-import { MOST_SORTED, RowNumbers, ROWS } from "./rows";
+import { askReceived, MOST_SORTED, RowNumbers, ROWS } from "./rows";
 import { sortedPlaces, type Value } from "./sorting";
 import { makeTable, type Column, type Table } from "./table";
 import { pagesOf } from "./virtual";
@@ -16,7 +16,7 @@ interface Part { el: HTMLElement; load(): Promise<void> }
 
 function headPart(context: Context): Part {
   let heads: HeadSummary[] = [];
-  const note = h("p", { class: "quiet" });
+  const note = h("p", "quiet");
   const columns: Column[] = [
     { id: "head", title: "Head", words: true,
       text: (at) => headNumber(byId(context.run().calls, heads[at].call)!, heads[at].head)
@@ -34,7 +34,7 @@ function headPart(context: Context): Part {
     chosen: (at) => heads[at].call === context.store.get().call && heads[at].head === context.store.get().head,
   });
   return {
-    el: h("div", { class: "fills" }, note, table.el),
+    el: h("div", "fills", note, table.el),
     async load() {
       const { run, item } = context.store.get();
       heads = (await overviewOf(context, run, item)).heads;
@@ -49,9 +49,11 @@ function headPart(context: Context): Part {
 const RECEIVED = ["received", "Received", "Weight that the token gets from all rows, as a key"] as const;
 const AT = ["largest_at", "At key", "The key with the largest weight"] as const;
 
-function rowPart(context: Context): Part {
+/** The rows of the shown head, or what its keys receive. */
+function tokenPart(context: Context, axis: Axis): Part {
+  const isRow = axis === "row", title = isRow ? "Row" : "Key";
   let numbers = new RowNumbers(0, () => Promise.reject()), place = "", table: Table | null = null, loading: RowNumbers | null = null;
-  const el = h("div", { class: "fills" }), note = h("p", { class: "quiet" }), said = h("p", { class: "unseen",
+  const el = h("div", "fills"), note = h("p", "quiet"), said = h("p", { class: "unseen",
     "aria-live": "polite" });
 
   const text = (row: number, name: string): string => {
@@ -63,7 +65,7 @@ function rowPart(context: Context): Part {
   };
   const tell = (): void => {
     const { length, here } = numbers, all = commas(length);
-    note.textContent = `Rows of ${headName(context.run(), context.call(), context.store.get().head)}, exact; `
+    note.textContent = !numbers.names.length ? "Of a map this long it is not known what keys receive." : `${title}s of ${headName(context.run(), context.call(), context.store.get().head)}, exact; `
       + (here >= length ? `all ${all}.`
       : loading === numbers ? `loading all to sort them: ${commas(here)} of ${all}.`
       : table?.sorted() ? `sorted among the ${commas(here)} of ${all} that are here${
@@ -92,11 +94,11 @@ function rowPart(context: Context): Part {
     if (missing.length) Promise.all(missing.map((page) => numbers.load(page))).then(() => table?.paint(), context.fail);
   };
   const make = (): Table => makeTable({
-    label: "Rows", sort: (column, falling) => numbers.order(column, falling), seen,
+    label: title + "s", sort: (column, falling) => numbers.order(column, falling), seen,
     pressed: () => void complete(),
     columns: [
-      { id: "row", title: "Row", words: true,
-        text: (row) => `${row} ${context.wordsOf("row").at(row) ? context.wordsOf("row").name(row) : ""}` },
+      { id: "row", title, words: true,
+        text: (row) => `${row} ${context.wordsOf(axis).at(row) ? context.wordsOf(axis).name(row) : ""}` },
       ...numbers.names.map((name): Column => {
         const [, title, hint] = [...STATISTICS, AT, RECEIVED].find(([id]) => id === name) ?? [name, name];
         return { id: name, title, hint, words: name === AT[0], text: (row) => text(row, name) };
@@ -104,10 +106,10 @@ function rowPart(context: Context): Part {
     ],
     choose(row) {
       const at = numbers.value(row, AT[0]);
-      context.choose("row", [row]);
-      context.reveal(row, Number.isNaN(at) ? null : at);
+      context.choose(axis, [row]);
+      context.reveal(isRow ? row : null, isRow ? at >= 0 ? at : null : row);
     },
-    chosen: (row) => context.store.get().axis === "row" && context.store.get().tokens.includes(row),
+    chosen: (row) => context.store.get().axis === axis && context.store.get().tokens.includes(row),
   });
   return {
     el,
@@ -116,20 +118,24 @@ function rowPart(context: Context): Part {
       if (wanted !== place) {
         place = wanted;
         table = null;
-        const words = context.wordsOf("row"), mine = (numbers = new RowNumbers(context.call().rows.length,
+        const words = context.wordsOf(axis), mine = (numbers = new RowNumbers(lengthOf(context, axis),
           async (start, stop) => {
-            const answer = await context.ask("rows", { ...where, start, stop });
+            const params = { ...where, start, stop };
+            const answer = await (isRow ? context.ask("rows", params) : askReceived(context.transport, params));
             await words.need(start, stop);
             return answer;
           }));
-        await mine.load(0);
+        await mine.load(0).catch((error: unknown) => {
+          if (mine === numbers) place = "";
+          throw error;
+        });
         if (mine !== numbers) return;
         table = make();
         el.replaceChildren(note, said, table.el);
       }
-      const { axis, tokens } = context.store.get();
+      const state = context.store.get();
       table?.refresh();
-      if (axis === "row" && tokens.length) table?.show(tokens[0]);
+      if (state.axis === axis && state.tokens.length) table?.show(state.tokens[0]);
     },
   };
 }
@@ -137,16 +143,22 @@ function rowPart(context: Context): Part {
 export const statistics: Panel = {
   id: "statistics", title: "Numbers", place: "right",
   mount(el, context) {
-    const parts: Record<string, Part> = { heads: headPart(context), rows: rowPart(context) };
+    const parts: Record<string, Part> = { heads: headPart(context), rows: tokenPart(context, "row"),
+      keys: tokenPart(context, "key") };
     let shown = "heads";
-    const choose = toggles("Numbers of", [["heads", "Heads"], ["rows", "Rows"]], shown, (value) => {
+    const choose = toggles("Numbers of", [["heads", "Heads"], ["rows", "Rows"], ["keys", "Keys"]], shown, (value) => {
       shown = value;
-      press(choose, value);
       ask();
-    });
+    }), keys = choose.lastElementChild!;
     el.classList.add("fills");
-    el.append(h("div", {}, choose), parts["heads"].el, parts["rows"].el);
-    const [ask, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], () => {
+    el.append(h("div", {}, choose), ...Object.values(parts).map((part) => part.el));
+    const [ask, end] = live(el, context, CHOICE, () => {
+      if (!together(context.call())) choose.append(keys);
+      else {
+        keys.remove();
+        if (shown === "keys") shown = "rows";
+      }
+      press(choose, shown);
       for (const name in parts) parts[name].el.hidden = name !== shown;
       return parts[shown].load();
     });

@@ -1,24 +1,22 @@
 // Attention step by step: the numbers of the shown head for one row. What shows them is loaded when it is first wanted.
-import type { Panel } from "../context";
+import type { Context, Panel } from "../context";
 import { h } from "../dom";
-import { live, sameTokens } from "./data";
+import { CHOICE, live, once, sameTokens } from "./data";
 import { placeOf } from "./lines";
 
 type Show = (el: HTMLElement, data: unknown) => () => void;
-let loaded: Promise<Show> | undefined;
-
 /** `step.js` comes as text through the client's own channel: a notebook has no address that it could be loaded from. */
-const load = (text: string): Promise<Show> => {
-  const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-  return import(url).then(({ show }: { show: Show }) => show);
-};
+const load = once(async (context: Context): Promise<Show> => {
+  const { text } = await context.ask("script", {}), url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  return ((await import(url)) as { show: Show }).show;
+});
 
 export const steps: Panel = {
   id: "step", title: "Step", place: "right",
   wanted: (manifest) => manifest.step,
   mount(el, context) {
     let asked: AbortController | null = null;
-    const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], async () => {
+    const [, end] = live(el, context, CHOICE, async () => {
       const { axis, tokens, cursor } = context.store.get(), call = context.call(), last = call.rows.length - 1;
       asked?.abort();
       asked = new AbortController();
@@ -26,7 +24,7 @@ export const steps: Panel = {
       const { signal } = asked, chosen = axis === "row" || sameTokens(call) ? tokens[tokens.length - 1] : undefined;
       const row = Math.min(last, chosen ?? cursor?.row ?? last);
       const data = await context.ask("step", { ...placeOf(context), row }, signal);
-      const show = await (loaded ??= context.ask("script", {}).then(({ text }) => load(text)));
+      const show = await load(context);
       if (signal.aborted) return;
       const box = h("div");
       el.replaceChildren(box);

@@ -1,9 +1,9 @@
 // The text itself: its words, what the chosen ones look at and what looks at them, and the search.
 import type { Axis, Context, Panel } from "../context";
 import { bdi, h, on } from "../dom";
-import { partNodes, plain } from "../parts";
+import { partNodes, plain, tokensFrom } from "../parts";
 import type { Words } from "../words";
-import { activeIn, headName, sameTokens, live } from "./data";
+import { CHOICE, activeIn, headName, sameTokens, live } from "./data";
 import { makeFlow, stepsOf, type Flow } from "./flow";
 import { lengthOf, makeLines, type Direction } from "./lines";
 import { markBlock } from "./marks";
@@ -61,15 +61,15 @@ function list(context: Context, flow: Flow, shares: Shares, direction: Direction
     void flow.reveal(context.wordsOf(from ? "key" : "row"), first);
   };
   return h("section", { class: direction }, h("h3", {}, title),
-    total && h("p", { class: "quiet small number" }, total), h("ol", { class: "plain" },
+    total && h("p", "quiet small number", total), h("ol", "plain",
     ...shares[direction].map((share) => h("li", {},
       h("button", { style: `--share: ${Math.min(1, share.weight)}`, onclick: () => go(share) },
-      bdi(share.word), h("span", { class: "number" }, short(share.weight)))))));
+      bdi(share.word), h("span", "number", short(share.weight)))))));
 }
 
 function mountText(el: HTMLElement, context: Context): () => void {
   const { store, transport } = context, lines = makeLines(context);
-  const reading = h("p", { class: "told" }), lists = h("div", { class: "shares" });
+  const reading = h("p", "told"), lists = h("div", "shares");
   // A saved page shows what it has; that the rest of the text is not shaded is no error.
   const failed = (error: unknown): void => (transport.kind === "recorded" ? undefined : context.fail(error));
   const flow = makeFlow((block) => void markBlock(context, lines, block).catch(failed), failed);
@@ -79,7 +79,7 @@ function mountText(el: HTMLElement, context: Context): () => void {
   /** Shows the sides of the present call; nothing moves while they are the same. */
   const sides = (): void => {
     const axes: Axis[] = sameTokens(context.call()) ? ["row"] : ["key", "row"];
-    const key = JSON.stringify([store.get().run, axes.map((axis) => [context.side(axis).id, lengthOf(context, axis)])]);
+    const { rows, keys } = context.call(), key = JSON.stringify([store.get().run, axes.length, rows, keys]);
     if (key === shown) return;
     shown = key;
     anchor = null;
@@ -129,8 +129,7 @@ function mountText(el: HTMLElement, context: Context): () => void {
     const from = how === "range" && anchor?.words === word.words ? anchor : word,
       start = Math.min(from.first, word.first);
     if (how !== "range") anchor = word;
-    context.choose(axis, Array.from({ length: Math.min(4096, Math.max(from.end, word.end) - start) },
-      (_, i) => start + i), how === "add");
+    context.choose(axis, tokensFrom(start, Math.min(start + 4096, Math.max(from.end, word.end))), how === "add");
     placed = axis + store.get().tokens.join(); // the text must not move under the pointer
     rove(word.el);
     const seen = context.picture()?.[axis === "row" ? "rows" : "keys"];
@@ -165,10 +164,10 @@ function mountText(el: HTMLElement, context: Context): () => void {
   });
 
   el.classList.add("fills");
-  el.append(search.el, reading, h("p", { class: "quiet small" },
-    h("span", { class: "shade" }), "what it looks at", h("span", { class: "shade" }), "what looks at it"), flow.el,
+  el.append(search.el, reading, h("p", "quiet small",
+    h("span", "shade"), "what it looks at", h("span", "shade"), "what looks at it"), flow.el,
       lists);
-  const [, end] = live(el, context, ["run", "call", "head", "item", "axis", "tokens", "panel"], refresh);
+  const [, end] = live(el, context, CHOICE, refresh);
   return () => {
     end();
     search.end();

@@ -32,7 +32,7 @@ const TITLES: Record<string, string> = {
 };
 
 export class Diagram {
-  readonly element = h("ol", { class: "diagram" });
+  readonly element = h("ol", "diagram");
   private readonly nodes: Box[] = [];
 
   constructor(
@@ -41,10 +41,10 @@ export class Diagram {
     private readonly rows: Rows, choose: (at: number) => void,
   ) {
     steps.forEach((step, at) => {
-      const picture = h("span", { class: "picture" });
-      const note = h("span", { class: "most" });
+      const picture = h("span", "picture");
+      const note = h("span", "most");
       const button = h("button", { type: "button", class: "node", onclick: () => choose(at) },
-        h("span", { class: "label" }, h("small", {}, String(at + 1)), TITLES[step.id] ?? step.name, note), picture);
+        h("span", "label", h("small", {}, String(at + 1)), TITLES[step.id] ?? step.name, note), picture);
       this.nodes.push({ button, picture, note });
       this.element.append(h("li", {}, button));
       this.fill(at);
@@ -98,7 +98,7 @@ export class Diagram {
       const last = step.columns[step.columns.length - 1];
       if (last) {
         const now = live.column(step, last.name);
-        const values = this.keys.map((j, i) => (now ? now[j] : (last.values[this.places[i]] ?? -Infinity)));
+        const values = this.keys.map((j, i) => (now ? now[j] : (last.values[this.places[i]] ?? NaN)));
         const weights = step.id === "softmax";
         const later = this.keys.map((j) => live.later(j, at));
         picture.replaceChildren(weights ? bars(values, 1, "weight") : signed(values, later));
@@ -117,7 +117,7 @@ export class Diagram {
 }
 
 const group = (name: string, rows: HTMLElement[]): HTMLElement =>
-  h("span", { class: "group" }, h("small", {}, name), h("span", { class: "s-rows" }, ...rows));
+  h("span", "group", h("small", {}, name), h("span", "s-rows", ...rows));
 
 const largest = (rows: (number | null)[][], places: readonly number[]): number =>
   Math.max(...places.flatMap((at) => rows[at].map((v) => Math.abs(v ?? 0))), 1e-9);
@@ -135,11 +135,11 @@ function bars(values: number[], most: number, kind: string): HTMLElement {
 /** Upright bars above and below a line; a hidden key is hatched, one that is hidden later is pale. */
 function signed(values: number[], later: readonly boolean[]): HTMLElement {
   const most = Math.max(...values.filter(Number.isFinite).map(Math.abs), 1e-9);
-  const box = h("span", { class: "bars signed" });
+  const box = h("span", "bars signed");
   values.forEach((value, i) => {
     const hidden = value === -Infinity;
-    const share = hidden ? 0 : Math.min(1, Math.abs(value) / most);
-    box.append(h("i", { class: hidden ? "hidden-key" : `${value < 0 ? "minus" : ""}${later[i] ? " pale" : ""}`, style: `--share: ${share.toFixed(4)}` }));
+    const share = hidden ? 0 : Number.isNaN(value) ? 1 : Math.min(1, Math.abs(value) / most);
+    box.append(h("i", { class: hidden ? "hidden-key" : Number.isNaN(value) ? "broken" : `${value < 0 ? "minus" : ""}${later[i] ? " pale" : ""}`, style: `--share: ${share.toFixed(4)}` }));
   });
   return box;
 }

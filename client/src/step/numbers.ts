@@ -2,12 +2,13 @@
 
 /** What weights are computed from: `scores` of `saccade.step(...).as_json()`. */
 export interface Scores {
-  products: number[];
+  // What is null is no number: what hides keys is `visible` alone.
+  products: (number | null)[];
   /** Of query and key before positions turned them; null where they are not turned. */
-  unplaced: number[] | null;
+  unplaced: (number | null)[] | null;
   scale: number;
   softcap: number | null;
-  bias: number[] | null;
+  bias: (number | null)[] | null;
   bias_of_positions: boolean;
   visible: (0 | 1)[] | null;
   sink: number | null;
@@ -38,9 +39,9 @@ export function logitsOf(scores: Scores, settings: Settings): number[] {
   const biased = scores.bias && (settings.position || !scores.bias_of_positions) ? scores.bias : null;
   return products.map((product, j) => {
     if (settings.mask && scores.visible && !scores.visible[j]) return -Infinity;
-    const scaled = product * settings.scale;
+    const scaled = (product ?? NaN) * settings.scale;
     const capped = scores.softcap ? scores.softcap * Math.tanh(scaled / scores.softcap) : scaled;
-    return capped + (biased ? biased[j] : 0);
+    return capped + (biased ? (biased[j] ?? NaN) : 0);
   });
 }
 
@@ -95,22 +96,22 @@ export function shownKeys(scores: Scores, own: number | null, most: number, scal
   const count = scores.products.length;
   const held = among && new Set(among);
   if (count <= most) return scores.products.map((_, j) => j);
-  const best = new Array<number>(count).fill(0);
+  const best: number[] = scores.products.map((product) => (product === null ? 1 : 0)); // what makes weights NaN is shown
   for (const mask of [true, false])
     for (const position of [true, false])
       for (const factor of [scale, 1]) {
         const { weights } = softmaxOf(scores, { scale: factor, mask, position, shift: true, format: "float64" });
-        weights.forEach((w, j) => (best[j] = Math.max(best[j], w)));
+        weights.forEach((w, j) => w > best[j] && (best[j] = w));
       }
   if (own !== null) best[own] = Infinity;
   const found = best.map((w, j) => [w, j] as const).filter(([, j]) => !held || held.has(j));
   return found.sort((a, b) => b[0] - a[0]).slice(0, most).map(([, j]) => j).sort((a, b) => a - b);
 }
 
-/** With so many decimals; a sign of its own for what is hidden or no number. */
+/** With so many decimals; a sign of its own for what is hidden or, as null, no number. */
 export function numberText(value: number | null, digits: number): string {
-  if (value === null || value === -Infinity) return "−∞";
-  if (Number.isNaN(value)) return "NaN";
+  if (value === null || Number.isNaN(value)) return "NaN";
+  if (value === -Infinity) return "−∞";
   if (value === Infinity) return "∞";
   if (Math.abs(value) >= 1e7) return value.toExponential(3).replace("e+", "e");
   if (digits > 3 && Number.isInteger(value)) return String(value); // an example by hand

@@ -21,7 +21,7 @@ function page(text: string): void {
   const paint = (): void => void (document.documentElement.dataset.theme = dark.matches ? "dark" : "light");
   dark.addEventListener("change", paint);
   paint();
-  const main = document.body.appendChild(h("main", {}, h("p", { class: "brand" }, "Saccade")));
+  const main = document.body.appendChild(h("main", {}, h("p", "brand", "Saccade")));
   mount(main, JSON.parse(text) as StepData, {
     keys: document,
     first: decodeURIComponent(location.hash.slice(1)),

@@ -64,18 +64,18 @@ export function cells(values: (number | null)[], kind: string, largest?: number)
 
 export function cell(value: number | null, most: number): HTMLElement {
   const share = Math.min(1, Math.abs(value ?? 0) / most);
-  return h("i", { class: (value ?? 0) < 0 ? "minus" : "", style: `--share: ${share.toFixed(3)}` });
+  return h("i", { class: value === null ? "broken" : value < 0 ? "minus" : "", style: `--share: ${share.toFixed(3)}` });
 }
 
 /** A vector with its name, its first components as numbers, and how many are folded. */
 export function vectorRow(vector: Vector, digits: number, most: number): HTMLElement {
   const shown = vector.values.slice(0, most);
   const folded = vector.size - shown.length;
-  return h("div", { class: "vector" },
+  return h("div", "vector",
     h("span", { class: `name ${vector.kind || "s-plain"}` }, vector.name),
     cells(vector.values, vector.kind),
-    h("span", { class: "components" }, shown.map((v) => numberText(v, digits)).join("  "),
-      folded > 0 && h("span", { class: "folded" }, `  and ${folded.toLocaleString("en")} more, length ${numberText(vector.length, digits)}`)));
+    h("span", "components", shown.map((v) => numberText(v, digits)).join("  "),
+      folded > 0 && h("span", "folded", `  and ${folded.toLocaleString("en")} more, length ${numberText(vector.length, digits)}`)));
 }
 
 /** A label of a key: its place where there are many, and its text, cut to what fits. */

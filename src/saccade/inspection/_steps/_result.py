@@ -126,12 +126,26 @@ class Steps:
 
     @property
     def summary(self) -> str:
-        """What comes out, in one sentence: the keys that get most of the weight."""
+        """What comes out, in one sentence: the keys that get most of the weight, or why there is none."""
+        if not np.isfinite(self.weights).all():
+            return f"In this head the weights of {self.query} are NaN: {self._why_nan}."
         order = [int(j) for j in np.argsort(-self.weights, kind="stable")[:3]]
         order = order[:1] + [j for j in order[1:] if self.weights[j] >= LEAST_TOLD]
         shares = [f"'{self.labels[j]}' ({weight_text(self.weights[j])})" for j in order]
         named = ", then ".join(shares) if len(shares) < 3 else f"{shares[0]}, then {shares[1]} and {shares[2]}"
         return f"In this head {self.query} looks most at {named}. The steps show where these numbers come from."
+
+    @property
+    def _why_nan(self) -> str:
+        query, keys = self.numbers.placed
+        if not np.isfinite(query).all():
+            return "its query is not finite"
+        visible = np.ones(len(keys), bool) if self.scores.visible is None else self.scores.visible
+        broken = np.flatnonzero(visible & ~np.isfinite(keys).all(1))
+        if broken.size:
+            more = f", as those of {broken.size - 1:,} more" if broken.size > 1 else ""
+            return f"the key of '{self.labels[broken[0]]}' is not finite{more}"
+        return "a score is not finite"
 
     @property
     def hidden_in(self) -> int | None:
@@ -159,7 +173,7 @@ class Steps:
              without: [switch, ...], switches: [those that can be left out, ...],
              steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
                       vectors: [{name, kind: "query" | "key" | "value" | "", size, length, values: [the first 32]}],
-                      columns: [{name, values: [one for each key or for each of ``shown``, null where hidden]}],
+                      columns: [{name, values: [one for each key or for each of ``shown``, null where hidden or NaN]}],
                       facts: [[name, number], ...]}],
              scores: {products: [...], unplaced: [...] | null, scale, softcap | null, bias: [...] | null,
                       bias_of_positions, visible: [0 | 1, ...] | null, sink | null},
@@ -169,6 +183,7 @@ class Steps:
              shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
              differences: {name: number}}
 
+        Which keys are hidden ``visible`` says; of the others null is NaN.
         A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
         ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
         """

@@ -69,6 +69,14 @@ class Weighing(Writer):
         yield self._mask(scaled)
         yield self._softmax()
 
+    @property
+    def _broken(self) -> bool:
+        """Whether the weights are NaN: then nothing can be said of what would change them."""
+        return not np.isfinite(self.numbers.softmax.weights).all()
+
+    def _changed(self, switch: str) -> str:
+        return "" if self._broken else super()._changed(switch)
+
     def _not_hidden_yet(self) -> str:
         visible, own = self.numbers.scores.visible, self.inputs.own
         if visible is None or visible.all():
@@ -85,9 +93,12 @@ class Weighing(Writer):
         return f"Without this comparison every {which} would get the same weight, 1/{seen} = {1 / max(seen, 1):.3g}."
 
     def _one_product(self) -> tuple[Vector, ...]:
-        """The key that gets the most, component by component: the numbers of the last vector add up to its score."""
+        """The key that gets the most, component by component: the numbers of the last vector add up to its score.
+
+        Where weights are NaN, the first key whose score is not finite.
+        """
         query, key = self.numbers.placed
-        j = int(self.numbers.softmax.weights.argmax())
+        j = int((~np.isfinite(self.numbers.scores.products) if self._broken else self.numbers.softmax.weights).argmax())
         score = float(key[j] @ query)
         total = f"{score:g}" if score.is_integer() else f"{score:.{self.digits}f}"
         together = f"their products, which add up to {total}"
@@ -160,6 +171,8 @@ class Weighing(Writer):
             return "Without the mask nothing changes in this row."
         scores = self.numbers.scores
         assert scores.visible is not None
+        if self._broken:
+            return ""
         taken = float(scores.softmax(("mask",)).weights[~scores.visible].sum())
         return f"Without the mask hidden keys would take {weight_text(taken)} of the weight. {self._changed('mask')}"
 
@@ -193,7 +206,7 @@ class Weighing(Writer):
 
     def _without_shift(self, logits: np.ndarray) -> str:
         seen = logits[np.isfinite(logits)]
-        if not seen.size:
+        if self._broken or not seen.size:
             return ""
         largest = float(seen.max())
         formats = list(dict.fromkeys((str(self.inputs.dtype).removeprefix("torch."), *_FORMATS)))

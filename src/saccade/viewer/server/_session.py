@@ -6,6 +6,7 @@ An operation takes parameters, which come from outside and are read one by one, 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -143,9 +144,16 @@ def _described_run(id: str, run: Run) -> dict[str, Any]:
         "model": run.model,
         "beyond": run.beyond,
         "text": run.text[:FIRST_CHARACTERS],
+        "digest": _digest(run),
         "sides": [_described_side(side) for side in run.sides.values()],
         "calls": [_described_call(call) for call in run.calls],
     }
+
+
+def _digest(run: Run) -> str:
+    """Tells texts apart that begin alike."""
+    whole = "\0".join([run.text, *(side.text for side in run.sides.values())])
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _described_side(side: Side) -> dict[str, Any]:
@@ -156,6 +164,8 @@ def _described_side(side: Side) -> dict[str, Any]:
 def _described_call(call: MapCall) -> dict[str, Any]:
     items, heads, rows, keys = call.shape
     given = call.call
+    placed = [call.placed_for(item) for item in range(items)]
+    apart = {"placed_by_item": placed} if len(set(placed)) > 1 else {}
     return {
         "id": call.id,
         "name": call.name,
@@ -165,7 +175,7 @@ def _described_call(call: MapCall) -> dict[str, Any]:
         "kv_heads": given.kv_heads,
         "width": given.query.shape[-1],
         "items": items,
-        "rows": {"side": call.rows, "length": rows, "placed": call.placed},
+        "rows": {"side": call.rows, "length": rows, "placed": call.placed, **apart},
         "keys": {"side": call.keys, "length": keys},
         "causal": call.causal,
         "mask": None if given.mask is None else shorten(repr(given.mask), LONGEST_MASK),
