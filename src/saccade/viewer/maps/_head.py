@@ -45,6 +45,15 @@ class MapTile(NamedTuple):
     sampled: int
 
 
+class RowOfMap(NamedTuple):
+    """(Lk,) float64 ``weights`` and ``logits``, 0 and -inf where hidden, and which keys the row sees."""
+
+    row: int
+    weights: np.ndarray
+    logits: np.ndarray
+    visible: np.ndarray
+
+
 class _Pyramid(NamedTuple):
     """By level from the base on, (rows, keys) float32 of each pool."""
 
@@ -68,6 +77,7 @@ class HeadMap:
         self._numbers: dict[str, np.ndarray] | None = None
         self._lse, self._precise_lse = (RowLse(call.call, (item, head), precise) for precise in (False, True))
         self._pyramids: dict[str, _Pyramid] = {}
+        self._row: RowOfMap | None = None
 
     @property
     def bytes(self) -> int:
@@ -192,12 +202,20 @@ class HeadMap:
         found = self._pooled("weights", rows, range(self.length_k), (1, 1), rough=rough)
         return found.sums.float().cpu().numpy(), (found.counts > 0).cpu().numpy()
 
-    def logit(self, row: int, key: int) -> float | None:
-        """s_ij, None where the key is hidden."""
-        start = key - key % 16
-        stop = min(start + 16, self.length_k)
-        found = self._pooled("logits", torch.tensor([row]), range(start, stop), (1, 1))
-        return float(found.largest[0, key - start]) if found.counts[0, key - start] else None
+    def row(self, row: int) -> RowOfMap:
+        """One row; the last one that was asked for is kept, as pairs are asked for one by one."""
+        known = self._row
+        if known is None or known.row != row:
+            found = self._pooled("logits", torch.tensor([row]), range(self.length_k), (1, 1))
+            logits, sink = found.largest[0].double(), self.call.call.sink
+            lse = logits.logsumexp(0)
+            if sink is not None:
+                lse = torch.logaddexp(lse, sink[self.head].double())
+            lse = torch.where(lse == float("inf"), float("nan"), lse)
+            weights = torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse))
+            known = RowOfMap(row, weights.numpy(), logits.numpy(), (found.counts[0] > 0).numpy())
+            self._row = known
+        return known
 
     def bias(self, row: int, key: int) -> float | None:
         """The bias of a pair, None without one."""

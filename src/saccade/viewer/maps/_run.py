@@ -156,11 +156,11 @@ class Run:
         one = self.head(call, item, head)
         _within([row], one.length_q, "row")
         _within([key], one.length_k, "key")
-        weights, visible = one.weights_and_visible(torch.tensor([row]))
-        weight, seen = float(weights[0, key]), bool(visible[0, key])
-        rank = 1 + int((weights[0] > weight).sum()) if seen and not math.isnan(weight) else 0
-        logit = one.logit(row, key)
-        return Cell(weight, rank, int(visible.sum()), logit, one.product(row, key), one.bias(row, key), seen)
+        found = one.row(row)
+        weight, seen = float(found.weights[key]), bool(found.visible[key])
+        rank = 1 + int((found.weights > weight).sum()) if seen and not math.isnan(weight) else 0
+        logit = float(found.logits[key]) if seen else None
+        return Cell(weight, rank, int(found.visible.sum()), logit, one.product(row, key), one.bias(row, key), seen)
 
     def rows(self, call: str, head: int, item: int, start: int, stop: int) -> dict[str, np.ndarray]:
         """Statistics of the rows [start, stop) by name, NaN for rows that see nothing; "received" of those keys."""
