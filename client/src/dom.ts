@@ -3,12 +3,16 @@
 type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
 type Child = Node | string | null | undefined | false;
 
+/** Attributes whose names the build makes short. */
+const SHORT: Record<string, string> = { [/* @__KEY__ */ "class"]: "class", [/* @__KEY__ */ "onclick"]: "onclick" };
+
 /** An element: functions are listeners of `on…`, booleans set or leave out an attribute, children are text or nodes. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K, attributes: Attributes = {}, ...children: Child[]
 ): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
+  for (const [key, value] of Object.entries(attributes)) {
+    const name = SHORT[key] ?? key;
     if (value === null || value === undefined || value === false) continue;
     // the attribute would need the page policy's permission
     if (name === "style") element.style.cssText = String(value);

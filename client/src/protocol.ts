@@ -37,6 +37,8 @@ export interface Run {
   id: string;
   model: string;
   text: string;
+  /** The context that the model was trained on, where the text is longer. */
+  beyond?: number | null;
   sides: Side[];
   calls: Call[];
 }
