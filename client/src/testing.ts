@@ -1,6 +1,7 @@
 // The pure logic, bundled for node's tests.
 export * from "./colours";
 export * from "./protocol";
+export * from "./step/changed";
 export * from "./step/numbers";
 export { sizeOf } from "./layout";
 export * from "./map/labels";
