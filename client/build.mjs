@@ -12,7 +12,8 @@ const out = option > 0 ? process.argv[option + 1] : join(here, "../src/saccade/v
 const most = ("textContent replaceChildren setAttribute getAttribute querySelectorAll querySelector preventDefault "
   + "getBoundingClientRect clientHeight clientWidth addEventListener createElement appendChild disconnect toPrecision "
   + "parentElement getContext classList scrollTop fillStyle strokeStyle flatMap dataset lineWidth pointerId filter "
-  + "replace value height width sampled delete indexOf slice append level tokens").split(" ");
+  + "replace value height width sampled delete indexOf slice append level tokens "
+  + "first calls placed forEach byteLength toFixed globalAlpha setProperty getPropertyValue").split(" ");
 const styled = new RegExp(`\\.(${most.join("|")})\\b`);
 
 const css = {
@@ -56,12 +57,13 @@ async function packed(path) {
   let text = await readFile(path, "utf8");
   const head = text.indexOf("\n") + 1;
   const tokens = new Set(text.match(/[\w$]+/g));
-  const free = [..."abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"].map((c) => `_${c}`).filter((n) => !tokens.has(n));
+  const letters = [..."abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"];
+  const free = [...letters.map((c) => `_${c}`), ...letters.map((c) => `$${c}`)].filter((n) => !tokens.has(n));
   const named = most.map((name, i) => [name, free[i]]);
   for (const [name, short] of named)
     text = text.replace(new RegExp(`(\\?)?\\.${name}\\b`, "g"), (_, may) => `${may ? "?." : ""}[${short}]`);
   const names = named.map(([name, short]) => `${short}="${name}"`);
-  await writeFile(path, `${text.slice(0, head)}var ${names};${text.slice(head)}`);
+  await writeFile(path, `${text.slice(0, head)}const ${names};${text.slice(head)}`);
 }
 
 async function page() {

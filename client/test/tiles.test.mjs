@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellText, difference, mix, readable, Lru, makeScale, colourInto, roundRange, STEPS, TileStore, write } from "../build/test.mjs";
+import { cellText, difference, mix, readable, Lru, makeScale, mostUnder, colourInto, roundRange, roundUp, STEPS, TileStore, write } from "../build/test.mjs";
 
 const MAP = { run: "0", call: "0", head: 0, item: 0, what: "weights", pool: "max" };
 const at = (level, row, key) => ({ map: MAP, at: { level, row, key } });
@@ -179,6 +179,10 @@ test("a logarithmic legend has room for its numbers at every length of text", ()
     for (let i = 1; i < ticks.length; i++) assert.ok(ticks[i].at - ticks[i - 1].at >= 0.25);
   }
   const means = makeScale(palette, "weights", "linear", 61, [0, 1], false, 0.0005);
-  assert.deepEqual(means.ticks.map(({ text }) => text), ["0", "0.00025", "0.0005"]);
+  assert.deepEqual(means.ticks.map(({ text }) => text), ["0", "0.00025", "≥ 0.0005"]);
   assert.equal(means.place(0.00025), 0.5);
+  const data = Float32Array.from({ length: 1000 }, (_, i) => (i < 500 ? NaN : i < 503 ? 0.9 : (i - 502) / 1e5));
+  const found = mostUnder({ data });
+  assert.ok(found > 0.0048 && found < 0.9 && roundUp(found) === 0.005);
+  assert.equal(mostUnder({ data: new Float32Array(3).fill(NaN) }), 0);
 });

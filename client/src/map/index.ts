@@ -13,7 +13,7 @@ import { Minimap } from "./minimap";
 import { clipped, drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
 import { Reading, type Other } from "./reading";
-import { makeScale, roundRange, roundUp, type ColourScale } from "./scale";
+import { makeScale, mostUnder, roundRange, roundUp, type ColourScale } from "./scale";
 import { TileStore } from "./tiles";
 import {
   cellAt, centreOf, cover, keysInSight, makeView, panned, rowsInSight, zoomed, type Cell, type Centre, type Extent,
@@ -206,13 +206,16 @@ class AttentionMap {
     return this.#scale.value;
   }
 
-  /** The largest mean in view so far at this zoom, as a round number; weights of single pairs reach to 1. */
+  /**
+   * What few means in view so far are above at this zoom, as a round number: those of the first rows are means of few
+   * keys. Weights of single pairs reach to 1.
+   */
   #top(panes: readonly Pane[]): number {
     const names = panes.filter(({ map, level }) => level && map.pool === "mean").map(({ map, level, view, tile }) => {
       const name = `${level} ${Ranges.key(map)}`;
       for (const at of cover(view, level)) {
         const found = tile(at);
-        if (found) this.#ranges.add(name, found);
+        if (found) this.#ranges.add(name, { low: 0, high: mostUnder(found) });
       }
       return name;
     });

@@ -46,6 +46,17 @@ const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponen
 /** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
 export const lowestPower = (keys: number): number => -Math.min(9, Math.max(3, Math.ceil(Math.log10(keys)) + 1));
 
+const most = new WeakMap<{ data: Float32Array }, number>();
+
+/** What all but a hundredth of a tile's numbers above 0 are under. */
+export function mostUnder(tile: { data: Float32Array }): number {
+  const known = most.get(tile);
+  if (known !== undefined) return known;
+  const data = tile.data.filter((value) => value > 0).sort(), found = data[(data.length * 0.99) | 0] ?? 0;
+  most.set(tile, found);
+  return found;
+}
+
 /** 1, 2 or 5 times a power of ten, not below `value`. */
 export function roundUp(value: number): number {
   const base = 10 ** Math.floor(Math.log10(value));
@@ -101,8 +112,10 @@ export function makeScale(
 ): ColourScale {
   const [low, high] = what === "weights" ? [0, top] : range;
   const lowest = what === "weights" && tone === "log" ? lowestPower(keys) : null;
-  return compared ? twoSided(palette, Math.max(Math.abs(low), Math.abs(high)) || 1, lowest)
+  const scale = compared ? twoSided(palette, Math.max(Math.abs(low), Math.abs(high)) || 1, lowest)
     : oneSided(palette, low, high, lowest);
+  if (top < 1) scale.ticks[2].text = "≥ " + scale.ticks[2].text;
+  return scale;
 }
 
 /** Writes the colours of `data` into pixels of the same count; NaN becomes transparent. */

@@ -89,8 +89,8 @@ export const overview: Panel = {
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
       const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
         about.alarms.length > 0 && h("span", { class: "alarm" }, "!"),
-          h("span", { class: "name quiet" }, headNumber(call, about.head),
-            about.entropy !== null && h("i", {}, about.entropy.toFixed(about.entropy < 10 ? 2 : 1))),
+        about.entropy !== null && h("i", { class: "quiet" }, decimal(about.entropy)),
+        h("span", { class: "name quiet" }, headNumber(call, about.head)),
         h("span", { class: about.role === "mixed" ? "role quiet" : "role" },
           order === "layer" ? about.role : decimal(about[order])));
       return { place, button, canvas, call, about };
@@ -157,7 +157,7 @@ export const overview: Panel = {
       tools.replaceChildren(ordering, choice("Show", filters, filter, (value) => {
         filter = value;
         build();
-        context.announce(title.textContent!);
+        context.announce(title.firstChild!.textContent!);
       }));
       build();
     });
