@@ -11,7 +11,7 @@ import css from "./style.css";
 addStyle(css);
 
 type Size = "wide" | "middle" | "narrow";
-const NONE = "Shown of a text of at most 2,048 tokens, while its model is at hand: not of longer ones, of arrays, or in a saved page.";
+const NONE = "Shown of a text of at most 2,048 tokens while its model is at hand, not in a saved page.";
 const MAP: Omit<Panel, "mount"> = { id: "map", title: "Map", place: "right" };
 
 export const sizeOf = (width: number): Size => (width < 700 ? "narrow" : width < 1100 ? "middle" : "wide");

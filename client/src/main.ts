@@ -34,7 +34,7 @@ export async function mount(
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.
     const run = byId(manifest.runs, state.run), call = byId(run?.calls, state.call);
-    if (run && call && manifest.runs.length > 1 && !Object.keys(given).length)
+    if (run && call && manifest.runs.length === 2 && !Object.keys(given).length)
       store.set({ compare: usualCompare(manifest.runs, run, call, state.head) });
     if (!given.tone) store.set({ tone: call && call.keys.length > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);

@@ -179,7 +179,7 @@ test("a logarithmic legend has room for its numbers at every length of text", ()
     for (let i = 1; i < ticks.length; i++) assert.ok(ticks[i].at - ticks[i - 1].at >= 0.25);
   }
   const means = makeScale(palette, "weights", "linear", 61, [0, 1], false, 0.0005);
-  assert.deepEqual(means.ticks.map(({ text }) => text), ["0", "0.00025", "≥ 0.0005"]);
+  assert.deepEqual(means.ticks.map(({ text }) => text), ["0", "2.5e−4", "≥ 5e−4"]);
   assert.equal(means.place(0.00025), 0.5);
   const data = Float32Array.from({ length: 1000 }, (_, i) => (i < 500 ? NaN : i < 503 ? 0.9 : (i - 502) / 1e5));
   const found = mostUnder({ data });

@@ -40,7 +40,10 @@ export function cellText(value: number, what: What, tone: Tone): string {
   return text.replaceAll("-", "−");
 }
 
-const plain = (value: number): string => String(Number(value.toPrecision(6))).replaceAll("-", "−");
+const plain = (value: number): string => {
+  const short = Number(value.toPrecision(6)), small = short && Math.abs(short) < 1e-3;
+  return (small ? short.toExponential() : String(short)).replaceAll("-", "−");
+};
 const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : `1e−${-exponent}`);
 
 /** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
