@@ -5,3 +5,7 @@ export const { isNaN: $isNaN } = $Number;
 export const { stringify: $stringify } = JSON;
 export const { entries: $entries } = Object;
 export const { from: $from } = Array;
+export const {
+  document: $document, Promise: $Promise, AbortController: $AbortController, Uint8Array: $Uint8Array,
+  Uint32Array: $Uint32Array, Float32Array: $Float32Array, HTMLElement: $HTMLElement,
+} = globalThis;

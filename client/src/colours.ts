@@ -33,4 +33,16 @@ export function paletteOf(element: Element): Palette {
 export const mix = (a: Rgb, b: Rgb, share: number): Rgb =>
   [a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share, a[2] + (b[2] - a[2]) * share];
 
+/** Relative luminance, as contrasts are computed from (WCAG 2). */
+const luminance = (c: Rgb): number => {
+  const [r, g, b] = c.map((v) => (v > 10 ? ((v / 255 + 0.055) / 1.055) ** 2.4 : v / 3294.6));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+
+/** Which of two colours reads better on `ground`. */
+export function readable(ground: Rgb, one: Rgb, other: Rgb): Rgb {
+  const [at, a, b] = [ground, one, other].map((c) => luminance(c) + 0.05);
+  return Math.max(at / a, a / at) < Math.max(at / b, b / at) ? other : one;
+}
+
 export const cssOf = (c: Rgb): string => `rgb(${c.map((v) => Math.round(v)).join(" ")})`;

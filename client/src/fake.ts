@@ -181,7 +181,7 @@ function makeRuns(): { manifest: Manifest; runs: Record<string, FakeRun> } {
         calls: [0, 1, 2, 3].map((l) => call(l, `blocks.${l}.attention`, 8, long, long, {
           causal: true, bias: l === 0 ? "ALiBi" : null,
           mask: l === 3 ? `Causal() & Window(left=${WINDOW - 1})` : "Causal()" })) },
-      { id: "1", model: "both directions", text: NASTY, sides: [side("text", short, words.short, 40)],
+      { id: "1", model: "both directions", text: NASTY, beyond: 48, sides: [side("text", short, words.short, 40)],
         calls: [0, 1].map((l) => call(l, `encoder.${l}`, l ? 4 : 6, few, few, { items: 2, mask: "Padding([59])" })) },
       { id: "2", model: "translation", text: NASTY.slice(60),
         sides: [side("source", source, words.source), side("target", target, words.target)],

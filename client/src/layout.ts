@@ -2,6 +2,7 @@
 import type { Context, Panel } from "./context";
 import { choice, h, on } from "./dom";
 import { visible } from "./map/labels";
+import { commas } from "./parts";
 import { byId } from "./protocol";
 import { runNames, twin } from "./runs";
 import { addStyle } from "./styles";
@@ -10,6 +11,7 @@ import css from "./style.css";
 addStyle(css);
 
 type Size = "wide" | "middle" | "narrow";
+const NONE = "Shown of a text of at most 2,048 tokens while its model is at hand, not in a saved page.";
 const MAP: Omit<Panel, "mount"> = { id: "map", title: "Map", place: "right" };
 
 export const sizeOf = (width: number): Size => (width < 700 ? "narrow" : width < 1100 ? "middle" : "wide");
@@ -43,10 +45,9 @@ export function makeFrame(): Frame {
   };
 }
 
-function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all: readonly Panel[]): () => void {
+function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], panels: readonly Panel[]): () => void {
   const { store, manifest } = context;
-  const panels = all.filter((panel) => panel.wanted?.(manifest) ?? true);
-  const ends: (() => void)[] = [];
+    const ends: (() => void)[] = [];
   const sections = new Map<string, HTMLElement>();
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Panels" });
   const body = h("div", "body", tabs);
@@ -83,7 +84,9 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], all
   mounted(mountMap, sections.get("map")!);
   for (const panel of panels) {
     const inBar = panel.place === "bar" && bar.appendChild(h("div", { class: `bar-${panel.id}` }));
-    mounted(panel.mount, inBar || sections.get(panel.id)!);
+    const place = inBar || sections.get(panel.id)!;
+    if (panel.wanted?.(manifest) ?? true) mounted(panel.mount, place);
+    else place.append(h("p", { class: "quiet" }, NONE));
   }
   return () => ends.splice(0).forEach((end) => end());
 }
@@ -126,8 +129,11 @@ function moveTab(tabs: HTMLElement, event: KeyboardEvent): void {
 function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLElement {
   const { store, manifest } = context;
   const title = h("p", { class: "title", dir: "auto" });
+  const beyond = h("p", { class: "beyond quiet small" });
   const about = (): void => {
     const run = context.run();
+    beyond.hidden = !run.beyond;
+    beyond.textContent = `Read beyond the ${commas(run.beyond ?? 0)} tokens that the model was trained on.`;
     title.textContent = visible([manifest.title, run.model].filter(Boolean).join(" · "));
     title.title = visible(run.text);
   };
@@ -149,7 +155,7 @@ function header(context: Context, bar: HTMLElement, ends: (() => void)[]): HTMLE
   ends.push(store.subscribe((state) => (theme.querySelector("select")!.value = state.theme), ["theme"]));
   theme.firstElementChild!.className = "unseen";
   return h("header", "top",
-    h("p", "brand", "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme);
+    h("p", "brand", "Saccade"), title, manifest.runs.length > 1 && runs, bar, theme, beyond);
 }
 
 /** The theme of a notebook, told by the colour of its text; null where the page is the client's own. */

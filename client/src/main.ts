@@ -9,6 +9,7 @@ import { panels } from "./panels/index";
 import { messageOf } from "./parts";
 import { byId } from "./protocol";
 import { bindHash, DEFAULTS, fitted, fromHash, makeStore } from "./store";
+import { usualCompare } from "./runs";
 import { adopt } from "./styles";
 import { ask, httpTransport, recordedTransport, widgetTransport, type Transport, type WidgetModel } from "./transport";
 
@@ -32,7 +33,9 @@ export async function mount(
     const given = options.hash ? fromHash(location.hash) : {};
     const state = fitted({ ...DEFAULTS, ...manifest.shown, ...given }, manifest), store = makeStore(state);
     // Weights of long rows are small: only powers of ten show them.
-    const call = byId(byId(manifest.runs, state.run)?.calls, state.call);
+    const run = byId(manifest.runs, state.run), call = byId(run?.calls, state.call);
+    if (run && call && manifest.runs.length === 2 && !Object.keys(given).length)
+      store.set({ compare: usualCompare(manifest.runs, run, call, state.head) });
     if (!given.tone) store.set({ tone: call && call.keys.length > 512 ? "log" : "linear" });
     const context = makeContext(frame.root, store, transport, manifest, frame.announce, frame.complain);
     const unfill = frame.fill(context, mountMap, panels);

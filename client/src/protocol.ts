@@ -40,6 +40,8 @@ export interface Run {
   text: string;
   /** Of the whole text, of which `text` is the beginning. */
   digest?: string;
+  /** The context that the model was trained on, where the text is longer. */
+  beyond?: number | null;
   sides: Side[];
   calls: Call[];
 }

@@ -1,7 +1,8 @@
 // One head and one word, step by step: a diagram with its numbers, and switches that change the weights at once.
 import { choice, h } from "./dom";
+import { columnOf, leftOut, stateOf, summed, weightsMoved } from "./step/changed";
 import { Diagram } from "./step/diagram";
-import { FORMATS, logitsOf, mixed, numberText, shownKeys, softmaxOf, type Format, type Scores, type Settings, type Softmax } from "./step/numbers";
+import { FORMATS, mixed, numberText, shownKeys, softmaxOf, type Format, type Scores, type Settings, type Softmax } from "./step/numbers";
 import { formulas, keyName, vectorRow, type Step } from "./step/parts";
 import css from "./step/step.css";
 import { addStyle } from "./styles";
@@ -50,6 +51,7 @@ export interface StepOptions {
 
 const MOST_KEYS = 16;
 const MOST_NUMBERS = 6;
+const LEFT_OUT: Record<string, string> = { scale: "another scale", mask: "no mask", position: "no positions", shift: "no shift" };
 const NAMES: Record<string, string> = { scale: "scale", mask: "mask", position: "positions", shift: "softmax shift" };
 
 /** Fills `el`; the function that it returns empties it again. */
@@ -81,6 +83,7 @@ class StepView {
   private readonly next: HTMLButtonElement;
   private readonly weights = h("div", "weights");
   private readonly told = h("p", { class: "s-told", role: "status" });
+  private readonly changed = h("p", { class: "changed", hidden: true }, "In the model, with nothing left out:");
   /** By part, ticked where it is left out. */
   private readonly boxes = new Map<string, HTMLInputElement>();
   private readonly slider: HTMLInputElement;
@@ -114,7 +117,7 @@ class StepView {
     const worst = Math.max(0, ...Object.values(data.differences).map((one) => one ?? NaN));
     const notes = data.notes.map((note) => h("p", "note", `${note}.`));
     return h("div", { class: "steps", tabindex: "-1" },
-      h("header", {}, h("h2", {}, data.title), h("p", "quiet", data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes, h("p", "summary", data.summary)),
+      h("header", {}, h("h2", {}, data.title), h("p", "quiet", data.text && h("q", {}, data.text), data.text ? ", " : "", data.model), ...notes, this.changed, h("p", "summary", data.summary)),
       h("div", "columns",
         h("div", "s-flow", this.diagram.element),
         h("div", "side", h("nav", { "aria-label": "Steps" }, this.back, this.place, this.next), this.swiped(this.panel), this.controls(), this.weights, this.told)),
@@ -182,16 +185,21 @@ class StepView {
 
   private show(): void {
     const step = this.data.steps[this.at];
-    const { digits } = this.data;
+    const { digits, values, labels } = this.data;
+    const state = this.state(step);
+    const out = leftOut(this.data.scores, this.settings);
+    // What is told of leaving out a part is told of the model: beside other numbers it would contradict them.
+    const alone = state === "same" || (out.length === 1 && out[0] === step.switch);
+    const vectors = state !== "new" ? step.vectors : step.id === "sum" ? summed(step, this.live.weights, values!, labels) : [];
     const shown = h("p", { class: "formula", role: "math", "aria-label": step.formula }, ...formulas(step.mathml));
-    const out: (HTMLElement | false)[] = [
-      h("h3", {}, step.name), shown, h("p", "shapes", step.shapes), h("p", "says", step.says),
-      step.vectors.length > 0 && h("div", "vectors", ...step.vectors.map((v) => vectorRow(v, digits, MOST_NUMBERS))),
+    const parts: (HTMLElement | false)[] = [
+      h("h3", {}, step.name), state !== "same" && this.remark(step, state), shown, h("p", "shapes", step.shapes), h("p", "says", step.says),
+      vectors.length > 0 && h("div", "vectors", ...vectors.map((v) => vectorRow(v, digits, MOST_NUMBERS))),
       step.columns.length > 0 && this.table(step),
-      step.without !== "" && h("p", "without", step.without),
+      step.without !== "" && alone && h("p", "without", step.without),
       step.switch !== null && this.data.switches.includes(step.switch) && this.switchButton(step.switch),
     ];
-    this.panel.replaceChildren(...out.filter((part): part is HTMLElement => part !== false));
+    this.panel.replaceChildren(...parts.filter((part): part is HTMLElement => part !== false));
   }
 
   private switchButton(name: string): HTMLElement {
@@ -224,21 +232,23 @@ class StepView {
 
   /** A column as the settings make it; null where they do not change it. */
   private now(step: Step, column: string): number[] | null {
-    const { logits, maximum, exponentials, weights } = this.live;
-    const { scores } = this.data;
-    const products = (this.settings.position || !scores.unplaced ? scores.products : scores.unplaced).map((d) => d ?? NaN);
-    const columns: Record<string, () => number[]> = {
-      "dot d": () => products,
-      "scale d": () => products,
-      "scale s": () => products.map((d) => d * this.settings.scale),
-      "mask before": () => logitsOf(scores, { ...this.settings, mask: false }),
-      "mask s": () => logits,
-      "softmax s": () => logits,
-      "softmax s − m": () => logits.map((s) => s - maximum),
-      "softmax exp": () => exponentials,
-      "softmax w": () => weights,
-    };
-    return columns[`${step.id} ${column}`]?.() ?? null;
+    return columnOf(this.data.scores, this.settings, this.live, step.id, column);
+  }
+
+  /** What of a step the settings change. */
+  private state(step: Step): "same" | "new" | "old" {
+    const { data, settings, live, original } = this;
+    const values = data.values !== null && data.shown === null;
+    const out = leftOut(data.scores, settings);
+    return stateOf(step.id, out, data.scores, weightsMoved(live.weights, original.weights), values);
+  }
+
+  /** What is shown of a step that the settings change. */
+  private remark(step: Step, state: "new" | "old"): HTMLElement {
+    const out = leftOut(this.data.scores, this.settings).map((name) => LEFT_OUT[name]).join(" and ");
+    const what = step.columns.length ? "table" : "sum";
+    return h("p", { class: "changed" }, state === "old" ? "As in the model, with nothing left out: the switches do not reach here."
+      : `The ${what} is computed anew, with ${out}; words and formula are those of the model.`);
   }
 
   // Switches
@@ -279,8 +289,10 @@ class StepView {
     this.scaleText.textContent = numberText(settings.scale, 3);
     this.slider.setAttribute("aria-valuetext", numberText(settings.scale, 3));
     this.format.hidden = settings.shift;
+    this.changed.hidden = !leftOut(data.scores, settings).length;
     const output = data.values && !data.shown ? mixed(this.live.weights, data.values) : null;
-    this.diagram.update({ column: (step, name) => this.now(step, name), later: (j, at) => this.hiddenLater(j, at), output });
+    this.diagram.update({ column: (step, name) => this.now(step, name), later: (j, at) => this.hiddenLater(j, at), output,
+      old: (step) => this.state(step) === "old" });
     this.drawWeights();
   }
 

@@ -1,11 +1,12 @@
 // The pure logic, bundled for node's tests.
 export * from "./colours";
 export * from "./protocol";
+export * from "./step/changed";
 export * from "./step/numbers";
 export { sizeOf } from "./layout";
 export * from "./map/labels";
 export * from "./map/lru";
-export { layOut, Ranges, wantedTiles } from "./map/panes";
+export { comparable, layOut, Ranges, wantedTiles } from "./map/panes";
 export * from "./runs";
 export { makeContext } from "./context";
 export { record } from "./export/record";

@@ -224,7 +224,7 @@ test("a sentence says who looks at whom", () => {
   const none = client.sentence("layer 0 head 0", ["it"], { from: [], by: [], directions: ["from"] });
   assert.equal(client.plain(none), "In layer 0 head 0 ‘it’ looks at nothing with .05 or more.");
   assert.deepEqual([0, 0.005, 0.00499, 0.5, 0.9949, 0.996, 1.25, NaN, 3e-7, 0.00314].map(client.short),
-    ["0", ".01", ".005", ".50", ".99", "1.00", "1.25", "–", "3e−7", ".0031"]);
+    ["0", ".01", ".005", ".50", ".99", "1.00", "1.25", "–", "3.0e−7", ".0031"]);
 });
 
 test("generated tokens know the step at which they came", () => {

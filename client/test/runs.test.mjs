@@ -64,15 +64,18 @@ test("a head is compared with the same head of the other run, in one run with th
   assert.equal(client.twin(renamed, first.calls[1]).id, "1");
 });
 
-/** The tiles of level 0 that a layout wants, as [row, key]. */
-function wanted(calls, state) {
+/** What stands where in a room. */
+function laid(calls, state, room) {
   const runs = [{ ...run("0", "a", "x", calls), sides: [{ id: "text", tokens: 1500, named: false }] }];
   const store = client.makeStore({ call: "0", scale: 1.4, x: 750, y: 750, ...state });
   const context = client.makeContext(null, store, transport, { ...manifest, runs }, () => {}, assert.fail);
   const tiles = new client.TileStore(assert.fail, () => {}, assert.fail), { x, y, scale } = store.get();
-  const layout = client.layOut(context, tiles, new client.Ranges(), { width: 2600, height: 2600, ratio: 1 },
-    () => ({ x, y, scale }));
-  return client.wantedTiles(layout).filter(({ at }) => at.level === 0).map(({ map, at }) => [map.call, at.row, at.key]);
+  return client.layOut(context, tiles, new client.Ranges(), { ...room, ratio: 1 }, () => ({ x, y, scale }));
+}
+
+/** The tiles of level 0 that a layout wants, as [row, key]. */
+function wanted(calls, state) {
+  return client.wantedTiles(laid(calls, state, { width: 2600, height: 2600 })).filter(({ at }) => at.level === 0).map(({ map, at }) => [map.call, at.row, at.key]);
 }
 
 test("of a causal map the hidden tiles are not asked for; of every other map all are", () => {
@@ -86,6 +89,19 @@ test("of a causal map the hidden tiles are not asked for; of every other map all
   assert.equal(less({ ...open, causal: true }).length, 42);
   const later = { ...open, causal: true, rows: { ...open.rows, placed: 300 } };
   assert.equal(less(later).length, 72);
+});
+
+test("two maps stand below each other on a phone, and have a difference where they are of one size", () => {
+  const one = call("0", "b.0", 0, 4), two = call("1", "b.1", 1, 4), less = { ...two, rows: { ...two.rows, length: 1499 } };
+  const compare = { run: "0", call: "1", head: 0, mode: "side" };
+  const places = (room) => laid([one, two], { compare }, room).panes.map(({ x, y }) => [x, y]);
+  const [[x, y], [below, down]] = places({ width: 390, height: 544 });
+  assert.ok(below === x && down > y + 250);
+  const [[left, top], [right, level]] = places({ width: 656, height: 578 });
+  assert.ok(level === top && right > left + 300);
+  const asked = (other) => laid([one, other], { compare: { ...compare, mode: "difference" } }, { width: 656, height: 578 });
+  assert.ok(asked(two).subtracted && client.comparable(one, two));
+  assert.ok(!asked(less).subtracted && !client.comparable(one, less) && asked(less).note);
 });
 
 test("a saved page finds each place of the words that it holds, and says how many these are", async () => {

@@ -1,7 +1,7 @@
 // The numbers of the page of steps, by hand.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { logitsOf, mixed, numberText, rounder, shownKeys, softmaxOf } from "../build/test.mjs";
+import { columnOf, leftOut, logitsOf, mixed, numberText, rounder, shownKeys, softmaxOf, stateOf, summed, weightsMoved } from "../build/test.mjs";
 
 const SCORES = {
   products: [1, 0], unplaced: null, scale: 2 ** -0.5, softcap: null, bias: null, bias_of_positions: false, visible: null, sink: null,
@@ -73,4 +73,28 @@ test("the keys that some setting makes large are shown, and the row itself", () 
 test("numbers as text", () => {
   assert.deepEqual([null, -Infinity, NaN, -0.0001, -1.25, 12345678].map((x) => numberText(x, 3)), ["NaN", "−∞", "NaN", "0.000", "−1.250", "1.235e7"]);
   assert.deepEqual([1, 0.5].map((x) => numberText(x, 6)), ["1", "0.500000"]);
+});
+
+test("every step after a switch has the numbers of the switch, or says that it has not", () => {
+  const scores = { ...SCORES, products: [2, 4, -1], scale: 0.5, softcap: 3, bias: [0.1, 0.2, 0.3], visible: [1, 0, 1] };
+  const model = { ...ALL, scale: 0.5 }, unmasked = { ...model, mask: false };
+  const ids = ["project", "dot", "scale", "mask", "softmax", "sum", "concat", "residual"];
+  const states = (settings, moved, values) => ids.map((id) => stateOf(id, leftOut(scores, settings), scores, moved, values)).join(" ");
+  assert.equal(states(model, false, true), "same same same same same same same same");
+  assert.equal(states(unmasked, true, true), "same same same new new new old old");
+  assert.equal(states({ ...model, scale: 1 }, true, false), "same same new new new old old old");
+  assert.equal(states({ ...model, shift: false }, false, true), "same same same same new same same same");
+  assert.equal(stateOf("position", ["position"], { ...scores, unplaced: [1, 1, 1] }, true, true), "old");
+  const before = softmaxOf(scores, model), after = softmaxOf(scores, unmasked), cap = (x) => 3 * Math.tanh(x / 3);
+  assert.ok(weightsMoved(after.weights, before.weights) && !weightsMoved(before.weights, softmaxOf(scores, { ...model, shift: false }).weights));
+  const column = (step, name) => columnOf(scores, { ...unmasked, scale: 1 }, after, step, name);
+  near(column("scale", "s"), [2, 4, -1]);
+  near(column("softcap", "s"), [2, 4, -1].map(cap));
+  near(column("bias", "before"), [2, 4, -1].map(cap));
+  near(column("mask", "before"), [cap(2) + 0.1, cap(4) + 0.2, cap(-1) + 0.3]);
+  const step = { vectors: [{ name: "o", kind: "value", size: 3, length: 9, values: [] }] };
+  const found = summed(step, [0.25, 0.75, 0], [[4, 8], [8, 0], [1, 1]], ["a", "b", "c"]);
+  assert.deepEqual(found.map(({ name, values }) => [name, values]),
+    [[".750 · v of 'b'", [6, 0]], [".250 · v of 'a'", [1, 2]], ["o", [7, 2]]]);
+  assert.ok(found.every(({ length }) => Number.isNaN(length))); // of components that are not all here
 });

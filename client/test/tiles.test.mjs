@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { difference, Lru, makeScale, colourInto, roundRange, STEPS, TileStore, write } from "../build/test.mjs";
+import { cellText, difference, mix, readable, Lru, makeScale, mostUnder, colourInto, roundRange, roundUp, STEPS, TileStore, write } from "../build/test.mjs";
 
 const MAP = { run: "0", call: "0", head: 0, item: 0, what: "weights", pool: "max" };
 const at = (level, row, key) => ({ map: MAP, at: { level, row, key } });
@@ -171,4 +171,39 @@ test("other numbers have round ends around what came", () => {
 test("numbers are written short", () => {
   assert.deepEqual([0.12345, 1, 0, 0.00012, -3.14159, 1234.5, -Infinity].map(write),
     ["0.123", "1.000", "0.000", "1.2e−4", "−3.142", "1235", "−∞"]);
+});
+
+test("numbers in cells mislead nobody, and stand in the colour that reads better", () => {
+  const text = (what, tone, ...values) => values.map((value) => cellText(value, what, tone));
+  assert.deepEqual(text("weights", "linear", 0, 0.0003, 0.0051, 0.254, 1, -0.36), ["0", "", ".01", ".25", "1.0", "−.36"]);
+  assert.deepEqual(text("weights", "log", 0, 0.0003, 0.25), ["0", "3e−4", ".25"]);
+  assert.deepEqual(text("logits", "linear", -12.4, 3.21, -0.002), ["−12", "3.2", "−2e−3"]);
+  const palette = { paper: [253, 253, 252], ink: [21, 23, 28], accent: [28, 78, 216], against: [180, 83, 9] };
+  const light = (c) => c.map((v) => (v / 255) ** 2.2).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0.05);
+  const contrast = (a, b) => Math.max(light(a), light(b)) / Math.min(light(a), light(b));
+  for (const { paper, ink } of [palette, { paper: palette.ink, ink: palette.paper }])
+    for (const compared of [false, true]) {
+      const scale = makeScale({ ...palette, paper, ink }, "weights", "linear", 61, [0, 1], compared);
+      for (const value of [-1, -0.36, 0, 0.25, 0.36, 1]) {
+        const ground = scale.colourAt(scale.place(value)), chosen = readable(ground, ink, paper);
+        assert.ok(contrast(ground, chosen) > 4, `${value} on ${ground}`);
+      }
+    }
+  assert.deepEqual(readable(mix(palette.paper, palette.accent, 0.25), palette.ink, palette.paper), palette.ink);
+});
+
+test("a logarithmic legend has room for its numbers at every length of text", () => {
+  const palette = { paper: [253, 253, 252], accent: [28, 78, 216], against: [180, 83, 9] };
+  for (const keys of [61, 600, 5000, 20_000, 400_000, 3_000_000, 1e8]) {
+    const { ticks } = makeScale(palette, "weights", "log", keys, [0, 1], false);
+    assert.ok(ticks[0].at === 0 && ticks[0].text.startsWith("≤") && ticks.at(-1).at === 1);
+    for (let i = 1; i < ticks.length; i++) assert.ok(ticks[i].at - ticks[i - 1].at >= 0.25);
+  }
+  const means = makeScale(palette, "weights", "linear", 61, [0, 1], false, 0.0005);
+  assert.deepEqual(means.ticks.map(({ text }) => text), ["0", "2.5e−4", "≥ 5e−4"]);
+  assert.equal(means.place(0.00025), 0.5);
+  const data = Float32Array.from({ length: 1000 }, (_, i) => (i < 500 ? NaN : i < 503 ? 0.9 : (i - 502) / 1e5));
+  const found = mostUnder({ data });
+  assert.ok(found > 0.0048 && found < 0.9 && roundUp(found) === 0.005);
+  assert.equal(mostUnder({ data: new Float32Array(3).fill(NaN) }), 0);
 });

@@ -6,6 +6,7 @@ import { byId, type Call, type Run } from "../protocol";
 import { runNames, twin, usualCompare } from "../runs";
 import type { Compare, State } from "../store";
 import { cssOf } from "../colours";
+import { comparable } from "./panes";
 import type { ColourScale } from "./scale";
 
 const nameOf = (call: Call, all: readonly Call[]): string =>
@@ -60,7 +61,7 @@ export function controls(context: Context): { element: HTMLElement; end: () => v
       h("button", { "aria-pressed": String(state.compare !== null), "data-value": "compare",
         onclick: () => store.set({ compare: state.compare ? null
           : usualCompare(context.manifest.runs, run, call, state.head) }) }, "Compare"),
-      state.compare && compareControls(context, state.compare, run),
+      state.compare && compareControls(context, state.compare, run, call),
     ].filter((part) => part instanceof Node));
     if (held) [...element.querySelectorAll<HTMLElement>("select, button")].find((e) => nameIn(e) === held)?.focus();
   };
@@ -78,20 +79,24 @@ const pickers = (run: Run, call: Call, head: number, layer: string, go: (call: s
   choice("Head", range(call.heads), String(head), (n) => go(call.id, Number(n))),
 ];
 
-function compareControls({ manifest: { runs }, store }: Context, compare: Compare, own: Run): HTMLElement {
+function compareControls(
+  { manifest: { runs }, store }: Context, compare: Compare, own: Run, shown: Call,
+): HTMLElement {
   const run = byId(runs, compare.run) ?? own, call = byId(run.calls, compare.call) ?? run.calls[0];
   const put = (patch: Partial<Compare>): void => {
     const next = { ...compare, ...patch }, to = byId(runs, next.run) ?? run;
     const chosen = to === run ? byId(to.calls, next.call) ?? call : twin(to, call);
     store.set({ compare: { ...next, call: chosen.id, head: Math.min(next.head, chosen.heads - 1) } });
   };
+  const alike = comparable(shown, call), modes = toggles("How two maps are compared", [["side", "Side by side"],
+    ["difference", "Difference", alike ? "" : "Maps of different sizes have no difference"]],
+    alike ? compare.mode : "side", (mode) => put({ mode: mode as Compare["mode"] }));
+  modes.querySelectorAll("button")[1].disabled = !alike;
   return h("div", "compare",
     runs.length > 1 && choice("with", runNames(runs).map((name, i) => [runs[i].id, name]), run.id, (id) => put({ run: id })),
     ...pickers(run, call, compare.head, runs.length > 1 ? "Layer" : "with layer",
       (id, head) => put({ call: id, head })),
-    toggles("How two maps are compared",
-      [["side", "Side by side"], ["difference", "Difference"]],
-      compare.mode, (mode) => put({ mode: mode as Compare["mode"] })));
+    modes);
 }
 
 type Show = (scale: ColourScale, of: string, choosable: boolean, mask: string | null) => void;

@@ -15,10 +15,10 @@ import { Minimap } from "./minimap";
 import { clipped, drawNumbers, drawTiles, hatching, valueAt, type Pane } from "./pane";
 import { GAP, layOut, Ranges, wantedTiles, type Layout } from "./panes";
 import { Reading, type Other } from "./reading";
-import { makeScale, roundRange, type ColourScale } from "./scale";
+import { makeScale, mostUnder, roundRange, roundUp, type ColourScale } from "./scale";
 import { TileStore } from "./tiles";
 import {
-  cellAt, centreOf, keysInSight, makeView, panned, rowsInSight, zoomed, type Cell, type Centre, type Extent,
+  cellAt, centreOf, cover, keysInSight, makeView, panned, rowsInSight, zoomed, type Cell, type Centre, type Extent,
   type TileAt,
   type View,
 } from "./viewport";
@@ -203,10 +203,28 @@ class AttentionMap {
     const maps = subtracted ? [Ranges.key(panes[0].map, subtracted)] : panes.map((pane) => Ranges.key(pane.map));
     const range = roundRange(...this.#ranges.over(maps));
     const keys = Math.max(...panes.map((pane) => pane.view.keys));
-    const key = JSON.stringify([what, tone, subtracted !== null, range, keys, palette]);
+    const top = tone === "linear" && !subtracted ? this.#top(panes) : 1;
+    const key = JSON.stringify([what, tone, subtracted !== null, range, keys, palette, top]);
     if (this.#scale?.key !== key)
-      this.#scale = { key, value: makeScale(palette, what, tone, keys, range, subtracted !== null) };
+      this.#scale = { key, value: makeScale(palette, what, tone, keys, range, subtracted !== null, top) };
     return this.#scale.value;
+  }
+
+  /**
+   * What few means in view so far are above at this zoom, as a round number: those of the first rows are means of few
+   * keys. Weights of single pairs reach to 1.
+   */
+  #top(panes: readonly Pane[]): number {
+    const names = panes.filter(({ map, level }) => level && map.pool === "mean").map(({ map, level, view, tile }) => {
+      const name = `${level} ${Ranges.key(map)}`;
+      for (const at of cover(view, level)) {
+        const found = tile(at);
+        if (found) this.#ranges.add(name, { low: 0, high: mostUnder(found) });
+      }
+      return name;
+    });
+    const top = names.length ? this.#ranges.over(names)[1] : 1;
+    return top > 0 ? roundUp(top) : 1;
   }
 
   #draw(now: number): void {
@@ -229,7 +247,7 @@ class AttentionMap {
         missing += lack.missing;
         sampled = Math.max(sampled, lack.sampled);
         pen.scale(ratio, ratio);
-        drawNumbers(pen, pane, scale, theme.ink);
+        drawNumbers(pen, pane, scale, theme.palette, theme.ink, this.#context.store.get().tone);
         drawMarks(pen, pane, chosen, cursor, this.#prompts(pane), theme.ink);
       });
       pen.scale(ratio, ratio);

@@ -1,9 +1,10 @@
 // One map on the canvas: its tiles, with coarser ones where finer ones are still to come.
+import { cssOf, readable, type Palette } from "../colours";
 import { h, paintInto } from "../dom";
 import type { Call } from "../protocol";
 import type { Words } from "../words";
 import type { Ink } from "./marks";
-import { colourInto, type ColourScale } from "./scale";
+import { cellText, colourInto, type ColourScale, type Tone } from "./scale";
 import type { MapOf, Tile } from "./tiles";
 import { cover, isHidden, keysInSight, rowsInSight, TILE, topLevel, type TileAt, type View } from "./viewport";
 
@@ -124,7 +125,7 @@ export function valueAt(
 
 /** Writes the weights into the cells, where these are large enough. */
 export function drawNumbers(
-  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper, sans }: Ink,
+  context: CanvasRenderingContext2D, pane: Pane, scale: ColourScale, { ink, paper }: Palette, { sans }: Ink, tone: Tone,
 ): void {
   const { view } = pane;
   if (pane.level > 0 || Math.min(view.sx, view.sy) < 34) return;
@@ -135,9 +136,8 @@ export function drawNumbers(
   for (let row = r0; row < r1; row++) for (let key = k0; key < k1; key++) {
     const value = valueAt(pane, row, key, 0)?.value;
     if (value === undefined || Number.isNaN(value)) continue;
-    const size = Math.abs(value), text = value.toFixed(size < 0.995 ? 2 : size < 10 ? 1 : 0).replace("0.", ".");
-    context.fillStyle = Math.abs(scale.place(value)) > 0.6 ? paper : ink;
+    context.fillStyle = cssOf(readable(scale.colourAt(scale.place(value)), ink, paper));
     const x = pane.x + view.ox + (key + 0.5) * view.sx, y = pane.y + view.oy + (row + 0.5) * view.sy;
-    context.fillText(text.replace("-", "−"), x, y);
+    context.fillText(cellText(value, pane.map.what, tone), x, y);
   }
 }

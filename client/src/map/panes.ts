@@ -71,7 +71,8 @@ function second(context: Context): Source | null {
 
 /** Whether both calls hide what comes later, from the same place on: only then is that hidden in their difference. */
 const bothCausal = (a: Call, b: Call): boolean => a.causal && b.causal && a.rows.placed === b.rows.placed;
-const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;
+/** Whether two maps have a difference: as many rows and as many keys. */
+export const comparable = (a: Call, b: Call): boolean => a.rows.length === b.rows.length && a.keys.length === b.keys.length;
 
 /** Lays the panes out in `room`; `centre` gives the centre of what is shown, for the extent of a pane. */
 export function layOut(
@@ -85,8 +86,8 @@ export function layOut(
   const beside = other && !subtract ? [first, other] : [first];
   const top = beside.length > 1 || subtract ? CAPTION : 0;
   const margins = { x: margin.row + GAP, y: margin.key + top + GAP / 2 };
-  const stacked = beside.length > 1 && // the way that leaves the larger square
-    Math.min(width - margins.x, height / 2 - margins.y) > Math.min(width / 2 - margins.x, height - margins.y);
+  const stacked = beside.length > 1 && (width < 480 || // the way that leaves the larger square
+    Math.min(width - margins.x, height / 2 - margins.y) > Math.min(width / 2 - margins.x, height - margins.y));
   const across = stacked ? width : width / beside.length, down = stacked ? height / beside.length : height;
   const one = (s: Source) => (at: TileAt): Tile | undefined => tiles.get(s.map, at);
   const both = (at: TileAt): Tile | undefined => {

@@ -29,14 +29,39 @@ export function write(value: number): string {
   return text.replace(/^-/, "−").replace("e-", "e−");
 }
 
-const plain = (value: number): string => String(Number(value.toPrecision(6))).replace("-", "−");
+/**
+ * The number in a cell. What hundredths would call 0 is left out where the colour is that of 0 too, and written by its
+ * power where the colours go by powers.
+ */
+export function cellText(value: number, what: What, tone: Tone): string {
+  const size = Math.abs(value);
+  const text = !size ? "0" : size >= 0.005 ? value.toFixed(size < 0.995 ? 2 : size < 10 ? 1 : 0).replace("0.", ".")
+    : what !== "weights" || tone === "log" ? value.toExponential(0) : "";
+  return text.replaceAll("-", "−");
+}
+
+const plain = (value: number): string => {
+  const short = Number(value.toPrecision(6)), small = short && Math.abs(short) < 1e-3;
+  return (small ? short.toExponential() : String(short)).replaceAll("-", "−");
+};
 const power = (exponent: number): string => (exponent > -3 ? plain(10 ** exponent) : `1e−${-exponent}`);
 
 /** The smallest weight that a logarithmic scale tells from 0: a tenth of an even share, as a power of ten. */
 export const lowestPower = (keys: number): number => -Math.min(9, Math.max(3, Math.ceil(Math.log10(keys)) + 1));
 
+const most = new WeakMap<{ data: Float32Array }, number>();
+
+/** What all but a hundredth of a tile's numbers above 0 are under. */
+export function mostUnder(tile: { data: Float32Array }): number {
+  const known = most.get(tile);
+  if (known !== undefined) return known;
+  const data = tile.data.filter((value) => value > 0).sort(), found = data[(data.length * 0.99) | 0] ?? 0;
+  most.set(tile, found);
+  return found;
+}
+
 /** 1, 2 or 5 times a power of ten, not below `value`. */
-function roundUp(value: number): number {
+export function roundUp(value: number): number {
   const base = 10 ** Math.floor(Math.log10(value));
   return base * ([1, 2, 5].find((n) => n * base >= value * 0.9999) ?? 10);
 }
@@ -65,8 +90,10 @@ function oneSided(palette: Palette, low: number, high: number, lowest: number | 
   const place = (value: number): number =>
     lowest === null ? cut((value - low) / (high - low)) : value > 0 ? cut(1 - Math.log10(value) / lowest) : 0;
   const ticks: Tick[] = lowest === null ? [low, (low + high) / 2, high].map(tick(place)) : [];
-  if (lowest !== null) for (let e = 0; e >= lowest; e -= lowest < -4 ? 2 : 1)
+  if (lowest !== null) for (let e = 0, by = Math.ceil(-lowest / 3); e >= lowest; e -= by) {
+    if (e - lowest < by) e = lowest; // four ticks at most: their numbers stand beside each other
     ticks.unshift({ at: 1 - e / lowest, text: (e === lowest ? "≤ " : "") + power(e) });
+  }
   return finish(place, (at) => mix(palette.paper, palette.accent, at), ticks);
 }
 
@@ -79,14 +106,19 @@ function twoSided(palette: Palette, top: number, lowest: number | null): ColourS
     [-marks[1], -marks[0], 0, ...marks].map(tick(place)));
 }
 
-/** The scale of what is shown. Weights reach from 0 to 1 everywhere, so that heads compare; the others over `range`. */
+/**
+ * The scale of what is shown. Weights reach from 0 to 1 everywhere, so that heads compare, but for means, which reach to
+ * `top`; the others over `range`.
+ */
 export function makeScale(
-  palette: Palette, what: What, tone: Tone, keys: number, range: [number, number], compared: boolean,
+  palette: Palette, what: What, tone: Tone, keys: number, range: [number, number], compared: boolean, top = 1,
 ): ColourScale {
-  const [low, high] = what === "weights" ? [0, 1] : range;
+  const [low, high] = what === "weights" ? [0, top] : range;
   const lowest = what === "weights" && tone === "log" ? lowestPower(keys) : null;
-  return compared ? twoSided(palette, Math.max(Math.abs(low), Math.abs(high)) || 1, lowest)
+  const scale = compared ? twoSided(palette, Math.max(Math.abs(low), Math.abs(high)) || 1, lowest)
     : oneSided(palette, low, high, lowest);
+  if (top < 1) scale.ticks[2].text = "≥ " + scale.ticks[2].text;
+  return scale;
 }
 
 /** Writes the colours of `data` into pixels of the same count; NaN becomes transparent. */

@@ -24,6 +24,21 @@ function paint(context: Context, lines: Lines, block: Block, here: readonly Dire
     if (told) el.dataset["n"] = short(told);
     else delete el.dataset["n"];
   }
+  thin(block);
+}
+
+/** Of numbers that would meet, leaves out the smaller. */
+function thin(block: Block): void {
+  const told = [...block.el.querySelectorAll<HTMLElement>("[data-n]")];
+  const places = told.map((el) => [el.offsetLeft + el.offsetWidth / 2, el.offsetTop] as const);
+  let kept = -1;
+  told.forEach((el, i) => {
+    const [x, y] = places[i], room = 7 * el.dataset["n"]!.length;
+    const other = told[kept], meets = other && places[kept][1] === y && Math.abs(places[kept][0] - x) < room;
+    const less = meets && Number(el.dataset["n"]) <= Number(other.dataset["n"]);
+    if (meets) delete (less ? el : other).dataset["n"];
+    if (!less) kept = i;
+  });
 }
 
 /** Marks a block by what is known, and again when the weights under it have come; its last word may reach beyond it. */

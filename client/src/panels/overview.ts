@@ -89,7 +89,8 @@ export const overview: Panel = {
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
       const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
         about.alarms.length > 0 && h("span", "alarm", "!"),
-          h("span", "name quiet", headNumber(call, about.head)),
+        about.entropy !== null && h("i", "quiet", decimal(about.entropy)),
+        h("span", "name quiet", headNumber(call, about.head)),
         h("span", { class: about.role === "mixed" ? "role quiet" : "role" },
           order === "layer" ? about.role : decimal(about[order])));
       return { place, button, canvas, call, about };
@@ -100,6 +101,7 @@ export const overview: Panel = {
       tiles = [];
       const count = heads.filter((about) => passes(about, filter)).length;
       title.textContent = `${filter && `${count} of `}${heads.length} heads`;
+      title.append(h("small", { class: "quiet" }, " and their entropy in nats"));
       grid.className = count > MANY ? "many" : "";
       grid.replaceChildren(...rowsOf(context, heads, order).flatMap(([group, name, places]) => {
         const row = places.filter((place) => passes(heads[place], filter)).map(make);
@@ -131,7 +133,12 @@ export const overview: Panel = {
       if (tiles[at + by]) choose(tiles[at + by]);
     };
     on(grid, "keydown", key);
-    on(grid, "click", ({ target }) => tileOf(target) && choose(tileOf(target)!));
+    on(grid, "click", ({ target }) => {
+      const tile = tileOf(target);
+      if (!tile) return;
+      choose(tile);
+      if (context.root.dataset["size"] === "narrow") store.set({ panel: "map" });
+    });
     on(grid, "pointerleave", mark);
     on(grid, "pointerover", ({ target }) => tell(tileOf(target)));
 
@@ -150,7 +157,7 @@ export const overview: Panel = {
       tools.replaceChildren(ordering, choice("Show", filters, filter, (value) => {
         filter = value;
         build();
-        context.announce(title.textContent!);
+        context.announce(title.firstChild!.textContent!);
       }));
       build();
     });

@@ -5,10 +5,11 @@ export interface Share { word: string; weight: number }
 
 const LEAST = 0.05;
 
-/** A weight as the report shows it: hundredths without the zero, two digits below .005. */
+/** A weight as the report shows it: hundredths without the zero, two digits below .005, by powers of ten below .001. */
 export function short(weight: number): string {
   if (Number.isNaN(weight)) return "–";
-  const text = weight < 0.005 ? String(Number(weight.toPrecision(2))) : weight.toFixed(2);
+  const text = weight && weight < 0.001 ? weight.toExponential(1) : weight < 0.005 ? String(Number(weight.toPrecision(2)))
+    : weight.toFixed(2);
   return text.replace("e-", "e−").replace(/^0\./, ".");
 }
 

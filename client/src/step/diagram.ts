@@ -17,6 +17,8 @@ export interface Live {
   /** Whether a step after that at `at` hides key `j`. */
   later(j: number, at: number): boolean;
   output: number[] | null;
+  /** Whether a step shows the model's numbers although others are computed before it. */
+  old(step: Step): boolean;
 }
 
 interface Rows {
@@ -34,6 +36,8 @@ const TITLES: Record<string, string> = {
 export class Diagram {
   readonly element = h("ol", "diagram");
   private readonly nodes: Box[] = [];
+  /** What is noted of a step without columns. */
+  private readonly notes: string[] = [];
 
   constructor(
     private readonly steps: readonly Step[], private readonly keys: readonly number[], private readonly places: readonly number[],
@@ -48,6 +52,7 @@ export class Diagram {
       this.nodes.push({ button, picture, note });
       this.element.append(h("li", {}, button));
       this.fill(at);
+      this.notes.push(note.textContent ?? "");
     });
   }
 
@@ -104,6 +109,10 @@ export class Diagram {
         picture.replaceChildren(weights ? bars(values, 1, "weight") : signed(values, later));
         note.replaceChildren(...this.largest(values.map((value, i) => (later[i] ? -Infinity : value)), weights ? 2 : 1));
       }
+      const old = live.old(step);
+      picture.classList.toggle("old", old);
+      if (old) note.textContent = "as in the model";
+      else if (!last) note.textContent = this.notes[at];
       if (step.id === "sum" && live.output) picture.replaceChildren(cells(live.output, "value"));
     });
   }
@@ -112,7 +121,7 @@ export class Diagram {
   private largest(values: number[], digits: number): (Node | string)[] {
     if (values.some(Number.isNaN)) return ["NaN"];
     const best = values.reduce((most, value, i) => (value > values[most] ? i : most), 0);
-    return [h("bdi", {}, [...(this.labels[this.keys[best]] ?? "")].slice(0, 10).join("")), ` ${numberText(values[best], digits)}`];
+    return [h("bdi", {}, `'${[...(this.labels[this.keys[best]] ?? "")].slice(0, 10).join("")}'`), ` ${numberText(values[best], digits)}`];
   }
 }
 

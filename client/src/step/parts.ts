@@ -75,7 +75,7 @@ export function vectorRow(vector: Vector, digits: number, most: number): HTMLEle
     h("span", { class: `name ${vector.kind || "s-plain"}` }, vector.name),
     cells(vector.values, vector.kind),
     h("span", "components", shown.map((v) => numberText(v, digits)).join("  "),
-      folded > 0 && h("span", "folded", `  and ${folded.toLocaleString("en")} more, length ${numberText(vector.length, digits)}`)));
+      folded > 0 && h("span", "folded", `  and ${folded.toLocaleString("en")} more${Number.isNaN(vector.length) ? "" : `, norm ${numberText(vector.length, digits)}`}`)));
 }
 
 /** A label of a key: its place where there are many, and its text, cut to what fits. */
