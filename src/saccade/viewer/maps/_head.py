@@ -20,6 +20,7 @@ from ..._biases import Span
 from ..._pooled import Pooled, binned, head_problem, pooled
 from ..._statistics import Statistics, statistics
 from ..._statistics._visibility import first_key
+from ._budget import release_freed
 from ._call import MapCall
 from ._lse import GROUP, MapClosed, RowLse
 
@@ -155,6 +156,8 @@ class HeadMap:
                         plane[start // size : start // size + len(part)] = part
                 assert planes is not None
                 self._pyramids[what] = _levels(Pooled(*planes.unbind(0)))
+                del planes
+                release_freed()
             return self._pyramids[what]
 
     def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int, exact: bool) -> MapTile:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..._call import CheckedCall
 from ..._pooled import row_lse
+from ._budget import release_freed
 
 BLOCK, GROUP = 256, 2**28  # rows that become known together, and pairs that are walked before others have a turn
 
@@ -64,3 +65,4 @@ class RowLse:
                 assert self._values is not None
                 self._values[part.start : part.stop] = row_lse(self._call, self._place, part, precise=self._precise)
                 self._known[first:last] = True
+                release_freed()

@@ -16,7 +16,7 @@ from ._head import HeadMap
 THUMBNAIL = 48  # bins of a small map, on each side
 _ALL = 2**21  # pairs of a head up to which all rows are taken
 _ROWS = 2  # rows of each bin otherwise
-_TOGETHER = 48  # rows that are computed at once, a block of the kernels
+_TOGETHER = 24  # rows that are computed at once, half a block of the kernels: all their weights are held
 _CELLS = 2**20  # weights that are summed at once
 NUMBERS = ("entropy", "evenness", "largest", "distance", "self", "previous", "next", "first", "sink")
 

@@ -22,7 +22,7 @@ from ._lse import MapClosed
 from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
 
-MOST_HELD = 160 * 2**20  # bytes of pyramids and row numbers of all heads together
+MOST_HELD = 96 * 2**20  # bytes of pyramids and row numbers of all heads together
 _CELLS = 2**22  # weights of rows that are averaged at once
 
 
