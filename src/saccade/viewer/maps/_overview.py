@@ -16,8 +16,8 @@ from ._head import HeadMap
 THUMBNAIL = 48  # bins of a small map, on each side
 _ALL = 2**21  # pairs of a head up to which all rows are taken
 _ROWS = 2  # rows of each bin otherwise
-_TOGETHER = 24  # rows that are computed at once, half a block of the kernels: all their weights are held
-_CELLS = 2**20  # weights that are summed at once
+_TOGETHER = 12  # rows that are computed at once, as many as the kernels take together: all their weights are held
+_CELLS = 2**18  # weights that are summed at once
 NUMBERS = ("entropy", "evenness", "largest", "distance", "self", "previous", "next", "first", "sink")
 
 

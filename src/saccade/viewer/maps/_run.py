@@ -9,6 +9,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ._side import Match, Side, SideWord
 
 MOST_HELD = 96 * 2**20  # bytes of pyramids and row numbers of all heads together
 _CELLS = 2**22  # weights of rows that are averaged at once
+_SIDE_BY_SIDE = 4  # heads of an overview at most: each holds some rows of weights
 
 
 class Links(NamedTuple):
@@ -169,19 +171,22 @@ class Run:
 
     def overview(self, item: int) -> list[HeadSummary]:
         """Every head of every call, in order."""
-        out, computed = [], len(self._summaries)
-        for call in self.calls:
-            if item >= call.shape[0]:
-                continue
-            for head in range(call.shape[1]):
-                place = (call.id, item, head)
-                if place not in self._summaries:
-                    alarms = self.alarms.get((call.id, head), [])
-                    self._summaries[place] = summary(self.head(call.id, item, head), self.role(call, head), alarms)
-                out.append(self._summaries[place])
-        if len(self._summaries) > computed:
+        places = [(call.id, item, head) for call in self.calls if item < call.shape[0] for head in range(call.shape[1])]
+        missing = [place for place in places if place not in self._summaries]
+        if missing:
+            # Few rows of a head do not fill the cores, so heads are taken side by side.
+            with ThreadPoolExecutor(min(torch.get_num_threads(), _SIDE_BY_SIDE)) as threads:
+                for done, (place, made) in enumerate(zip(missing, threads.map(self._summary, missing), strict=True)):
+                    self._summaries[place] = made
+                    if done % 8 == 7:
+                        release_freed()
             release_freed()
-        return out
+        return [self._summaries[place] for place in places]
+
+    def _summary(self, place: tuple[str, int, int]) -> HeadSummary:
+        call, item, head = place
+        role, alarms = self.role(self.call(call), head), self.alarms.get((call, head), [])
+        return summary(self.head(call, item, head), role, alarms)
 
     def role(self, call: MapCall, head: int) -> dict[str, Any] | None:
         """What `measure_roles` found of this head."""
