@@ -140,7 +140,7 @@ def test_a_text_longer_than_the_models(models, capsys):
     text = " ".join([SENTENCE] * 9)
     told = refused(capsys, text, "--model", models["bert"])
     assert "this model reads 98 tokens (words or pieces of words) at once" in told
-    part = re.search(r"add (.*)$", told.strip())[1].split()
+    part = re.search(r"read these with (--to \d+)", told)[1].split()
     assert run(capsys, text, "--model", models["bert"], *part)[0] == 0
 
 

@@ -227,6 +227,7 @@ def test_a_watch_is_not_compared_with_a_damaged_one(run, watched, tmp_path):
     refused(run, watched, "--against", damaged(watched, tmp_path / "x.watch"), told=r"x\.watch: damaged, or no")
 
 
+@pytest.mark.slow
 def test_a_word_of_ten_megabytes_is_refused(run, folder, tmp_path):
     (tmp_path / "word.txt").write_text("a" * 10_000_000)
     refused(run, "word.txt", "--model", folder, told="its first word alone has more; give a model that reads more")

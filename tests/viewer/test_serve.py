@@ -242,6 +242,7 @@ def test_two_pages_at_once():
     assert replies[0] == replies[1] and sum(reply["weight"] for reply in replies[0]) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_page_it_ends_and_says_so_and_a_heartbeat_keeps_it(session):
     viewer = Viewer(session, most_idle=1.2)
     beating = time.monotonic() + 2.5

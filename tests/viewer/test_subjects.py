@@ -204,6 +204,7 @@ def test_files_have_no_name_and_closing_frees_their_space(tmp_path):
         assert session.reply(op, where).header == {"error": "the viewer has ended"}
 
 
+@pytest.mark.slow
 def test_a_continuation_that_the_context_ends_is_told(capsys):
     told = "generate: 100,000 tokens were asked for; embedded model reads 256 at once, those of the text included, and "
     [note] = open_session(TEXT, generate=100_000).notes
