@@ -37,6 +37,7 @@ __all__ = [
     "diagram",
     "draw",
     "explain",
+    "intervene",
     "merge",
     "statistics",
     "step",
@@ -54,6 +55,7 @@ _PARTS = (
     "benchmark",
     "inspection",
     "integrations",
+    "intervention",
     "models",
     "monitoring",
     "nn",
@@ -77,6 +79,7 @@ _HOMES = {  # of all names but the masks
     "diagram": "viewer._diagram",
     "draw": "viewer",
     "explain": "_explain",
+    "intervene": "intervention",
     "merge": "_attention",
     "statistics": "_statistics",
     "step": "viewer",
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
         benchmark as benchmark,
         inspection as inspection,
         integrations as integrations,
+        intervention as intervention,
         models as models,
         monitoring as monitoring,
         nn as nn,
@@ -134,6 +138,7 @@ if TYPE_CHECKING:
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
+    from .intervention import intervene
     from .monitoring import watch
     from .verification import verify
     from .viewer import draw, step, view

@@ -29,7 +29,7 @@ from torch import Tensor
 from . import _reference, _tap
 from ._backends import chunked, flex, native, sdpa
 from ._biases import Bias
-from ._call import CheckedCall
+from ._call import AttentionCall, CheckedCall
 from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Mask
@@ -126,10 +126,27 @@ def _run(call: CheckedCall, backend: str) -> tuple[Tensor, Any]:
     if not _tap.THREAD.observers:
         found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
         return found
+    edits = _tap.edits_of("saccade.attention")
     with _tap.aside() as observers:
+        if edits is not None:
+            return _edited(call, backend, edits, observers)
         out, lse = choose(call, backend)[0].run(call)
         _tap.tell(observers, call.observed(out, "saccade.attention"))
     return out, lse
+
+
+def _edited(
+    call: CheckedCall, backend: str, edits: _tap.CallEdits, observers: tuple[_tap.Observer, ...]
+) -> tuple[Tensor, Any]:
+    if call.needs_lse:
+        raise ValueError("intervene: the lse of a call is asked for (attention_with_lse), which no edit can give")
+
+    def compute(changed: AttentionCall) -> Tensor:
+        checked = make_call(changed.query, changed.key, changed.value, **changed.arguments())
+        out: Tensor = choose(checked, backend)[0].run(checked)[0]
+        return out
+
+    return _tap.tell_edited(observers, edits.answered(call, compute), "saccade.attention"), None
 
 
 def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:

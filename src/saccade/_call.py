@@ -52,6 +52,10 @@ class AttentionCall:
             "sink": self.sink,
         }
 
+    def scores_like(self, other: AttentionCall) -> bool:
+        """Whether both make weights of queries and keys in the same way: by the very same values."""
+        return all(one is two for one, two in zip(self.scoring().values(), other.scoring().values(), strict=True))
+
     @property
     def counted_mask(self) -> Mask | None:
         """The mask with padded queries as empty rows: what statistics count."""

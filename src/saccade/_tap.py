@@ -1,8 +1,11 @@
-"""Where attention calls can be seen: observers of this thread are told of each call, with what it was and gave.
+"""Where attention calls can be seen and changed, by whom this thread has asked to.
 
-The operator tells them of its own calls; `monitoring.calls` and `acceleration` of those that others compute. A call
-made inside of another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call
-and told once.
+Observers are told of each call, with what it was and gave. The operator tells them of its own calls;
+`monitoring.calls` and `acceleration` of those that others compute. A call made inside of another one (Saccade's
+operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
+
+Who computes a call asks `edits_of` first, and lets the edits answer it; observers are told of the call as it was
+computed.
 """
 
 from __future__ import annotations
@@ -10,10 +13,48 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
-from ._call import ObservedCall
+from torch import Tensor
+
+from ._call import AttentionCall, ObservedCall
 
 Observer = Callable[[ObservedCall], None]
+
+
+class EditedOutput(NamedTuple):
+    """What an edited call gave."""
+
+    out: Tensor  # (B, Hq, Lq, Dv)
+    call: AttentionCall | None  # the one call that gives it; None where it takes several to say it
+
+
+class CallEdits(Protocol):
+    """What is to be changed about the call that happens now.
+
+    Attention written by hand has its weights before anybody knows its values: `weights` changes them when they are
+    there, `output` what comes of them.
+    """
+
+    def answered(self, call: AttentionCall, compute: Callable[[AttentionCall], Tensor]) -> EditedOutput:
+        """The call, changed. `compute` is who would have had it: it gives (B, Hq, Lq, Dv) of the call it is handed."""
+
+    def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
+        """The weights (B, Hq, Lq, Lk) of a call written by hand, changed. Of the call only query and key are known."""
+
+    def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
+        """Its output (B, Hq, Lq, Dv), changed; `with_value` gives that of another value (B, Hkv, Lk, Dv)."""
+
+
+class DenseWeights(NamedTuple):
+    """The weights of a call written by hand, and how they came about."""
+
+    weights: Tensor  # (B, Hq, Lq, Lk)
+    logits: Callable[[Tensor, Tensor], Tensor]  # (B, Hq, Lq, Lk) from query and key
+    softmax: Callable[[Tensor], Tensor]  # weights from logits
+
+
+Editor = Callable[[str], "CallEdits | None"]
 
 
 class PassiveMode:
@@ -22,6 +63,7 @@ class PassiveMode:
 
 class _Thread(threading.local):
     observers: tuple[Observer, ...] = ()
+    editor: Editor | None = None  # it is asked only where there are observers, too
 
 
 THREAD = _Thread()
@@ -43,12 +85,24 @@ def tell(observers: tuple[Observer, ...], call: ObservedCall) -> None:
         observer(call)
 
 
+def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:
+    """Tell of an edited call as it was computed; gives its output."""
+    if edited.call is not None:
+        tell(observers, edited.call.observed(edited.out, source, module))
+    return edited.out
+
+
+def edits_of(source: str) -> CallEdits | None:
+    """What this thread wants changed about the call that `source` is about to compute."""
+    return None if THREAD.editor is None else THREAD.editor(source)
+
+
 @contextmanager
 def aside() -> Iterator[tuple[Observer, ...]]:
     """Nobody is told of calls meanwhile: they belong to one that is told as a whole. Gives those to tell then."""
-    before = THREAD.observers
-    THREAD.observers = ()
+    before, editor = THREAD.observers, THREAD.editor
+    THREAD.observers, THREAD.editor = (), None
     try:
         yield before
     finally:
-        THREAD.observers = before
+        THREAD.observers, THREAD.editor = before, editor

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from .. import _tap
+from .._attention import attention
 from .._backends import native
+from .._call import AttentionCall
 from .._checks import make_call
 from .._hooks import SdpaCall, SdpaMeaning
 from . import _rules
 from ._thread import counted
 
+SOURCE = "F.scaled_dot_product_attention"
 _WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is its default)"
 
 
@@ -56,12 +59,20 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
 
 def _told(meaning: SdpaMeaning) -> Tensor | str:
     """The same, and those who watch this thread are told of the call: they do not see it anywhere else."""
+    edits = _tap.edits_of(SOURCE)
     with _tap.aside() as observers:
+        if edits is not None:
+            return _tap.tell_edited(observers, edits.answered(meaning, _computed_by_any), SOURCE)
         out = _computed(meaning)
         if isinstance(out, str):
             return out
-        _tap.tell(observers, meaning.observed(out, "F.scaled_dot_product_attention"))
+        _tap.tell(observers, meaning.observed(out, SOURCE))
     return out
+
+
+def _computed_by_any(call: AttentionCall) -> Tensor:
+    """(B, Hq, Lq, Dv) of a call that may not be the model's own."""
+    return attention(call.query, call.key, call.value, **call.arguments())
 
 
 def _count(backend: str | None, reason: str) -> None:

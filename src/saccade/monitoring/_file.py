@@ -99,7 +99,7 @@ def _stored_place(number: int, place: SiteObservations, tensors: Tensors, left_o
 
 
 def _stored_call(call: KeptCall, prefix: str, tensors: Tensors) -> dict[str, Any]:
-    for name in ("query", "key", "lse", "sink"):
+    for name in ("query", "key", "lse", "sink", "value", "out"):
         tensor = getattr(call, name)
         if tensor is not None:
             tensors[f"{prefix}.{name}"] = tensor.cpu().contiguous()
@@ -155,6 +155,8 @@ def _read_call(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Kept
         stored["scale"],
         stored["softcap"],
         tensors.get(f"{prefix}.sink"),
+        tensors.get(f"{prefix}.value"),
+        tensors.get(f"{prefix}.out"),
     )
 
 

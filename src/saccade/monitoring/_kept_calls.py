@@ -21,7 +21,7 @@ from .._weights import Chosen, attention_weights
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KeptCall:
-    """Copies of what went into the weights of one call. Nothing in it has a graph."""
+    """Copies of what went into one call, and of what came of it. Nothing in it has a graph."""
 
     step: int
     query: Tensor  # (B, Hq, Lq, D)
@@ -32,6 +32,8 @@ class KeptCall:
     scale: float | None
     softcap: float | None
     sink: Tensor | None  # (Hq,)
+    value: Tensor | None = None  # (B, Hkv, Lk, Dv); None in files of versions that did not keep it
+    out: Tensor | None = None  # (B, Hq, Lq, Dv)
 
     def weights(self, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
         """(B, rows, keys) of one head, or (B, heads, rows, keys); rows that are padding or see nothing are 0."""
@@ -47,7 +49,7 @@ class KeptCall:
 
     def to(self, device: torch.device | str) -> KeptCall:
         """The same on `device`."""
-        held = {name: getattr(self, name) for name in ("query", "key", "lse", "mask", "sink")}
+        held = {name: getattr(self, name) for name in ("query", "key", "lse", "mask", "sink", "value", "out")}
         moved: dict[str, Any] = {name: None if one is None else one.to(device) for name, one in held.items()}
         return replace(self, **moved, bias=bias_to(self.bias, device))
 
@@ -64,6 +66,8 @@ def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
         call.scale,
         call.softcap,
         None if call.sink is None else _copy(call.sink),
+        _copy(call.value),
+        _copy(call.out),
     )
 
 

@@ -88,6 +88,11 @@ class ModuleWalk:
         return self._stack[-1][1] if self._stack else None
 
     @property
+    def here(self) -> bool:
+        """Whether this thread's calls are observed now, or a forward has just ended."""
+        return threading.get_ident() == self._thread and not recomputing() and not torch.compiler.is_compiling()
+
+    @property
     def hidden(self) -> bool:
         """Whether a mechanism runs whose attention calls say nothing of the model's queries and keys."""
         return any(_hides_maps(module) for _, module in self._stack)

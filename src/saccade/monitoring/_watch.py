@@ -51,6 +51,8 @@ class WatchSettings:
 class ModelWatch(Observations):
     """A watch on a model, and what it saw. A context manager; entered again, it goes on counting."""
 
+    edits_calls = False
+
     def __init__(
         self, model: nn.Module, asked: ObservationRequest, choice: WatchSettings, alarms: Alarms | None
     ) -> None:
@@ -87,6 +89,9 @@ class ModelWatch(Observations):
     def module(self) -> nn.Module | None:
         """The innermost module that runs."""
         return self._walk.module
+
+    def edits(self, source: str) -> tuple[Any, ...]:
+        return ()
 
     def missing(self, what: str, reason: str) -> Callable[[], None]:
         """What counts something in the module that runs as not seen."""
@@ -194,8 +199,9 @@ def watch(
         layers: which calls: None is all; layer numbers, names or paths (with * and ? as in file names), or a function
             of `CallSite` and step.
         heads: which query heads are aggregated; None is all.
-        keep: which calls to keep q, k, lse and the rest of, so that `weights` can compute any part of their map: True
-            for all, or as `layers`. Of each call the latest is kept.
+        keep: which calls to keep q, k, v, out, lse and the rest of, so that `weights` can compute any part of their map
+            and `saccade.intervene` put them into another run: True for all, or as `layers`. Of each call the latest is
+            kept.
         gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
             that runs after the block.
         top, received, groups, histograms: as in `saccade.statistics`, for `on_record`; groups may be a function of the

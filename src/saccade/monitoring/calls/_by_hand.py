@@ -24,10 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import _tap
 from ..._call import GraphTensor, ObservedCall, without_autocast
 from ..._masks import FromTensor
 from ..._tracing import TensorLabels, View, writes
 from . import _thread
+from ._by_hand_edits import FunctionRun, ScoresRun, edited_output, edited_weights
 from ._four_axes import AxisLayout, ScoreTerm, alike
 from ._observed_products import PRODUCTS, ObservedProduct, product_of
 from ._origins import TensorOrigins
@@ -49,6 +51,7 @@ class SoftmaxWeights:
     lead: tuple[int, ...]
     number: int  # of the softmax
     dropout: float = 0.0
+    edits: _tap.CallEdits | None = None  # of the call that they are part of
 
 
 class ByHandFollower:
@@ -63,6 +66,7 @@ class ByHandFollower:
         self._known = TensorLabels[ObservedScores | SoftmaxWeights]()
         self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
+        self._completed: tuple[SoftmaxWeights, ObservedProduct] | None = None  # of the call that was found last
         self._heads: int | None = None
         self._within_one: Callable[[], bool | None] | None = None
         self._source = "attention by hand"
@@ -85,6 +89,7 @@ class ByHandFollower:
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> ObservedCall | None:
         """Follow what a function has made of scores and weights; the attention call that it completes."""
+        self._completed = None
         if func in _SOFTMAX:
             self._softmax(args, kwargs, result)
             return None
@@ -92,11 +97,49 @@ class ByHandFollower:
             self._written(kwargs.get("out", args[0]), result)
         product = product_of(func, args, kwargs)
         if product is not None:
-            return self._product(product, result)
+            return self._product(product, FunctionRun(func, args, kwargs), result)
         found = next(((at, known) for at, arg in enumerate(args) if (known := self._known.get(arg)) is not None), None)
         if found is not None and isinstance(result, Tensor):
             self._follow(found[1], found[0], func, args, kwargs, result)
         return None
+
+    def edited(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, call: ObservedCall | None
+    ) -> tuple[Any, ObservedCall | None]:
+        """After `sees`: what a softmax, or the product that completes a call, gives with the edits of this thread."""
+        run = FunctionRun(func, args, kwargs)
+        if call is not None and self._completed is not None:
+            weights, product = self._completed
+            own = weights.scores.product
+            layout = self._layout(weights, [own.left, own.right, product.right.transpose(-2, -1)])
+            if weights.edits is None or layout is None:
+                return result, call
+            with _tap.aside():
+                return edited_output(weights.edits, call, product, layout, run, result)
+        known = self._known.get(result) if func in _SOFTMAX else None
+        if not isinstance(known, SoftmaxWeights):
+            return result, call
+        own, came = known.scores.product, known.scores.came
+        self._release(came)
+        changed, edits = result, _tap.edits_of(self._source)
+        if edits is not None:
+            layout = self._layout(known, [own.left, own.right])
+            if layout is None:
+                raise ValueError("intervene: an attention by hand cannot be changed: its heads cannot be told apart")
+            with _tap.aside():
+                changed = edited_weights(edits, own, came, layout, run, result)
+            self._known.pop(result)
+        self._known.put(changed, replace(known, edits=edits, scores=replace(known.scores, came=None)))
+        return changed, None
+
+    def _release(self, came: ScoresRun | None) -> None:
+        """Scores that have met their softmax: what says how they came about holds them, and they would never end."""
+        for _, scores in () if came is None else came.since:
+            self._known.pop(scores)
+
+    def _layout(self, weights: SoftmaxWeights, factors: list[Tensor]) -> AxisLayout | None:
+        heads = self._heads or _hint(weights) or _thread.heads_of_module()
+        return AxisLayout.of(alike(factors), heads)
 
     def ended(self) -> None:
         """The forward has ended: weights that met no values were not attention, or one that is not known."""
@@ -120,21 +163,23 @@ class ByHandFollower:
             return
         for held, what in self._known.sharing(tensor):
             if held is not result and not isinstance(what, SoftmaxWeights):
-                self._known.put(held, replace(what, changed=True))
+                self._known.put(held, replace(what, changed=True, came=None))
 
-    def _product(self, product: ObservedProduct, result: Tensor) -> ObservedCall | None:
+    def _product(self, product: ObservedProduct, run: FunctionRun, result: Tensor) -> ObservedCall | None:
         weights = self._known.get(product.factors[0])
         if isinstance(weights, SoftmaxWeights) and product.over_last:
             self._forget(weights.number)
             self._open.pop(weights.number, None)
             call = self._call(weights, product, result)
             if isinstance(call, ObservedCall):
+                self._completed = weights, product
                 return call
             _thread.missed(self._source, call)
         elif weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else ScoreTerm(product.added.detach(), lead)
-            self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias))
+            came = None if _tap.THREAD.editor is None else ScoresRun(run)
+            self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias, came=came))
         return None
 
     def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
@@ -175,7 +220,8 @@ class ByHandFollower:
             dropout = _dropped(func, args, kwargs) if func in _DROPOUT else before.dropout
             self._known.put(result, replace(before, lead=lead, dropout=dropout))
         else:
-            self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
+            came = None if before.came is None else before.came.then(FunctionRun(func, args, kwargs), args[at])
+            self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead, came=came))
 
     def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:
         scores = weights.scores
@@ -183,8 +229,7 @@ class ByHandFollower:
             return "a torch.func transform is at work"
         own = scores.product
         factors = alike([own.left, own.right, product.right.transpose(-2, -1)])
-        heads = self._heads or _hint(weights) or _thread.heads_of_module()
-        layout = AxisLayout.of(factors, heads)
+        layout = self._layout(weights, factors)
         if layout is None:
             return "its factors have leading axes that do not fit together"
         query, key, value = layout.queries(factors[0]), layout.keys(factors[1]), layout.keys(factors[2])

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import _tap
-from ..._call import GraphTensor, ObservedCall
+from ..._attention import attention
+from ..._call import AttentionCall, GraphTensor, ObservedCall
 from ..._hooks import SdpaCall
 from ..._masks import Mask, as_mask
 from ..._tracing import SDPA, FunctionMode, is_kernel, overridden
@@ -58,6 +59,8 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
             call = self._by_hand.sees(func, args, kwargs, result)
+        if _tap.THREAD.editor is not None:
+            result, call = self._by_hand.edited(func, args, kwargs, result, call)
         if call is not None:
             _tell(call)
         return result
@@ -75,6 +78,9 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         return replace(call, real=rows.real, rows_unknown=rows.unknown)
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        edits = _tap.edits_of(SOURCE)
+        if edits is not None:
+            return self._edited_sdpa(edits, func, SdpaCall.of(*args, **kwargs))
         with _tap.aside():
             out = func(*args, **kwargs)
         call: ObservedCall | None = None
@@ -83,6 +89,29 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         if call is not None:
             _tell(call)
         return out
+
+    def _edited_sdpa(self, edits: _tap.CallEdits, func: Callable[..., Tensor], given: SdpaCall) -> Tensor:
+        meaning = given.meaning()
+        if torch._C._are_functorch_transforms_active() or isinstance(meaning, str):
+            reason = meaning if isinstance(meaning, str) else "a torch.func transform is at work"
+            raise ValueError(f"intervene: a call of {SOURCE} cannot be changed: {reason}")
+        query, key, value = meaning.query, meaning.key, meaning.value
+        with torch.no_grad():
+            rows = self._rows(as_mask(meaning.mask), meaning.bias, query, key, (given.query, given.key))
+
+        def compute(changed: AttentionCall) -> Tensor:
+            factors = changed.query, changed.key, changed.value
+            if changed.scores_like(meaning) and all(
+                now.shape == before.shape for now, before in zip(factors, (query, key, value), strict=True)
+            ):
+                rest = given[3:6]  # mask, dropout, causal
+                out = func(*_as_given(given, factors), *rest, scale=given.scale, enable_gqa=given.enable_gqa)
+                return out.reshape(*query.shape[:3], value.shape[-1])
+            return attention(*factors, **changed.arguments())
+
+        with _tap.aside() as observers:
+            edited = edits.answered(replace(meaning, real=rows.real), compute)
+            return meaning.shaped(_tap.tell_edited(observers, edited, SOURCE))
 
     def _seen(self, given: SdpaCall, out: Tensor) -> ObservedCall | None:
         meaning = (
@@ -129,6 +158,14 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
 def _tell(call: ObservedCall) -> None:
     with _tap.aside() as observers:
         _tap.tell(observers, call)
+
+
+def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """Four-dimensional query, key and value in the shapes the model gave; where those were broadcast, as they are."""
+    return [
+        factor.reshape(own.shape) if factor.numel() == own.numel() else factor
+        for factor, own in zip(factors, given[:3], strict=True)
+    ]
 
 
 def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:

@@ -19,7 +19,12 @@ from ..._call import ObservedCall
 
 
 class CallWatcher(Protocol):
+    edits_calls: bool  # whether `edits` may ever give any
+
     def observe(self, call: ObservedCall) -> None: ...
+
+    def edits(self, source: str) -> tuple[Any, ...]:
+        """What it wants changed about the call that happens now, as `editing` takes it; nothing: ()."""
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
 
@@ -30,6 +35,7 @@ class CallWatcher(Protocol):
 class _Thread(threading.local):
     watchers: tuple[CallWatcher, ...] = ()
     mode: Any = None
+    editing: Callable[[tuple[Any, ...]], _tap.CallEdits] | None = None  # makes one of what all of them want
 
 
 THREAD = _Thread()
@@ -43,6 +49,12 @@ def tell(call: ObservedCall) -> None:
         call = call if THREAD.mode is None else THREAD.mode.completed(call)
     for watcher in THREAD.watchers:
         watcher.observe(call)
+
+
+def _edits(source: str) -> _tap.CallEdits | None:
+    """The editor of `_tap`: what everybody wants changed about a call, the outermost block's first."""
+    found = tuple(edit for watcher in THREAD.watchers if watcher.edits_calls for edit in watcher.edits(source))
+    return THREAD.editing(found) if found and THREAD.editing is not None else None
 
 
 def missing(what: str, reason: str) -> Callable[[], None]:
@@ -80,6 +92,18 @@ def heads_of_module() -> int | None:
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
 
 
+def not_shown(what: str, reason: str) -> None:
+    """Count a call as not seen by those who only look: it was changed, and no one call says how."""
+    for watcher in THREAD.watchers:
+        if not watcher.edits_calls:
+            watcher.missing(what, reason)()
+
+
+def edited_by(editing: Callable[[tuple[Any, ...]], _tap.CallEdits]) -> None:
+    """Who makes one answer of the edits of a call; the same for all of this thread."""
+    THREAD.editing = editing
+
+
 def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
     """Tell `watcher` of this thread's calls from here on; the first one of the thread needs a mode."""
     if not THREAD.watchers:
@@ -87,11 +111,14 @@ def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> N
         _push_mode(THREAD.mode)
         _tap.THREAD.observers = (*_tap.THREAD.observers, tell)
     THREAD.watchers = (*THREAD.watchers, watcher)
+    _tap.THREAD.editor = _edits if any(other.edits_calls for other in THREAD.watchers) else None
 
 
 def end(watcher: CallWatcher) -> None:
     """No more. Ends may come in another order than beginnings."""
     THREAD.watchers = tuple(other for other in THREAD.watchers if other is not watcher)
+    if not any(other.edits_calls for other in THREAD.watchers):
+        _tap.THREAD.editor = None
     if not THREAD.watchers and THREAD.mode is not None:
         _tap.THREAD.observers = tuple(observer for observer in _tap.THREAD.observers if observer is not tell)
         mode, THREAD.mode = THREAD.mode, None

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from ... import _tap
-from ..._call import GraphTensor, ObservedCall
+from ..._attention import attention
+from ..._call import AttentionCall, GraphTensor, ObservedCall
+from ..._weights import attention_weights
 from . import _thread
 
 Function = Callable[..., Any]
@@ -38,7 +40,10 @@ def _telling(function: Function) -> Function:
     def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
         if not _thread.THREAD.watchers or not _tap.THREAD.observers:
             return function(module, query, key, value, attention_mask, **more)
+        edits = _tap.edits_of(_name(function))
         with _tap.aside() as observers:
+            if edits is not None:
+                return _edited(edits, observers, function, module, (query, key, value), attention_mask, more)
             given = function(module, query, key, value, attention_mask, **more)
             call: ObservedCall | None = None
             with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
@@ -48,6 +53,52 @@ def _telling(function: Function) -> Function:
         return given
 
     return told
+
+
+def _edited(
+    edits: _tap.CallEdits,
+    observers: tuple[_tap.Observer, ...],
+    function: Function,
+    module: Any,
+    given: tuple[Tensor, Tensor, Tensor],
+    attention_mask: Any,
+    more: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """The function's (out (B, Lq, Hq, Dv), weights (B, Hq, Lq, Lk) where it forms them) with the edits."""
+    from ..._hooks.transformers import UnknownAttention, meaning_of
+
+    try:
+        meaning = meaning_of(module, *given, attention_mask, **more)
+    except UnknownAttention as error:
+        raise ValueError(f"intervene: a call of {_name(function)} cannot be changed: {error}") from error
+    weights: Tensor | None = None
+
+    def compute(changed: AttentionCall) -> Tensor:
+        nonlocal weights
+        factors = [
+            own if now is before else now
+            for own, before, now in zip(given, _factors(meaning), _factors(changed), strict=True)
+        ]
+        alike = all(own.shape == now.shape for own, now in zip(given, factors, strict=True))
+        if alike and changed.scores_like(meaning):
+            out, weights = function(module, *factors, attention_mask, **more)[:2]
+            return out.transpose(1, 2)
+        return attention(*_factors(changed), **changed.arguments())
+
+    edited = edits.answered(meaning, compute)
+    if weights is None and _wants_weights(module, more) and edited.call is not None:
+        weights = attention_weights(edited.call.query, edited.call.key, **edited.call.scoring()).to(given[0].dtype)
+    return _tap.tell_edited(observers, edited, _name(function), module).transpose(1, 2), weights
+
+
+def _factors(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    return call.query, call.key, call.value
+
+
+def _wants_weights(module: Any, more: dict[str, Any]) -> bool:
+    """Whether the model hands weights on."""
+    asked = more.get("output_attentions")
+    return bool(getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked)
 
 
 def _call(

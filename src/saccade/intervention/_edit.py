@@ -1,0 +1,99 @@
+"""What every edit of an attention call is made of.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from .._call import AttentionCall
+from ..monitoring import CallSite
+from ._choice import Choice, indices
+
+Heads = int | Sequence[int] | None
+# Weights (B, n, r, Lk) of the chosen heads in the query rows (r,), to weights of that shape.
+WeightsFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsEdit:
+    """A function of the weights of some heads."""
+
+    share: Tensor  # (B or 1, Hq, 1, 1) bool
+    function: WeightsFunction
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some heads, items and rows of a call, and the call that gives them."""
+
+    call: AttentionCall
+    share: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; the shares of all parts are all there is, once
+    functions: tuple[WeightsEdit, ...] = ()
+
+
+def split(part: Part, share: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[Part]:
+    """The part with `change` where `share` is, and as it was elsewhere."""
+    inside, outside = part.share & share, part.share & ~share
+    found = [replace(part, call=change(part.call), share=inside)] if bool(inside.any()) else []
+    return [*found, replace(part, share=outside)] if bool(outside.any()) else found
+
+
+class Edit(ABC):
+    """A change of some heads of an attention call. Abstract: a subclass overrides where it is at work.
+
+    All edits of a call are applied in their order, first to queries, keys and values, then to what makes the weights,
+    to the weights, and to the output.
+
+    Attributes:
+        choice: the heads and items that it is for.
+    """
+
+    choice: Choice
+    by_query_and_key: ClassVar[bool] = False  # whether it gives other queries or keys to the model's own functions
+
+    def parts(self, part: Part, site: CallSite) -> list[Part]:
+        """A part of a call, changed before anything is computed."""
+        return [part]
+
+    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        """Other queries, keys and values of attention written by hand."""
+        return call
+
+    def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
+        """Dense logits (B, Hq, Lq, Lk) of attention written by hand, -inf where hidden, changed."""
+        return logits
+
+    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        """Dense weights (B, Hq, Lq, Lk) of attention written by hand, changed."""
+        return weights
+
+    def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
+        """(B or 1, Hq, 1, 1) bool: where `output` uses nothing of what the call gives; None: nowhere."""
+        return None
+
+    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        """The output (B, Hq, Lq, Dv), changed."""
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class HeadEdit(Edit):
+    """An edit of chosen heads.
+
+    Args:
+        heads: query heads, from 0; an int, ints, or None for all.
+        items: items of the batch, from 0; an int, ints, or None for all.
+    """
+
+    heads: Heads = None
+    items: Heads = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choice", Choice(indices(self.heads, "heads"), indices(self.items, "items")))

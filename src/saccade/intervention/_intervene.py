@@ -1,0 +1,174 @@
+"""`intervene(model, {layers: edits})`: the attention calls of a model, changed while a block runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from .._call import ObservedCall
+from .._masks._data import describe
+from ..monitoring import CallSite
+from ..monitoring._record import StepCounts
+from ..monitoring._walk import ModuleWalk
+from ..monitoring.calls import _thread
+from ..monitoring.calls._calls_mode import AttentionCallsMode
+from ..monitoring.calls._transformers import attention_functions
+from ._answer import EditsOfCall
+from ._edit import Edit
+
+Layers = int | str
+
+
+class Intervention(StepCounts):
+    """The edits of a model's calls, on while its block runs. A context manager; entered again, it goes on counting.
+
+    Attributes:
+        changed: by call name, how many calls were changed.
+        unobserved: by name, what could not be reached: how often, and why.
+        steps: forwards of the model, or of a module within it that was called by itself.
+    """
+
+    edits_calls = True
+
+    def __init__(self, model: nn.Module, edits: dict[Layers, tuple[Edit, ...]]) -> None:
+        super().__init__()
+        self._model, self._edits = model, edits
+        self.changed: dict[str, int] = {}
+        self._unmet = dict.fromkeys(edits)
+        self._seen: dict[str, CallSite] = {}
+        self._walk = ModuleWalk(
+            model, 1, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
+        )
+        self._open: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> Intervention:
+        if self._open is not None:
+            raise RuntimeError("intervene: this intervention is on already; for one inside of it, call intervene again")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(attention_functions())
+            stack.callback(self._walk.remove)
+            _thread.edited_by(EditsOfCall)
+            self._walk.install()
+            handle = self._model.register_forward_hook(self._whole_forward)
+            stack.callback(handle.remove)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+        if kind is None and self.steps:
+            self._all_met()
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self._walk.module
+
+    def missing(self, what: str, reason: str) -> Callable[[], None]:
+        if self._walk.hidden:
+            return lambda: None
+        return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
+
+    def observe(self, call: ObservedCall) -> None:
+        pass
+
+    def edits(self, source: str) -> tuple[tuple[Edit, CallSite], ...]:
+        if self._walk.hidden:
+            return ()
+        site = self._walk.site(source)
+        self._seen[site.name] = site
+        met = [key for key in self._edits if _fits(site, key)]
+        for key in met:
+            self._unmet.pop(key, None)
+        found = [edit for key in met for edit in self._edits[key]]
+        if found:
+            self.changed[site.name] = self.changed.get(site.name, 0) + 1
+        return tuple((edit, site) for edit in found)
+
+    def _whole_forward(self, *_: Any) -> None:
+        if self._walk.here:
+            self._all_met()
+
+    def _all_met(self) -> None:
+        """ValueError where edits were meant for calls that there are not."""
+        if not self._unmet:
+            return
+        names = ", ".join(repr(key) for key in self._unmet)
+        there = ", ".join(self._seen) or "none"
+        lost = "; ".join(f"{name}: {what.reason}" for name, what in self.unobserved.items())
+        raise ValueError(
+            f"intervene: no attention call fits {names}. Calls there are: {there}"
+            + (f". Not reached: {lost}" if lost else "")
+        )
+
+
+def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -> Intervention:
+    """Change the attention calls of a model while a block runs.
+
+    ::
+
+        with saccade.intervene(model, {"layers.3": Ablate(heads=[1, 5])}) as run:
+            model(**batch)
+        print(run.changed, run.unobserved)
+
+    Changed is whatever `saccade.watch` sees: calls of Saccade's modules, of F.scaled_dot_product_attention, of
+    nn.MultiheadAttention, of Hugging Face models with any attention implementation, and attention written by hand. What
+    cannot be reached stands in `unobserved`. Gradients flow through what is left. A model is as it was after the block,
+    also after an exception, and other threads are not touched.
+
+    Exact, in linear memory: masks, scales and biases of some heads are values, and heads that are ablated or patched
+    whole are not computed (on a CPU in float32, bfloat16 and float16). Attention written by hand is dense as it was.
+
+    Blocks nest, the outer one's edits come first, and a `watch` sees the calls as they are computed. A call with edits
+    may be computed by another kernel than without, which changes roundings. `observe=` and `return_weights=True` of
+    Saccade's modules show a call as the model makes it.
+
+    Args:
+        model: the module whose forwards are changed.
+        edits: by layers, one edit or several, which are applied in their order: `Ablate`, `Scale`, `Mask`, `Bias`,
+            `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a layer number, a call's name or path
+            as `watch` gives it, a pattern of these (* and ? as in file names), or a part of the path between dots:
+            "layers.3" is "model.layers.3.self_attn".
+
+    Returns:
+        A context manager, an `Intervention`.
+
+    Raises:
+        TypeError: model is not a module, or an edit is none.
+        ValueError: no edits, layers that no call fits (at the end of the forward; the calls that there are are
+            listed), heads that a call does not have, or a call that cannot be changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    if not isinstance(edits, Mapping):
+        raise TypeError(f"edits must be a dict of layers and edits, got {describe(edits)}")
+    if not edits:
+        raise ValueError("edits must hold at least one edit, got none")
+    found: dict[Layers, tuple[Edit, ...]] = {}
+    for layers, given in edits.items():
+        if isinstance(layers, bool) or not isinstance(layers, (int, str)):
+            raise TypeError(f"edits: layers must be a number, name or path, got {describe(layers)}")
+        several = (given,) if isinstance(given, Edit) else tuple(given) if isinstance(given, Sequence) else (given,)
+        wrong = [one for one in several if not isinstance(one, Edit)]
+        if wrong or not several:
+            came = describe(wrong[0]) if wrong else "none"
+            raise TypeError(f"edits: {layers!r} must have edits (Ablate, Scale, Mask, ...), got {came}")
+        found[layers] = several
+    return Intervention(model, found)
+
+
+def _fits(site: CallSite, wanted: Layers) -> bool:
+    if isinstance(wanted, int):
+        return site.layer == wanted
+    if fnmatchcase(site.name, wanted) or fnmatchcase(site.path, wanted):
+        return True
+    return f".{wanted}." in f".{site.path}."
