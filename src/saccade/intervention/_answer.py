@@ -18,14 +18,12 @@ from .._backends.native import _kernels
 from .._call import AttentionCall
 from .._masks import as_mask
 from .._tap import DenseWeights, EditedOutput
-from .._weights import attention_weights
 from ..monitoring import CallSite
 from ..monitoring.calls._thread import not_shown
 from ._choice import hiding
 from ._edit import Edit, Part
-from ._edits import FORWARD_ONLY, applied
+from ._tiles_of_weights import output_of_functions
 
-_TILE_BYTES = 2**22  # of the weights that a function gets at a time
 Compute = Callable[[AttentionCall], Tensor]
 
 
@@ -127,7 +125,7 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
     if hidden is not None and not bool((part.share if unused is None else part.share & ~unused).any()):
         return query.new_zeros(*query.shape[:3], value.shape[3])
     if part.functions:
-        return _with_functions(part)
+        return output_of_functions(part)
     if hidden is not None and _native(part.call):
         return attention(hidden.query, hidden.key, hidden.value, **hidden.arguments())
     return compute(part.call)
@@ -136,26 +134,3 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
 def _native(call: AttentionCall) -> bool:
     """Whether kernels run that do not visit what is hidden."""
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
-
-
-def _with_functions(part: Part) -> Tensor:
-    """The heads of a part with functions of their weights, in tiles of whole rows; zeros elsewhere."""
-    call = part.call
-    tensors = (call.query, call.key, call.value)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise ValueError(FORWARD_ONLY)
-    batch, heads, length = call.query.shape[:3]
-    chosen = part.share[:, :, :, 0].any(2).any(0).expand(heads).nonzero()[:, 0]
-    of_key = chosen // (heads // call.key.shape[1])
-    value = call.value[:, of_key]
-    out = call.query.new_zeros(batch, heads, length, value.shape[3])
-    rows = max(1, _TILE_BYTES // max(1, batch * len(chosen) * call.key.shape[2] * 4))
-    for start in range(0, length, rows):
-        span = torch.arange(start, min(start + rows, length), device=call.query.device)
-        weights = attention_weights(call.query, call.key, rows=span, heads=chosen, **call.scoring())
-        for edit in part.functions:
-            inside = edit.share[:, chosen].expand(-1, -1, 1, 1)
-            changed = applied(edit.function, weights.clone() if not bool(inside.all()) else weights, span)
-            weights = changed if bool(inside.all()) else torch.where(inside, changed, weights)
-        out[:, chosen, start : start + len(span)] = (weights.to(value.dtype) @ value).to(out.dtype)
-    return out
