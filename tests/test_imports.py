@@ -32,7 +32,7 @@ LAYERS = [
     {"models"},
     {"monitoring"},
     {"inspection"},
-    {"analysis", "integrations", "training", "verification", "viewer"},
+    {"analysis", "attribution", "integrations", "training", "verification", "viewer"},
     {"benchmark"},
     {"__init__"},
     {"cli"},
@@ -63,6 +63,7 @@ HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
 PARTS = [
     "acceleration",
     "analysis",
+    "attribution",
     "batching",
     "benchmark",
     "inspection",
