@@ -19,6 +19,7 @@ from ..inspection._models import SaccadeModel
 from ..inspection._steps._chosen_word import find_word
 from ..models import LanguageModel, Model
 from ..models.heads import ItemHead, TokenHead, VocabularyHead
+from ..models.inputs import check_ids
 from ..models.text.decoder import TextDecoder
 from ..models.text.encoder import TextEncoder
 from ..models.text.encoder_decoder import EncoderDecoder
@@ -51,6 +52,16 @@ class Input:
         """A token as it is written; its number where there is no tokenizer."""
         return str(token) if self.reader is None else self.reader.written(token)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Each token as it is shown, in quotes, with the word that it is part of where that has several."""
+        shown = [repr(piece) for piece in self.pieces]
+        for word in self.words or ():
+            if word.last - word.first > 1:
+                for i in range(word.first, word.last):
+                    shown[i] += f" of {word.text!r}"
+        return tuple(shown)
+
     def place(self, name: str, wanted: int | str) -> int:
         """The column of a token: a number (negative ones count from the end), or the last token of a word."""
         count = self.ids.shape[1]
@@ -81,10 +92,10 @@ def read_input(model: object, text: str | Tensor | Sequence[int]) -> Input:
         reader = as_text_model(model if isinstance(model, TextModel) else inner)
         tokens, words = read(reader, text)
         return Input(opened, reader.whole(tokens.ids), reader.pieces(text, tokens.spans), words, reader, causal)
-    ids = _ids(text)
-    reader = _reader(model, inner)
-    pieces = tuple(str(token) if reader is None else reader.written(token) for token in ids[0].tolist())
-    return Input(opened, ids, pieces, None, reader, causal)
+    ids = _ids(text, opened.embedding.tokens.num_embeddings)
+    writer = _reader(model, inner)
+    pieces = tuple(str(token) if writer is None else writer.written(token) for token in ids[0].tolist())
+    return Input(opened, ids, pieces, None, writer, causal)
 
 
 def _model_of(model: Any) -> Model:
@@ -103,13 +114,15 @@ def _model_of(model: Any) -> Model:
     )
 
 
-def _ids(given: Any) -> Tensor:
-    ids = given if isinstance(given, Tensor) else torch.tensor(list(given))
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"text: expected a text, or token ids, got {ids.dtype}")
-    ids = ids[None] if ids.ndim == 1 else ids
-    if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1]:
-        raise ValueError(f"text: expected the ids of one text, (length,) or (1, length), got {tuple(ids.shape)}")
+def _ids(given: Any, vocabulary: int) -> Tensor:
+    if not isinstance(given, Tensor):
+        if not isinstance(given, Sequence) or not all(isinstance(one, int) for one in given):
+            raise TypeError(f"text: expected a text, or token ids, got {type(given).__name__}")
+        given = torch.tensor(given, dtype=torch.int64)
+    ids = given[None] if given.ndim == 1 else given
+    if len(ids) != 1:
+        raise ValueError(f"text: expected the ids of one text, (length,) or (1, length), got {tuple(given.shape)}")
+    check_ids("text", ids, vocabulary)
     return ids
 
 
@@ -132,13 +145,17 @@ def _residual_model(model: Model) -> ResidualModel:
         table = inner.embedding.weight
         vocabulary = Vocabulary(table, None, lambda x: F.linear(x, table))
         return ResidualModel(
-            inner, inner.decoder, Embedding(), lambda ids, observe: inner(ids, observe=observe), vocabulary
+            inner,
+            inner.decoder,
+            Embedding(inner.embedding),
+            lambda ids, observe: inner(ids, observe=observe),
+            vocabulary,
         )
     if isinstance(model, EncoderDecoder):
         return ResidualModel(
             model,
             model.encoder,
-            Embedding(_part(model, "source_places", "places"), norm=_part(model, "source_norm")),
+            Embedding(model.tokens, _part(model, "source_places", "places"), norm=_part(model, "source_norm")),
             lambda ids, observe: model.encode(ids, observe=observe),
             None,
             "of an encoder-decoder the encoder reads a text, and it gives no logits; `why_attends` needs none",
@@ -147,13 +164,16 @@ def _residual_model(model: Model) -> ResidualModel:
         places, stack = _part(model, "places"), model.decoder
         found = _of_decoder(model)
         return ResidualModel(
-            model, stack, Embedding(places), lambda ids, observe: model(ids, observe=observe), found, _NO_HEAD
+            model,
+            stack,
+            Embedding(model.tokens, places),
+            lambda ids, observe: model(ids, observe=observe),
+            found,
+            _NO_HEAD,
         )
     assert isinstance(model, TextEncoder)
-    types = _part(model, "types")
-    embedding = Embedding(
-        _part(model, "places"), None if types is None else types.weight[0], _part(model, "norm"), _part(model, "project")
-    )
+    places, types, norm, project = (_part(model, name) for name in ("places", "types", "norm", "project"))
+    embedding = Embedding(model.tokens, places, None if types is None else types.weight[0], norm, project)
     found = _of_encoder(model)
     return ResidualModel(
         model, model.encoder, embedding, lambda ids, observe: model(ids, observe=observe), found, _NO_HEAD

@@ -27,6 +27,7 @@ class Attribution:
 
     Attributes:
         pieces: the L tokens that the model reads, as they are written.
+        labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
         position: the token at whose place the logit is.
         target, against: token ids; the logit is target's, less against's where that is not None.
         target_text, against_text: how these are written.
@@ -40,6 +41,7 @@ class Attribution:
     """
 
     pieces: tuple[str, ...]
+    labels: tuple[str, ...]
     position: int
     target: int
     against: int | None
@@ -99,6 +101,7 @@ class Attribution:
         return plain_values(
             {
                 "pieces": self.pieces,
+                "labels": self.labels,
                 "position": self.position,
                 "target": {"id": self.target, "text": self.target_text, "probability": self.probability},
                 "against": None if self.against is None else {"id": self.against, "text": self.against_text},
@@ -129,7 +132,7 @@ class Attribution:
         rows += [["sum", signed(self.total), f"remainder {self.remainder:.1e}"]]
         return "\n".join(
             [
-                f"{self._named()} after {self.pieces[self.position]!r} (token {self.position}), "
+                f"{self._named()} after {self.labels[self.position]} (token {self.position}), "
                 f"probability {self.probability:.3f}",
                 *aligned(rows),
                 f"held fixed: {listed(self.fixed)}",
@@ -145,7 +148,7 @@ class Attribution:
             return ""
         assert one.layer is not None and one.head is not None
         told = self.top_sources(one.layer, one.head, 2)
-        return "from " + ", ".join(f"{self.pieces[j]!r} {signed(value)}" for j, value in told)
+        return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in told)
 
 
 def attribute(
@@ -209,6 +212,7 @@ def attribute(
     found, sources = _split(given, seen, vocabulary, chosen, other)
     return Attribution(
         pieces=given.pieces,
+        labels=given.labels,
         position=row,
         target=chosen,
         against=other,

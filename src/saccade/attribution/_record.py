@@ -27,11 +27,13 @@ class Embedding(NamedTuple):
     """What makes of token ids what the first block reads.
 
     Attributes:
+        tokens: the table of tokens.
         places: adds positions (`Learned`, `Sinusoidal`) or is their table; None where nothing is added.
         kind: (E,) the vector of the token type that all tokens have; None where there are no types.
         norm, project: a norm and a linear layer after the sum.
     """
 
+    tokens: nn.Embedding
     places: nn.Module | None = None
     kind: Tensor | None = None
     norm: nn.Module | None = None

@@ -98,10 +98,7 @@ def applied(steps: Sequence[Step], x: Tensor) -> Tensor:
     """What maps make of x (E,)."""
     for step in steps:
         assert not isinstance(step, Writes)
-        if isinstance(step, Matrix):
-            x = step.matrix @ x
-        else:
-            x = step.gain * (x - x.mean() if step.centred else x)
+        x = step.matrix @ x if isinstance(step, Matrix) else step.gain * (x - x.mean() if step.centred else x)
         x = x if step.constant is None else x + step.constant
     return x
 

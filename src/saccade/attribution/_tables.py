@@ -17,5 +17,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """ "a", "a and b", "a, b and c"."""
     return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])

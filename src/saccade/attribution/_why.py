@@ -31,6 +31,7 @@ class WhyAttends:
 
     Attributes:
         pieces: the L tokens that the model reads, as they are written.
+        labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
         query, key: the columns of the token that attends and of the one that is attended to.
         layer, head: of the head.
         components: what had written into the stream before this layer; "biases" last.
@@ -44,6 +45,7 @@ class WhyAttends:
     """
 
     pieces: tuple[str, ...]
+    labels: tuple[str, ...]
     query: int
     key: int
     layer: int
@@ -85,7 +87,7 @@ class WhyAttends:
 
     def sentences(self, count: int = 5) -> list[str]:
         """The largest shares as words."""
-        query, key = self.pieces[self.query], self.pieces[self.key]
+        query, key = self.labels[self.query], self.labels[self.key]
         return [
             f"{signed(share)}: {_wrote(one, query)} (the query) meets {_wrote(other, key)} (the key)"
             for one, other, share in self.top(count)
@@ -96,6 +98,7 @@ class WhyAttends:
         return plain_values(
             {
                 "pieces": self.pieces,
+                "labels": self.labels,
                 "query": self.query,
                 "key": self.key,
                 "layer": self.layer,
@@ -117,7 +120,7 @@ class WhyAttends:
         )
 
     def __repr__(self) -> str:
-        pair = f"{self.pieces[self.query]!r} -> {self.pieces[self.key]!r}"
+        pair = f"{self.labels[self.query]} -> {self.labels[self.key]}"
         return f"<WhyAttends {self.layer}.{self.head}, {pair}: logit {self.logit:.4g}, weight {self.weight:.3g}>"
 
     def __str__(self) -> str:
@@ -131,8 +134,8 @@ class WhyAttends:
         seen = f"weight {self.weight:.3f}" if self.visible else "hidden by the mask"
         return "\n".join(
             [
-                f"head {self.layer}.{self.head}, {self.pieces[self.query]!r} (token {self.query}) attends to "
-                f"{self.pieces[self.key]!r} (token {self.key}): logit {self.logit:.3f}, {seen}",
+                f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
+                f"{self.labels[self.key]} (token {self.key}): logit {self.logit:.3f}, {seen}",
                 "  written into the query x written into the key",
                 *aligned(rows),
                 f"held fixed: {listed(self.fixed)}",
@@ -140,10 +143,10 @@ class WhyAttends:
         )
 
 
-def _wrote(one: Component, piece: str) -> str:
+def _wrote(one: Component, token: str) -> str:
     if one.kind in ("head", "feed_forward"):
-        return f"what {one} wrote into {piece!r}"
-    return f"the token {piece!r} itself" if one == TOKEN else f"the {one} at {piece!r}"
+        return f"what {one} wrote into {token}"
+    return f"the token {token} itself" if one == TOKEN else f"the {one} at {token}"
 
 
 def why_attends(
@@ -200,6 +203,7 @@ def why_attends(
     made = [torch.stack(list(side.values())) for side in (of_query, of_key)]
     return WhyAttends(
         pieces=given.pieces,
+        labels=given.labels,
         query=rows[0],
         key=rows[1],
         layer=place[0],
