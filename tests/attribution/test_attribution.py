@@ -120,6 +120,9 @@ def test_the_logit_of_a_pair_is_the_models_own(model):
         assert one.visible
         difference = torch.log(weights[one.key] / weights[query])
         assert one.logit - found[-1].logit == pytest.approx(float(difference), rel=1e-8, abs=1e-8)
+    rather = saccade.why_attends(model, ids(), query, 6, head=head, against=query)
+    assert rather.logit == pytest.approx(float(torch.log(weights[6] / weights[query])), rel=1e-8, abs=1e-8)
+    assert torch.allclose(rather.matrix, found[0].matrix - found[-1].matrix) and abs(rather.remainder) < 1e-11
     hidden = saccade.why_attends(model, ids(), 4, 9, head=head)
     assert (hidden.visible, hidden.weight) == (False, 0.0) and abs(hidden.remainder) < 1e-11
 

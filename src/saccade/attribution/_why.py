@@ -27,12 +27,14 @@ from ._tables import aligned, listed, signed
 
 @dataclass(frozen=True, eq=False)
 class WhyAttends:
-    """The logit of one query-key pair of one head, split over pairs of components.
+    """The logit of one query-key pair of one head, or the difference of two, split over pairs of components.
 
     Attributes:
         pieces: the L tokens that the model reads, as they are written.
         labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
         query, key: the columns of the token that attends and of the one that is attended to.
+        against: the column of another key, whose logit is taken off; None is none. Of the key then stands in `matrix`,
+            `bias`, `softcap` and `logit` what it has more than that one.
         layer, head: of the head.
         components: what had written into the stream before this layer; "biases" last.
         matrix: (C, C) float64, the share of what component c wrote into the query and c' into the key.
@@ -48,6 +50,7 @@ class WhyAttends:
     labels: tuple[str, ...]
     query: int
     key: int
+    against: int | None
     layer: int
     head: int
     components: tuple[Component, ...]
@@ -101,6 +104,7 @@ class WhyAttends:
                 "labels": self.labels,
                 "query": self.query,
                 "key": self.key,
+                "against": self.against,
                 "layer": self.layer,
                 "head": self.head,
                 "components": [{**one._asdict(), "name": str(one)} for one in self.components],
@@ -132,10 +136,11 @@ class WhyAttends:
         rows += [[name, signed(value), ""] for name, value in (("bias", self.bias), ("softcap", self.softcap)) if value]
         rows.append(["sum", signed(self.total), f"remainder {self.remainder:.1e}"])
         seen = f"weight {self.weight:.3f}" if self.visible else "hidden by the mask"
+        rather = "" if self.against is None else f" rather than {self.labels[self.against]} (token {self.against})"
         return "\n".join(
             [
                 f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
-                f"{self.labels[self.key]} (token {self.key}): logit {self.logit:.3f}, {seen}",
+                f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {seen}",
                 "  written into the query x written into the key",
                 *aligned(rows),
                 f"held fixed: {listed(self.fixed)}",
@@ -156,6 +161,7 @@ def why_attends(
     key: int | str,
     *,
     head: tuple[int, int] | None = None,
+    against: int | str | None = None,
 ) -> WhyAttends:
     """Why a head attends: which earlier components wrote what the query asks for and what the key answers with.
 
@@ -165,15 +171,17 @@ def why_attends(
     Framework for Transformer Circuits", 2021). Norms of queries and keys have their scales fixed as well; rotary
     positions are linear and turn every component. A bias of positions and a softcap are terms of their own.
 
-    A weight depends on differences between the logits of one row: what all keys share moves no weight.
+    A weight depends on differences between the logits of one row: what all keys share moves no weight. So `against`
+    another key, "why this one rather than that one", often tells more; the difference is log(weight / weight there).
 
-    Memory: two rows of the stream (2 x C x E numbers), and one layer's queries and keys.
+    Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
 
     Args:
         model, text: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
         query, key: the token that attends and the one it attends to, each a column (negative ones count from the end)
             or a word of the text (`word`, or `word:2` for its second occurrence; its last token counts).
         head: (layer, head); None is the one that gives this pair the largest weight.
+        against: another key, as `key`, whose logit is taken off.
 
     Raises:
         TypeError: a model that is not made of Saccade's blocks, such as a module of transformers. ValueError: no such
@@ -184,8 +192,9 @@ def why_attends(
         print(saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(1, 4)))
     """
     given = read_input(model, text)
-    rows = given.place("query", query), given.place("key", key)
-    place = _largest_weight(given, *rows) if head is None else _checked(given.model, head)
+    other = None if against is None else given.place("against", against)
+    rows = given.place("query", query), given.place("key", key), *(() if other is None else (other,))
+    place = _largest_weight(given, rows[0], rows[1]) if head is None else _checked(given.model, head)
     calls: list[HeadInputs] = []
 
     def keep(layer: int, call: ObservedCall) -> None:
@@ -195,38 +204,48 @@ def why_attends(
     seen = record(given.model, given.ids, rows, until=place[0], observe=keep)
     sides = [
         [*stream_steps(given.model, seen, at, place[0]), *read_steps(given.model, place, seen, at, key=bool(at))]
-        for at in (0, 1)
+        for at in range(len(rows))
     ]
     units = torch.eye(given.model.blocks[place[0]].attention.shape.head, dtype=torch.float64)
-    of_query, of_key = (shares(steps, units) for steps in sides)
+    found = [shares(steps, units) for steps in sides]
+    made = [torch.stack(list(side.values())) for side in found]
+    of_key = made[1] if other is None else made[1] - made[2]
     call = calls[0]
-    made = [torch.stack(list(side.values())) for side in (of_query, of_key)]
     return WhyAttends(
         pieces=given.pieces,
         labels=given.labels,
         query=rows[0],
         key=rows[1],
+        against=other,
         layer=place[0],
         head=place[1],
-        components=tuple(of_query),
-        matrix=call.scale * made[0] @ made[1].T,
-        **_logit(call, rows[1]),
+        components=tuple(found[0]),
+        matrix=call.scale * made[0] @ of_key.T,
+        **_logit(call, *rows[1:]),
         fixed=_fixed(given.model, place[0]),
     )
 
 
-def _logit(call: HeadInputs, key: int) -> dict[str, Any]:
+def _logit(call: HeadInputs, key: int, against: int | None = None) -> dict[str, Any]:
     """The model's own logit of a pair and what is not a product in it, its weight, and whether the key is seen."""
+    terms = [_terms(call, key), (0.0, 0.0, 0.0) if against is None else _terms(call, against)]
+    bias, softcap, logit = (one - other for one, other in zip(*terms, strict=True))
+    visible = call.visible is None or bool(call.visible[key])
+    return {
+        "bias": bias,
+        "softcap": softcap,
+        "logit": logit,
+        "weight": float(call.weights[key]),
+        "visible": visible,
+    }
+
+
+def _terms(call: HeadInputs, key: int) -> tuple[float, float, float]:
+    """Bias, what a softcap changes, and the logit."""
     product = call.scale * float(call.query @ call.key[key])
     capped = product if call.softcap is None else call.softcap * math.tanh(product / call.softcap)
     bias = 0.0 if call.bias is None else float(call.bias[key])
-    return {
-        "bias": bias,
-        "softcap": capped - product,
-        "logit": capped + bias,
-        "weight": float(call.weights[key]),
-        "visible": call.visible is None or bool(call.visible[key]),
-    }
+    return bias, capped - product, capped + bias
 
 
 def _checked(model: ResidualModel, head: object) -> tuple[int, int]:
