@@ -9,6 +9,7 @@ import torch
 
 import saccade
 from linearised import built, ids, randomised
+from published import written_words
 from saccade.attribution._input import read_input
 from saccade.attribution._record import record
 from saccade.attribution._residual import stream_steps
@@ -195,6 +196,19 @@ def test_a_module_of_another_library_is_refused():
         saccade.attribute(Theirs(2, 3), TEXT)
     with pytest.raises(TypeError, match=r"model: expected a language model of Saccade's own, .* got Linear"):
         saccade.why_attends(torch.nn.Linear(2, 3), TEXT, 0, 0)
+
+
+def test_a_masked_model_is_asked_for_its_mask(tmp_path):
+    """From a folder, by a text with its mask token."""
+    family, head, values = FAMILIES["bert"]
+    written_words(tmp_path, [TEXT])
+    made = built(family, head, **{**values, "model_type": "bert", "vocab_size": 97})
+    randomised(made).float().save(tmp_path)
+    model = saccade.models.load(tmp_path, dtype=torch.float64)
+    found = saccade.attribute(model, "the cat [MASK] on the mat", "sat")
+    assert found.pieces[found.position] == "[MASK]" and found.target_text == "sat"
+    assert abs(found.remainder) < 1e-11
+    assert "the activation of the head" in found.fixed[-1]
 
 
 def test_a_masked_model_needs_a_place():

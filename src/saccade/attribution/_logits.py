@@ -5,7 +5,6 @@ Shape legend: L tokens with the special ones, C components, N heads of all layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from .._plain_values import plain_values
 from ._components import BIASES, Component
-from ._input import Input, read_input
+from ._input import Input
 from ._record import Recorded, Vocabulary, record
 from ._residual import source_shares, stream_steps
 from ._steps import Step, Writes, exact, norm_steps, pulled_back, shares
@@ -132,7 +131,7 @@ class Attribution:
         rows += [["sum", signed(self.total), f"remainder {self.remainder:.1e}"]]
         return "\n".join(
             [
-                f"{self._named()} after {self.labels[self.position]} (token {self.position}), "
+                f"{self._named()} at {self.labels[self.position]} (token {self.position}), "
                 f"probability {self.probability:.3f}",
                 *aligned(rows),
                 f"held fixed: {listed(self.fixed)}",
@@ -151,52 +150,10 @@ class Attribution:
         return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in told)
 
 
-def attribute(
-    model: object,
-    text: str | Tensor | Sequence[int],
-    target: int | str | None = None,
-    *,
-    against: int | str | None = None,
-    position: int | str | None = None,
+def attributed(
+    given: Input, target: int | str | None, against: int | str | None, position: int | str | None
 ) -> Attribution:
-    """What each head, feed-forward layer and embedding adds to the logit of one token: direct logit attribution.
-
-    The logit is a sum over all that is written into the residual stream, each read by the last norm and the output
-    matrix: `logit_t = sum_c u_t . J x_c`, with J the norms on the way. A norm divides by the scale of the whole stream;
-    that scale is held at its value in this run, which makes the norm linear and the sum exact. So numbers say what was
-    written and read directly. They do not say how the logit changes when a head is taken away: then scales, later heads
-    and later layers change as well; `saccade.intervene` measures that. Where norms stand after each sum (BERT), every
-    component passes through all later ones, each with its own scale fixed. A gate is held fixed too, and in the head of
-    a masked language model the factor `f(z) / z` of its activation. Elhage et al., "A Mathematical Framework for
-    Transformer Circuits" (2021).
-
-    A head's output bias has no head, and norms and embeddings add constants as well: all of these are one component,
-    "biases". The bias of a feed-forward layer is part of that layer.
-
-    Probabilities depend on differences of logits alone, so `against` another token often tells more.
-
-    Memory: weights of one row and the values of all layers, as large as a cache of keys and values; of the stream only
-    one row (C x E numbers).
-
-    Args:
-        model: a language model of Saccade's own, a text model of `saccade.models.load`, or what `inspection.open_model`
-            opened.
-        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
-        target: a token's id, or its text, blanks included; None is the most probable one.
-        against: another token, whose logit is taken off.
-        position: the token after which the target comes, a column (negative ones count from the end) or a word of the
-            text (`word`, or `word:2` for its second occurrence; its last token counts); None is the last one, or in a
-            masked language model the only mask.
-
-    Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers; no text, token or
-            position. ValueError: a model without a language-modelling head, no such token, word or position.
-
-    ::
-
-        print(saccade.attribute(model, "The cat sat on the", " mat", against=" dog"))
-    """
-    given = read_input(model, text)
+    """As `saccade.attribute`."""
     vocabulary = given.model.vocabulary
     if vocabulary is None:
         raise ValueError(f"model: {given.model.no_logits}")
@@ -279,4 +236,5 @@ def _token(given: Input, name: str, wanted: int | str, vocabulary: int) -> int:
 
 def _fixed(given: Input, vocabulary: Vocabulary) -> tuple[str, ...]:
     gated = any(block.attention.gate is not None for block in given.model.blocks)
-    return "the scales of norms", *(("the gates of heads",) if gated else ()), *vocabulary.fixed
+    read = ("the weights and gates of heads",) if gated else ("the weights of heads",)
+    return "the scales of norms", *read, *vocabulary.fixed

@@ -6,7 +6,6 @@ Shape legend: L tokens with the special ones, C components, D key width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from .._plain_values import plain_values
 from ..inspection import weights_of
 from ..inspection._steps._inputs import HeadInputs, of_call
 from ._components import TOKEN, Component
-from ._input import Input, read_input
+from ._input import Input
 from ._record import ResidualModel, record
 from ._residual import read_steps, stream_steps
 from ._steps import shares
@@ -154,44 +153,10 @@ def _wrote(one: Component, token: str) -> str:
     return f"the token {token} itself" if one == TOKEN else f"the {one} at {token}"
 
 
-def why_attends(
-    model: object,
-    text: str | Tensor | Sequence[int],
-    query: int | str,
-    key: int | str,
-    *,
-    head: tuple[int, int] | None = None,
-    against: int | str | None = None,
+def explained(
+    given: Input, query: int | str, key: int | str, head: tuple[int, int] | None, against: int | str | None
 ) -> WhyAttends:
-    """Why a head attends: which earlier components wrote what the query asks for and what the key answers with.
-
-    A query is a linear map of the normed residual stream, and so is a key. With the scales of norms fixed at their
-    values in this run, `scale q_i . k_j` is a sum over pairs of components, one that wrote into token i and one that
-    wrote into token j: the query-key circuit and its composition with earlier heads (Elhage et al., "A Mathematical
-    Framework for Transformer Circuits", 2021). Norms of queries and keys have their scales fixed as well; rotary
-    positions are linear and turn every component. A bias of positions and a softcap are terms of their own.
-
-    A weight depends on differences between the logits of one row: what all keys share moves no weight. So `against`
-    another key, "why this one rather than that one", often tells more; the difference is log(weight / weight there).
-
-    Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
-
-    Args:
-        model, text: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
-        query, key: the token that attends and the one it attends to, each a column (negative ones count from the end)
-            or a word of the text (`word`, or `word:2` for its second occurrence; its last token counts).
-        head: (layer, head); None is the one that gives this pair the largest weight.
-        against: another key, as `key`, whose logit is taken off.
-
-    Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers. ValueError: no such
-            word, position or head.
-
-    ::
-
-        print(saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(1, 4)))
-    """
-    given = read_input(model, text)
+    """As `saccade.why_attends`."""
     other = None if against is None else given.place("against", against)
     rows = given.place("query", query), given.place("key", key), *(() if other is None else (other,))
     place = _largest_weight(given, rows[0], rows[1]) if head is None else _checked(given.model, head)
