@@ -34,6 +34,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_lse",
+    "attribute",
     "diagram",
     "draw",
     "explain",
@@ -44,6 +45,7 @@ __all__ = [
     "verify",
     "view",
     "watch",
+    "why_attends",
 ]
 
 # Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
@@ -51,6 +53,7 @@ __all__ = [
 _PARTS = (
     "acceleration",
     "analysis",
+    "attribution",
     "batching",
     "benchmark",
     "inspection",
@@ -76,6 +79,7 @@ _HOMES = {  # of all names but the masks
     "attention": "_attention",
     "attention_weights": "_weights",
     "attention_with_lse": "_attention",
+    "attribute": "attribution",
     "diagram": "viewer._diagram",
     "draw": "viewer",
     "explain": "_explain",
@@ -86,6 +90,7 @@ _HOMES = {  # of all names but the masks
     "verify": "verification",
     "view": "viewer",
     "watch": "monitoring",
+    "why_attends": "attribution",
 }
 
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
@@ -94,6 +99,7 @@ if TYPE_CHECKING:
     from . import (
         acceleration as acceleration,
         analysis as analysis,
+        attribution as attribution,
         batching as batching,
         benchmark as benchmark,
         inspection as inspection,
@@ -138,6 +144,7 @@ if TYPE_CHECKING:
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
+    from .attribution import attribute, why_attends
     from .intervention import intervene
     from .monitoring import watch
     from .verification import verify

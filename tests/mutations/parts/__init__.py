@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 from . import (
+    attributions,
     backends,
     caches,
     decoding,
@@ -37,4 +38,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "senses": senses.FAULTS,
     "decoding": decoding.FAULTS,
     "pictures": pictures.FAULTS,
+    "attributions": attributions.FAULTS,
 }

@@ -1,0 +1,110 @@
+"""The two questions, without what answers them: `from saccade import *` needs no tokenizers.
+
+Shape legend: L tokens with the special ones, C components, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._logits import Attribution
+    from ._why import WhyAttends
+
+
+def attribute(
+    model: object,
+    text: str | Tensor | Sequence[int],
+    target: int | str | None = None,
+    *,
+    against: int | str | None = None,
+    position: int | str | None = None,
+) -> Attribution:
+    """What each head, feed-forward layer and embedding adds to the logit of one token: direct logit attribution.
+
+    The logit is a sum over all that is written into the residual stream, each read by the last norm and the output
+    matrix: `logit_t = sum_c u_t . J x_c`, with J the norms on the way. A norm divides by the scale of the whole stream;
+    that scale is held at its value in this run, which makes the norm linear and the sum exact. So numbers say what was
+    written and read directly. They do not say how the logit changes when a head is taken away: then scales, later heads
+    and later layers change as well; `saccade.intervene` measures that. Where norms stand after each sum (BERT), every
+    component passes through all later ones, each with its own scale fixed. In the head of a masked language model the
+    factor `f(z) / z` of its activation is held fixed, too. What a head writes is split over the tokens it reads with
+    its weights and its gate as they are. Elhage et al., "A Mathematical Framework for
+    Transformer Circuits" (2021).
+
+    A head's output bias has no head, and norms and embeddings add constants as well: all of these are one component,
+    "biases". The bias of a feed-forward layer is part of that layer.
+
+    Probabilities depend on differences of logits alone, so `against` another token often tells more.
+
+    Memory: weights of one row and the values of all layers, as large as a cache of keys and values; of the stream only
+    one row (C x E numbers).
+
+    Args:
+        model: a language model of Saccade's own, a text model of `saccade.models.load`, or what `inspection.open_model`
+            opened.
+        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
+        target: a token's id, or its text, blanks included; None is the most probable one.
+        against: another token, whose logit is taken off.
+        position: the token after which the target comes, a column (negative ones count from the end) or a word of the
+            text (`word`, or `word:2` for its second occurrence; its last token counts); None is the last one, or in a
+            masked language model the only mask.
+
+    Raises:
+        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers; no text, token or
+            position. ValueError: a model without a language-modelling head, no such token, word or position.
+
+    ::
+
+        print(saccade.attribute(model, "The cat sat on the", " mat", against=" dog"))
+    """
+    from ._input import read_input
+    from ._logits import attributed
+
+    return attributed(read_input(model, text), target, against, position)
+
+
+def why_attends(
+    model: object,
+    text: str | Tensor | Sequence[int],
+    query: int | str,
+    key: int | str,
+    *,
+    head: tuple[int, int] | None = None,
+    against: int | str | None = None,
+) -> WhyAttends:
+    """Why a head attends: which earlier components wrote what the query asks for and what the key answers with.
+
+    A query is a linear map of the normed residual stream, and so is a key. With the scales of norms fixed at their
+    values in this run, `scale q_i . k_j` is a sum over pairs of components, one that wrote into token i and one that
+    wrote into token j: the query-key circuit and its composition with earlier heads (Elhage et al., "A Mathematical
+    Framework for Transformer Circuits", 2021). Norms of queries and keys have their scales fixed as well; rotary
+    positions are linear and turn every component. A bias of positions and a softcap are terms of their own.
+
+    A weight depends on differences between the logits of one row: what all keys share moves no weight. So `against`
+    another key, "why this one rather than that one", often tells more; the difference is log(weight / weight there).
+
+    Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
+
+    Args:
+        model, text: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
+        query, key: the token that attends and the one it attends to, each a column (negative ones count from the end)
+            or a word of the text (`word`, or `word:2` for its second occurrence; its last token counts).
+        head: (layer, head); None is the one that gives this pair the largest weight.
+        against: another key, as `key`, whose logit is taken off.
+
+    Raises:
+        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers. ValueError: no such
+            word, position or head.
+
+    ::
+
+        print(saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(1, 4)))
+    """
+    from ._input import read_input
+    from ._why import explained
+
+    return explained(read_input(model, text), query, key, head, against)

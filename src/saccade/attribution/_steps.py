@@ -1,0 +1,129 @@
+"""A residual stream as steps that are linear once the scales of one run are fixed, and what each component gives.
+
+The stream of one token is a chain: components are added (`Writes`), and maps `x -> A x + c` act on all that was added
+before (`Diagonal`, `Matrix`). A linear readout M of its end is pulled back through the chain: before a map it is M A,
+where a component v is added that component's share is M v, and all constants M c go to the biases. So shares sum to the
+readout exactly, and nothing but M and one row of the stream is ever held.
+
+Everything is float64 on the CPU. Shape legend: E width of the stream at that place, F width after a map, n components,
+D width of a readout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ._components import BIASES, Component
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """A copy in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64, copy=True)
+
+
+class Writes(NamedTuple):
+    """Components added to the stream: `vectors` (n, E)."""
+
+    components: tuple[Component, ...]
+    vectors: Tensor
+
+
+class Diagonal(NamedTuple):
+    """`x -> gain * (x - mean(x)) + constant`, or without the mean: a norm with its scale fixed. All (E,)."""
+
+    gain: Tensor
+    constant: Tensor | None = None
+    centred: bool = False
+
+    def pull(self, readout: Tensor) -> Tensor:
+        """The readout (D, E) of what comes out, as one of what goes in."""
+        readout = readout * self.gain
+        return readout - readout.mean(-1, keepdim=True) if self.centred else readout
+
+
+class Matrix(NamedTuple):
+    """`x -> matrix x + constant`: (F, E) and (F,)."""
+
+    matrix: Tensor
+    constant: Tensor | None = None
+
+    def pull(self, readout: Tensor) -> Tensor:
+        """The readout (D, F) of what comes out, as one (D, E) of what goes in."""
+        return readout @ self.matrix
+
+
+Step = Writes | Diagonal | Matrix
+
+
+def bias_step(bias: Tensor | None) -> list[Step]:
+    """The step that adds a bias, none where there is none."""
+    return [] if bias is None else [Writes((BIASES,), exact(bias)[None])]
+
+
+def matrix_step(weight: Tensor, bias: Tensor | None) -> Matrix:
+    """A linear layer."""
+    return Matrix(exact(weight), None if bias is None else exact(bias))
+
+
+def norm_steps(norm: nn.Module, x: Tensor) -> list[Step]:
+    """A norm with its scale fixed at what it is for `x` (E,); none where it does nothing.
+
+    Raises:
+        TypeError: a norm that is none of layer, RMS and batch norm.
+    """
+    if isinstance(norm, nn.Identity):
+        return []
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm1d):
+        raise TypeError(f"model: expected layer, RMS or batch norms, got {type(norm).__name__}")
+    weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
+    gain = torch.ones_like(x) if weight is None else exact(weight)
+    constant = None if bias is None else exact(bias)
+    if isinstance(norm, nn.BatchNorm1d):
+        assert norm.running_mean is not None and norm.running_var is not None
+        gain = gain / (exact(norm.running_var) + norm.eps).sqrt()
+        shift = exact(norm.running_mean) * gain
+        return [Diagonal(gain, -shift if constant is None else constant - shift)]
+    centred = isinstance(norm, nn.LayerNorm)
+    # Without an eps of its own PyTorch takes the machine epsilon of the dtype.
+    eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+    spread = (x - x.mean() if centred else x).square().mean()
+    return [Diagonal(gain / (spread + eps).sqrt(), constant, centred)]
+
+
+def applied(steps: Sequence[Step], x: Tensor) -> Tensor:
+    """What maps make of x (E,)."""
+    for step in steps:
+        assert not isinstance(step, Writes)
+        x = step.matrix @ x if isinstance(step, Matrix) else step.gain * (x - x.mean() if step.centred else x)
+        x = x if step.constant is None else x + step.constant
+    return x
+
+
+def pulled_back(steps: Sequence[Step], readout: Tensor) -> Iterator[tuple[Step, Tensor]]:
+    """Each step, the last first, with the readout (D, .) of what comes out of it."""
+    for step in reversed(steps):
+        yield step, readout
+        if not isinstance(step, Writes):
+            readout = step.pull(readout)
+
+
+def shares(steps: Sequence[Step], readout: Tensor) -> dict[Component, Tensor]:
+    """What each component gives to the readout (D, .) of the end: (D,) by component, in the order of the steps.
+
+    Biases come last; all of them together, the constants of maps too, are one component.
+    """
+    found: dict[Component, Tensor] = {}
+    biases = torch.zeros(len(readout), dtype=torch.float64)
+    for step, here in pulled_back(steps, readout):
+        if not isinstance(step, Writes):
+            biases = biases if step.constant is None else biases + here @ step.constant
+        elif step.components == (BIASES,):
+            biases = biases + here @ step.vectors[0]
+        else:
+            found.update(zip(step.components, (step.vectors @ here.T), strict=True))
+    order = [one for step in steps if isinstance(step, Writes) for one in step.components if one != BIASES]
+    return {**{one: found[one] for one in order}, BIASES: biases}

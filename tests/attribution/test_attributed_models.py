@@ -1,0 +1,217 @@
+"""The models that can be attributed: every text family, Saccade's own, the embedded one; and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import saccade
+from linearised import built, ids, randomised
+from published import written_words
+from saccade.attribution._input import read_input
+from saccade.attribution._record import record
+from saccade.attribution._residual import stream_steps
+from saccade.attribution._steps import applied
+from saccade.inspection import open_model, weights_of
+from saccade.models.families import bart, bert, distilbert, electra, esm, gpt2, gpt_neo, llama, marian, roberta, t5
+
+TEXT = "The cat sat on the mat. Later the cat sat on the"
+SMALL = dict(vocab_size=31, hidden_size=23, num_hidden_layers=2, num_attention_heads=1, intermediate_size=29)
+BERT = dict(**SMALL, max_position_embeddings=17)
+LLAMA = {**SMALL, "model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
+BART = dict(
+    **dict(vocab_size=31, d_model=22, encoder_layers=2, decoder_layers=1, encoder_ffn_dim=29, decoder_ffn_dim=29),
+    **dict(encoder_attention_heads=2, decoder_attention_heads=2, max_position_embeddings=17, scale_embedding=True),
+)
+FAMILIES = {
+    "gpt2": (gpt2.FAMILY, "causal-lm", dict(vocab_size=31, n_embd=23, n_layer=2, n_head=1, n_positions=17)),
+    "gpt_neo": (
+        gpt_neo.FAMILY,
+        "causal-lm",
+        dict(vocab_size=31, hidden_size=22, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]]),
+    ),
+    "qwen3": (llama.FAMILY, "causal-lm", {**LLAMA, "tie_word_embeddings": False}),
+    "bert": (bert.FAMILY, "masked-lm", BERT),
+    "roberta": (roberta.FAMILY, "masked-lm", BERT),
+    "distilbert": (
+        distilbert.FAMILY,
+        "masked-lm",
+        dict(
+            vocab_size=31, dim=22, n_layers=2, n_heads=2, hidden_dim=29, max_position_embeddings=17, activation="relu"
+        ),
+    ),
+    "electra": (electra.FAMILY, "masked-lm", {**BERT, "embedding_size": 19}),
+    "esm": (
+        esm.FAMILY,
+        "masked-lm",
+        {**BERT, "token_dropout": True, "mask_token_id": 3, "emb_layer_norm_before": True},
+    ),
+    "esm rotary": (esm.FAMILY, "masked-lm", {**BERT, "hidden_size": 22, "position_embedding_type": "rotary"}),
+    "bert body": (bert.FAMILY, None, BERT),
+    "t5 encoder": (
+        t5.FAMILY,
+        "encoder",
+        dict(model_type="t5", vocab_size=31, d_model=23, d_kv=7, num_heads=3, num_layers=2, d_ff=29),
+    ),
+    "bart": (bart.FAMILY, "conditional-generation", BART),
+    "marian": (marian.FAMILY, "conditional-generation", {**BART, "pad_token_id": 1, "decoder_start_token_id": 1}),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    family, head, values = FAMILIES[request.param]
+    return randomised(built(family, head, **values))
+
+
+def hidden_states(model):
+    out = model.encode(ids(), hidden_states=True) if hasattr(model, "encode") else model(ids(), hidden_states=True)
+    return out.hidden_states, getattr(out, "logits", None)
+
+
+def test_every_family_sums_to_its_own_logits(model):
+    """In the masked language models through their heads' activation, too."""
+    _, logits = hidden_states(model)
+    if logits is None:
+        with pytest.raises(ValueError, match="model: .*no logits|model: it has no head"):
+            saccade.attribute(model, ids(), 5, position=4)
+        return
+    found = saccade.attribute(model, ids(), 5, against=17, position=4)
+    assert found.logit == pytest.approx(float(logits[0, 4, 5] - logits[0, 4, 17]), rel=1e-12, abs=1e-12)
+    assert abs(found.remainder) < 1e-12
+
+
+def test_the_embedding_is_taken_apart_as_the_model_makes_it(model):
+    """The token's own part is its row of the table, times what the model multiplies it by; what all parts make is what
+    the first block reads. Would catch: a family whose positions or norm go by another name."""
+    opened = read_input(model, ids()).model
+    seen = record(opened, ids(), (4,))
+    (parts, *maps) = stream_steps(opened, seen, 0, 0)
+    named = dict(zip(map(str, parts.components), parts.vectors, strict=True))
+    states, _ = hidden_states(model)
+    assert torch.allclose(applied(maps, parts.vectors.sum(0)), states[0][0, 4], rtol=1e-12, atol=1e-12)
+    scale = getattr(model, "scale", (1 - 0.15 * 0.8) / (1 - (ids() == 3).double().mean()) if _drops(model) else 1.0)
+    own = model.tokens.weight[ids()[0, 4]] * scale
+    assert torch.allclose(named["token embedding"], own, rtol=1e-12, atol=1e-12)
+    placed = any(hasattr(model, name) and getattr(model, name) is not None for name in ("places", "source_places"))
+    expected = {"token embedding", *(["position embedding"] if placed else [])}
+    assert set(named) == expected | ({"token type embedding"} if hasattr(model, "types") else set())
+
+
+def _drops(model):
+    return getattr(model, "mask", None) is not None
+
+
+def test_every_family_says_why_its_heads_attend(model):
+    stack = read_input(model, ids()).model.stack
+    calls = []
+    run = getattr(model, "encode", model)
+    run(ids(), observe=lambda layer, call: calls.append(call))
+    head = (1, stack.blocks[1].attention.config.heads - 1)
+    found = saccade.why_attends(model, ids(), 6, 2, head=head)
+    row = torch.log(weights_of(calls[1])[0, head[1], 6])
+    other = saccade.why_attends(model, ids(), 6, 5, head=head)
+    assert abs(found.remainder) < 1e-11
+    assert found.total - other.total == pytest.approx(float(row[2] - row[5]), rel=1e-8, abs=1e-8)
+
+
+# The embedded model
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return open_model()
+
+
+def test_the_embedded_models_next_word(embedded):
+    found = saccade.attribute(embedded, TEXT)
+    lm = embedded.lm
+    with torch.no_grad():
+        logits = lm(embedded.whole(embedded.encode(TEXT).ids)).logits[0, -1]
+    assert found.target == int(logits.argmax()) and found.position == len(found.pieces) - 1
+    assert found.logit == pytest.approx(float(logits.max()), rel=1e-5)
+    # float32 of some thousand products, of which the largest are about as large as the logit
+    assert abs(found.remainder) < 1e-5 * float(found.contributions.abs().sum())
+    assert saccade.attribute(lm, TEXT, found.target_text).as_json() == found.as_json()
+    assert json.loads(json.dumps(found.as_json()))["sum"] == pytest.approx(found.total)
+    assert f"logit of '{found.target_text}'" in str(found) and "scales of norms" in str(found)
+    assert found.head_map().shape == (embedded.layers, embedded.heads[0])
+    assert found.of("head", 2, 3) == pytest.approx(float(found.head_map()[2, 3]))
+    with pytest.raises(KeyError, match=r"head 9\.0; there are token embedding, head 0\.0"):
+        found.of("head", 9, 0)
+
+
+def test_the_embedded_models_own_queries_and_keys(embedded):
+    """Against what `saccade.watch` keeps of the run."""
+    found = saccade.why_attends(embedded, TEXT, "cat:2", "<s>", head=(2, 3))
+    tokens = embedded.whole(embedded.encode(TEXT).ids)
+    with saccade.watch(embedded.module, keep=True) as watched, torch.no_grad():
+        embedded.module(tokens)
+    call = list(watched.kept.values())[2]
+    assert found.labels[found.query] == "'at' of 'cat'" and found.key == 0
+    logit = (call.query[0, 3, found.query].double() @ call.key[0, 3, 0].double()) * call.query.shape[-1] ** -0.5
+    assert found.logit == pytest.approx(float(logit), rel=1e-6)
+    assert abs(found.remainder) < 1e-5 * float(found.matrix.abs().sum())
+    assert "(the query) meets" in found.sentences(1)[0]
+    assert "'at' of 'cat'" in str(found) and "remainder" in str(found)
+    assert json.loads(json.dumps(found.as_json()))["logit"] == pytest.approx(found.logit)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        ((TEXT, "two words"), {}, r"target: expected one token, and 'two words' is \d: "),
+        ((TEXT, 10**6), {}, r"target: tokens are 0 to \d+, got 1000000"),
+        ((TEXT,), {"position": 99}, r"position: the model reads \d+ tokens, 0 to \d+; got 99"),
+        ((TEXT,), {"position": "dog"}, "word: 'dog' is not in the text"),
+        (("",), {}, "text: it holds no word"),
+        ((torch.tensor([3, 10**6]),), {}, r"text: ids must be from 0 to \d+, got 1000000"),
+        ((torch.zeros(2, 3, dtype=torch.int64),), {}, r"text: expected the ids of one text, .* got \(2, 3\)"),
+    ],
+)
+def test_what_cannot_be_attributed_is_said(embedded, arguments, named, words):
+    with pytest.raises(ValueError, match=words):
+        saccade.attribute(embedded, *arguments, **named)
+
+
+def test_heads_that_are_not_there_are_listed(embedded):
+    with pytest.raises(ValueError, match=r"head: 9\.0 does not exist; there are the layers 0 \(heads 0 to \d\)"):
+        saccade.why_attends(embedded, TEXT, 1, 0, head=(9, 0))
+    with pytest.raises(TypeError, match=r"head: expected \(layer, head\), two ints, got 3"):
+        saccade.why_attends(embedded, TEXT, 1, 0, head=3)
+    with pytest.raises(TypeError, match="query: expected a position or a word of the text, got 1.5"):
+        saccade.why_attends(embedded, TEXT, 1.5, 0)
+
+
+def test_a_module_of_another_library_is_refused():
+    class Theirs(torch.nn.Linear):
+        __module__ = "transformers.models.gpt2"
+
+    with pytest.raises(TypeError, match=r"Theirs is a module of transformers.* saccade\.models\.load\(folder\)"):
+        saccade.attribute(Theirs(2, 3), TEXT)
+    with pytest.raises(TypeError, match=r"model: expected a language model of Saccade's own, .* got Linear"):
+        saccade.why_attends(torch.nn.Linear(2, 3), TEXT, 0, 0)
+
+
+def test_a_masked_model_is_asked_for_its_mask(tmp_path):
+    """From a folder, by a text with its mask token."""
+    family, head, values = FAMILIES["bert"]
+    written_words(tmp_path, [TEXT])
+    made = built(family, head, **{**values, "model_type": "bert", "vocab_size": 97})
+    randomised(made).float().save(tmp_path)
+    model = saccade.models.load(tmp_path, dtype=torch.float64)
+    found = saccade.attribute(model, "the cat [MASK] on the mat", "sat")
+    assert found.pieces[found.position] == "[MASK]" and found.target_text == "sat"
+    assert abs(found.remainder) < 1e-11
+    assert "the activation of the head" in found.fixed[-1]
+
+
+def test_a_masked_model_needs_a_place():
+    family, head, values = FAMILIES["bert"]
+    with pytest.raises(ValueError, match="position: needed, since the text has 0 masks and not one"):
+        saccade.attribute(randomised(built(family, head, **values)), ids())
