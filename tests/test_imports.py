@@ -33,7 +33,7 @@ LAYERS = [
     {"monitoring"},
     {"intervention"},
     {"inspection"},
-    {"analysis", "integrations", "training", "verification", "viewer"},
+    {"analysis", "attribution", "integrations", "training", "verification", "viewer"},
     {"benchmark"},
     {"__init__"},
     {"cli"},
@@ -64,6 +64,7 @@ HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
 PARTS = [
     "acceleration",
     "analysis",
+    "attribution",
     "batching",
     "benchmark",
     "inspection",

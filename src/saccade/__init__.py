@@ -37,8 +37,10 @@ __all__ = [
     "diagram",
     "draw",
     "explain",
+    "head_importance",
     "intervene",
     "merge",
+    "patching",
     "statistics",
     "step",
     "verify",
@@ -51,6 +53,7 @@ __all__ = [
 _PARTS = (
     "acceleration",
     "analysis",
+    "attribution",
     "batching",
     "benchmark",
     "inspection",
@@ -79,8 +82,10 @@ _HOMES = {  # of all names but the masks
     "diagram": "viewer._diagram",
     "draw": "viewer",
     "explain": "_explain",
+    "head_importance": "attribution",
     "intervene": "intervention",
     "merge": "_attention",
+    "patching": "attribution",
     "statistics": "_statistics",
     "step": "viewer",
     "verify": "verification",
@@ -94,6 +99,7 @@ if TYPE_CHECKING:
     from . import (
         acceleration as acceleration,
         analysis as analysis,
+        attribution as attribution,
         batching as batching,
         benchmark as benchmark,
         inspection as inspection,
@@ -138,6 +144,7 @@ if TYPE_CHECKING:
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
+    from .attribution import head_importance, patching
     from .intervention import intervene
     from .monitoring import watch
     from .verification import verify
