@@ -72,7 +72,7 @@ def test_keys_that_the_mask_will_hide_stand_apart():
     steps = saccade.step(TEXT, (1, 4), "it")
     text = str(steps)
     assert " ".join(steps.summary.split()) in " ".join(text.split())
-    assert steps.summary.startswith("In this head 'it' looks most at 'sat' (.79), then 'at' (.13)")
+    assert steps.summary.startswith("In this head 'it' looks most at 'sat' (.79), then 'at' in 'cat' (.13)")
     hidden = [j for j, seen in enumerate(steps.scores.visible) if not seen]
     parts = re.split(r"\n\n(?= *\d+  )", text)
     for number, (step, part) in enumerate(zip(steps, parts[1:], strict=True), 1):
