@@ -303,6 +303,16 @@ def test_line_breaks_break_the_line(opened):
     assert "⟨202E⟩" in page.locator(".flow").inner_text()
 
 
+def test_a_figure_has_the_scale_of_the_picture(opened, tmp_path):
+    """Of means, too, whose scale ends at what is in view."""
+    page = opened(f"{LONG}&pool=mean&tone=linear")
+    page.locator(".legend").filter(has_text="≥").wait_for()
+    svg = ElementTree.parse(saved(page, "SVG", tmp_path)).getroot()
+    ticks = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text") if e.get("y") == "24"]
+    assert len(ticks) == 3 and ticks[2].startswith("≥ 0.")
+    assert all(tick in page.locator(".legend").inner_text() for tick in ticks)
+
+
 def test_files_open_again_and_say_the_same(opened, tmp_path):
     page = opened(f"{SHORT}&panel=text&row=7")
     told(page)
