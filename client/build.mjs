@@ -1,7 +1,9 @@
-// Builds the client for the package, or to `--out FILE`; with `--dev` build/dev.html, with `--test` build/test.mjs.
+// Builds the client for the package and dev.js, or the client to `--out FILE`; with `--dev` build/dev.html, with `--test`
+// build/test.mjs.
 import { build, transform } from "esbuild";
-import { mkdir, readFile, writeFile } from "node:fs/promises";
-import { dirname, join } from "node:path";
+import { createHash } from "node:crypto";
+import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
+import { dirname, join, relative, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const here = dirname(fileURLToPath(import.meta.url));
@@ -68,14 +70,24 @@ async function packed(path) {
 }
 
 async function page() {
-  const script = async (entry) => {
-    const { outputFiles } = await build({ ...small, entryPoints: [entry], write: false });
+  const script = async (entry, options) => {
+    const { outputFiles } = await build({ ...options, entryPoints: [entry], write: false });
     return outputFiles[0].text.replaceAll("</script", "<\\/script");
   };
-  const [client, source] = await Promise.all([script("src/dev.ts"), script("src/main.ts")]);
+  const [client, dev] = await Promise.all([script("src/main.ts", small), script("src/dev.ts", common)]);
   const html = await readFile(join(here, "dev.html"), "utf8");
   await mkdir(join(here, "build"), { recursive: true });
-  await writeFile(join(here, "build/dev.html"), html.replace("/* client */", () => client).replace("/* source */", () => source));
+  await writeFile(join(here, "build/dev.html"), html.replace("/* client */", () => client).replace("/* dev */", () => dev));
+}
+
+// What tells without esbuild whether the committed files are of these sources: tests/viewer/test_client.py.
+async function writeDigest(built) {
+  const sources = (await readdir(join(here, "src"), { recursive: true, withFileTypes: true }))
+    .filter((entry) => entry.isFile()).map((entry) => relative(here, join(entry.parentPath, entry.name)));
+  const paths = [...sources, "build.mjs", "short.mjs", ...built].map((path) => path.split(sep).join("/")).sort();
+  const digest = createHash("sha256");
+  for (const path of paths) digest.update(`${path}\0`).update(await readFile(join(here, path))).update("\0");
+  await writeFile(join(here, "built.sha256"), `${digest.digest("hex")}\n`);
 }
 
 if (process.argv.includes("--dev")) await page();
@@ -88,6 +100,10 @@ else {
   };
   await build({ ...small, ...packaged, entryPoints: ["src/main.ts"], outfile: out });
   await packed(out);
-  const page = join(here, "../src/saccade/viewer/steps/step.js");
-  if (option < 0) await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: page });
+  if (option < 0) {
+    const [step, dev] = ["../src/saccade/viewer/steps/step.js", "dev.js"];
+    await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: join(here, step) });
+    await build({ ...common, minify: true, ...packaged, entryPoints: ["src/dev.ts"], outfile: join(here, dev) });
+    await writeDigest(["../src/saccade/viewer/client.js", step, dev]);
+  }
 }

@@ -1,4 +1,5 @@
 // What every part of the client gets when it is mounted.
+import type { ColourScale } from "./map/scale";
 import { messageOf } from "./parts";
 import { byId, callOf, type Answer, type Call, type Manifest, type Op, type Protocol, type Run, type Side } from "./protocol";
 import type { Store } from "./store";
@@ -12,6 +13,8 @@ export interface Picture {
   rows: [number, number];
   keys: [number, number];
   canvas: HTMLCanvasElement;
+  /** Its colours. */
+  scale: ColourScale;
   /** Whether some of it is from a sample of rows. */
   sampled: boolean;
 }

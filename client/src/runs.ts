@@ -12,12 +12,17 @@ export const sameText = (a: Run, b: Run): boolean =>
 
 /**
  * A name for each run that tells them apart: the text of several texts, the model of several models, both where both
- * differ; with its number where that is not enough. `most`: characters of a text.
+ * differ; with its number where that is not enough. `most`: characters of a text, from the word on in which texts that
+ * begin alike part.
  */
 export function runNames(runs: readonly Run[], most = 40): string[] {
   const alone = (of: (run: Run) => string): boolean => runs.every((run) => of(run) === of(runs[0]));
+  const first = runs[0].text;
+  let part = 0;
+  while (first[part] && alone(({ text }) => text[part])) part++;
+  const start = part < most || !first[part] ? 0 : first.lastIndexOf(" ", part - 1) + 1;
   const names = runs.map(({ text, model }) => {
-    const shown = visible(text.slice(0, most)), parts = [!alone((run) => run.model) && model, !alone(textOf) && shown];
+    const shown = (start ? "…" : "") + visible(text.slice(start, start + most)), parts = [!alone((run) => run.model) && model, !alone(textOf) && shown];
     return parts.filter(Boolean).join(": ") || shown || model;
   });
   return names.map((name, at) => (names.indexOf(name) === names.lastIndexOf(name) ? name : `${at + 1} · ${name}`));

@@ -23,6 +23,8 @@ export interface StepData {
   dtype: string;
   digits: number;
   labels: string[];
+  /** What sentences call each key: 'owl', of a word of several tokens 'o' in 'owl'. */
+  names: string[];
   /** The keys that columns, keys and values are of; null: all. */
   shown: number[] | null;
   notes: string[];
@@ -185,12 +187,12 @@ class StepView {
 
   private show(): void {
     const step = this.data.steps[this.at];
-    const { digits, values, labels } = this.data;
+    const { digits, values, names } = this.data;
     const state = this.state(step);
     const out = leftOut(this.data.scores, this.settings);
     // What is told of leaving out a part is told of the model: beside other numbers it would contradict them.
     const alone = state === "same" || (out.length === 1 && out[0] === step.switch);
-    const vectors = state !== "new" ? step.vectors : step.id === "sum" ? summed(step, this.live.weights, values!, labels) : [];
+    const vectors = state !== "new" ? step.vectors : step.id === "sum" ? summed(step, this.live.weights, values!, names) : [];
     const shown = h("p", { class: "formula", role: "math", "aria-label": step.formula }, ...formulas(step.mathml));
     const parts: (HTMLElement | false)[] = [
       h("h3", {}, step.name), state !== "same" && this.remark(step, state), shown, h("p", "shapes", step.shapes), h("p", "says", step.says),
@@ -321,7 +323,7 @@ class StepView {
     const [before, after] = [most(original.weights), most(live.weights)];
     const [old, now] = [numberText(original.weights[before], 2), numberText(live.weights[after], 2)];
     if (live.weights.every((w, j) => Math.abs(w - original.weights[j]) < 0.0005)) return "These are the model's weights. The marks show them when parts are left out, too.";
-    if (before === after) return `'${data.labels[after]}' has ${now} and not ${old}.`;
-    return `'${data.labels[after]}' has the largest weight now, ${now}; in the model it is '${data.labels[before]}' with ${old}.`;
+    if (before === after) return `${data.names[after]} has ${now} and not ${old}.`;
+    return `${data.names[after]} has the largest weight now, ${now}; in the model it is ${data.names[before]} with ${old}.`;
   }
 }

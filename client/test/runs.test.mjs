@@ -20,6 +20,9 @@ test("names of runs differ: the model of one text, the text of one model, both, 
   assert.deepEqual(names(["a", "x"], ["a", "x"], ["b", "x"]), ["1 · a", "2 · a", "b"]);
   const long = "x".repeat(60);
   assert.equal(new Set(names(["a", long + 1], ["a", long + 2])).size, 2);
+  const alike = "The owl met the bee, and it flew on to the old house, where the ";
+  assert.deepEqual(names(["a", alike + "hen slept"], ["a", alike + "hens sat"]), ["…hen slept", "…hens sat"]);
+  assert.deepEqual(names(["a", alike], ["a", alike + "hen"]).map((name) => name[0]), ["1", "2"]);
   assert.deepEqual(names(["a", "\u202eone"]), ["⟨202E⟩one"]);
 });
 

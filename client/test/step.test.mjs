@@ -93,7 +93,7 @@ test("every step after a switch has the numbers of the switch, or says that it h
   near(column("bias", "before"), [2, 4, -1].map(cap));
   near(column("mask", "before"), [cap(2) + 0.1, cap(4) + 0.2, cap(-1) + 0.3]);
   const step = { vectors: [{ name: "o", kind: "value", size: 3, length: 9, values: [] }] };
-  const found = summed(step, [0.25, 0.75, 0], [[4, 8], [8, 0], [1, 1]], ["a", "b", "c"]);
+  const found = summed(step, [0.25, 0.75, 0], [[4, 8], [8, 0], [1, 1]], ["'a'", "'b'", "'c'"]);
   assert.deepEqual(found.map(({ name, values }) => [name, values]),
     [[".750 · v of 'b'", [6, 0]], [".250 · v of 'a'", [1, 2]], ["o", [7, 2]]]);
   assert.ok(found.every(({ length }) => Number.isNaN(length))); // of components that are not all here

@@ -53,7 +53,8 @@ def mostly_first_word(tokens):
 
 def _earlier(tokens, shift):
     out = torch.zeros(len(tokens), len(tokens))
-    for i, token in enumerate(tokens.tolist()):
+    tokens = tokens.tolist()
+    for i, token in enumerate(tokens):
         before = [j for j in range(1, i) if tokens[j] == token and j + shift <= i]
         out[i, before[-1] + shift if before else 0] = ALWAYS
     return out

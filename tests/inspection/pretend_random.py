@@ -21,7 +21,8 @@ KINDS = {"ahead": AHEAD, "nothing": NOTHING, "ending": ENDING, "pair": PAIR}
 
 def later_duplicate(tokens):
     out = duplicate(tokens)
-    for i, token in enumerate(tokens.tolist()):
+    tokens = tokens.tolist()
+    for i, token in enumerate(tokens):
         after = [j for j in range(i + 1, len(tokens)) if tokens[j] == token and token < PretendText.SPECIAL]
         if after:
             out[i], out[i, after[0]] = 0, 60

@@ -11,6 +11,7 @@ from pretend_lm import PretendText, at_ids, broad, following, itself, last, prev
 from pretend_random import KINDS, TEXTS, random_model
 
 from saccade.inspection import collect, find, here, look, name_of, short_number, telling
+from slowly import slow_but
 
 NAME = r"((?:[Tt]he \S+ )?'[^ ]+')"
 NUMBER = r"(\.\d\d|1\.00)"
@@ -59,7 +60,7 @@ def check(seen, finding):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(range(4), 0, 1))
 def test_every_claim_can_be_read_off_the_map(kind, seed):
     for text in TEXTS:
         seen = collect(random_model(seed, kind, size=3 if seed % 2 else 1000), text)

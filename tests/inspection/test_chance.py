@@ -26,7 +26,7 @@ WORDS = (
 def test_a_model_that_looks_everywhere_alike(kind, size):
     heads = [[broad] * 3] * 2
     model = PretendLM(heads, size=size) if kind == "ours" else PretendText(heads, size=size, **KINDS[kind])
-    for count in (1, 2, 3, 4, 7, 20):
+    for count in (1, 2, 3, 20):
         text = " ".join(WORDS[:count])
         seen = look(model, text)
         assert np.allclose(seen.seen.weights, seen.seen.alike, atol=1e-6)
@@ -93,7 +93,7 @@ def test_the_largest_of_averages_over_one_key():
 def test_the_largest_of_random_weights():
     draw = np.random.default_rng(3)
     for keys in (2, 3, 8, 100):
-        logits = SPREAD * draw.standard_normal((200_000, keys))
+        logits = SPREAD * draw.standard_normal((100_000, keys))
         first = 1 / (1 + np.exp(logits[:, 1:] - logits[:, :1]).sum(-1))
         for count in (1, 10):
             often = (first > largest_weight(np.array(1 / keys), count)).mean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import checkpoints
 import numpy as np
@@ -420,6 +421,22 @@ def test_a_word_of_several_tokens_asks_with_its_last(embedded):
         steps.word.last - steps.word.first > 1
         and len(steps.labels) == embedded.whole(embedded.encode("The bewildered cat").ids).shape[1]
     )
+
+
+def test_a_piece_of_a_word_is_named_with_its_word():
+    """'owl' is o, w, l and 'bee' is be, e: no sentence or vector calls one of them a word."""
+    text = "The owl met a bee, and the bee thanked the owl because it was kind."
+    steps = step(text, (2, 5), "owl", nth=2)
+    assert steps.labels[steps.row] == "l" and steps.labels[7:9] == ("be", "e")
+    assert steps.names[5] == "'met'" and steps.names[7:9] == ("'be' in 'bee'", "'e' in 'bee'")
+    assert steps.summary.startswith(f"In this head 'l' in 'owl' looks most at {steps.names[steps.weights.argmax()]} (")
+    assert "then 'be' in 'bee' (" in steps.summary
+    told = [step(text, word="owl", nth=2).notes[-1], steps.summary]
+    for one in steps:
+        told += [one.says, one.without, *(vector.name for vector in one.vectors)]
+    pieces = r"'(o|w|l|be|e|than|ked)'"
+    assert len(re.findall(pieces, " ".join(told))) > 9
+    assert not re.findall(f"{pieces}(?! in '(owl|bee|thanked)')", " ".join(told))
 
 
 def test_the_head_that_is_taken_where_none_is_asked_for(embedded):

@@ -216,7 +216,7 @@ def special_at(words, token):
 )
 def test_every_claim_can_be_read_off_the_matrix(kind, seed, monkeypatch):
     monkeypatch.setattr(limits, "MOST_WORDS", 3)
-    for text in (TEXT, TEXTS[0], TEXTS[4]):
+    for text in (TEXT, TEXTS[4 * (seed % 2)]):
         model = random_model(seed, kind, size=3 if seed % 2 else 1000)
         tokens, words, w = dense(model, text)
         full = collect(model, text)

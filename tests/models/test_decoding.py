@@ -230,12 +230,12 @@ def test_a_padding_token_that_there_is_not_is_not_written(tmp_path):
 
 
 def test_texts_end_where_the_context_does_and_tokens_do_not(tmp_path):
-    _, ours = pair(tmp_path)
-    assert ours.context == 64 and ours.longest is None
+    _, ours = pair(tmp_path, max_position_embeddings=17)
+    assert ours.context == 17 and ours.longest is None
     prompt = [3, 1, 4]
-    drawn = list(sample_tokens(ours, prompt, 200, Sampling(temperature=0.0)))
-    assert len(drawn) == 61
-    longer = ours.generate(torch.tensor([prompt]), max_new_tokens=70)
-    assert longer.shape == (1, 73) and longer[0, 3:64].tolist() == drawn
-    streamed = sample_tokens(ours, prompt, 200, Sampling(temperature=0.0), KVCache.streaming(3, window=50))
-    assert len(list(streamed)) == 200
+    drawn = list(sample_tokens(ours, prompt, 50, Sampling(temperature=0.0)))
+    assert len(drawn) == 14
+    longer = ours.generate(torch.tensor([prompt]), max_new_tokens=19)
+    assert longer.shape == (1, 22) and longer[0, 3:17].tolist() == drawn
+    streamed = sample_tokens(ours, prompt, 50, Sampling(temperature=0.0), KVCache.streaming(3, window=11))
+    assert len(list(streamed)) == 50

@@ -34,12 +34,12 @@ class Ended(NamedTuple):
     err: str
 
 
-def in_forks(header: str, parts: dict[str, str], folder) -> dict[str, Ended]:
+def in_forks(header: str, parts: dict[str, str], folder, **environment: str) -> dict[str, Ended]:
     """How each of `parts` ended, run after `header`, which starts no threads."""
     start = f"import os, signal, sys, traceback\nsys.path[:0] = {sys.path!r}\nfolder = {str(folder)!r}\n"
     code = f"{start}{header}\nparts = {json.dumps([*parts.values()])}\n{SCRIPT}"
     command = [sys.executable, "-u", "-W", "ignore", "-X", "faulthandler", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     texts = [[(folder / f"{n}.{stream}").read_text() for stream in (1, 2)] for n in range(len(parts))]
     return {name: Ended(int(s), *t) for name, s, t in zip(parts, done.stdout.split(), texts, strict=True)}

@@ -35,7 +35,7 @@ def check(function, *leaves, backend="aot_eager", **options):
         assert torch.equal(one, other)
 
 
-FIRST = ["plain", "wide_causal", "everything", "alibi"]
+FIRST = ["wide_causal", "everything"]
 
 
 @pytest.mark.parametrize("name", [*FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in FIRST)])

@@ -144,14 +144,14 @@ def within(found, hull):
     assert all(hull[0] <= index < hull[1] for index in found)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(mask_sets.problems(depth=2), st.integers(1, 6), st.integers(1, 6))
 def test_any_expression(problem, row_grain, key_grain):
     case, Lq, Lk = problem
     check(case.mask, Lq, Lk, [(row_grain, key_grain)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_slices_of_any_expression(data):
     case, Lq, Lk = data.draw(mask_sets.problems(depth=1))
@@ -160,7 +160,7 @@ def test_slices_of_any_expression(data):
     check(part, rows[1] - rows[0], keys[1] - keys[0], [(2, 3)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_lengths_of_each_item_cut_any_expression(data):
     Lq, Lk = data.draw(st.integers(1, 13)), data.draw(st.integers(1, 13))

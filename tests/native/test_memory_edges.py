@@ -128,19 +128,20 @@ def in_each_dtype(*calls: str, dtypes: tuple[str, ...] = ("float32", "bfloat16")
     return each + "\n    ".join(f"print({line!r}, flush=True); {line}" for line in lines)
 
 
+EDGES = [f"over_edges({size!r}, dtype)" for size in SIZES]
+HALVES = ("bfloat16", "float16")
 PARTS = {
     "past the end": "x = guarded(7, torch.float32, True); print(torch.as_strided(x, (8,), (1,)).sum())",
     "before the start": "x = guarded(7, torch.float32, False); print(ctypes.string_at(x.data_ptr() - 1, 1))",
-    "around": in_each_dtype(*[f"over_edges({size!r}, dtype)" for size in SIZES]),
+    "around": in_each_dtype(*EDGES, dtypes=("float32",)),
+    "around, of 2 bytes": in_each_dtype(EDGES[0], EDGES[5], dtypes=("bfloat16",)),
     "padding of 64": in_each_dtype("over_unread(dtype, False, 64)", "over_unread(dtype, True, 64)"),  # read in place
     "padded queries": in_each_dtype("over_unread_queries(dtype, 37)"),
 }
-HALF = ("float16",)  # which the kernels read as they read bfloat16
-EDGES = [f"over_edges({size!r}, dtype)" for size in SIZES]
 SLOW_PARTS = {
     "padding of 37": in_each_dtype("over_unread(dtype, False, 37)", "over_unread(dtype, True, 37)"),  # copied
     "half precision": in_each_dtype(
-        *EDGES, "over_unread(dtype, False, 64)", "over_unread(dtype, True, 37)", dtypes=HALF
+        *EDGES, "over_unread(dtype, False, 64)", "over_unread(dtype, True, 37)", dtypes=HALVES
     ),
 }
 
@@ -161,7 +162,7 @@ def test_the_pages_around_are_protected(where, ended):
     assert ended[where].status == -signal.SIGSEGV
 
 
-@pytest.mark.parametrize("part", ["around", "padding of 64", "padded queries"])
+@pytest.mark.parametrize("part", ["around", "around, of 2 bytes", "padding of 64", "padded queries"])
 def test_nothing_is_read_that_must_not_be(part, ended):
     assert_whole(ended[part])
 

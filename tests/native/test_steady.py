@@ -67,7 +67,7 @@ def test_any_number_of_threads(way, dtype, threads):
         threads(1)
         want = ours(call)
         assert all(result.isfinite().all() for result in want.values())
-        for count in (2, 3, 5):
+        for count in (2, 5):
             threads(count)
             assert_same(ours(call), want, f"{count} threads, {instructions}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
+import numpy as np
 import pytest
 import torch
 
@@ -61,18 +60,17 @@ def dense(query, key, given, place):
 
 
 def pool(weights, visible, rows, bins):
-    """(sums, largest, counts), bin by bin."""
-    shape = -(-len(rows) // bins[0]), -(-weights.shape[1] // bins[1])
-    if bins == (1, 1):
-        return weights * visible, torch.where(visible, weights, -torch.inf), visible.double()
-    found = torch.zeros(3, *shape, dtype=torch.float64)
-    for n, m in itertools.product(*map(range, shape)):
-        at = slice(n * bins[0], (n + 1) * bins[0]), slice(m * bins[1], (m + 1) * bins[1])
-        part = weights[at][visible[at]]
-        found[:, n, m] = torch.stack(
-            [part.sum(), part.max() if len(part) else torch.tensor(-torch.inf), visible[at].sum()]
-        )
-    return found.unbind(0)
+    """(sums, largest, counts) of bins."""
+    assert weights.shape[0] == len(rows)
+
+    def over(numbers, reduce):
+        numbers = numbers.numpy()
+        for axis, size in enumerate(bins):
+            numbers = reduce.reduceat(numbers, range(0, numbers.shape[axis], size), axis)
+        return torch.from_numpy(numbers)
+
+    largest = over(torch.where(visible, weights, -torch.inf), np.maximum)
+    return over(weights * visible, np.add), largest, over(visible.double(), np.add)
 
 
 @pytest.mark.parametrize("way", ["native", "tiles"])

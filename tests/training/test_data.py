@@ -108,9 +108,9 @@ def test_repeated_stretches_follow_themselves(context):
 
 def _says_twice(tokens, length) -> bool:
     """Whether a stretch of this length is followed by itself; without repeats all tokens differ."""
+    tokens = tokens.tolist()
     return any(
-        torch.equal(tokens[s : s + length], tokens[s + length : s + 2 * length])
-        for s in range(len(tokens) - 2 * length + 1)
+        tokens[s : s + length] == tokens[s + length : s + 2 * length] for s in range(len(tokens) - 2 * length + 1)
     )
 
 

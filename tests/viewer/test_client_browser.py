@@ -4,78 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
-CLIENT = Path(__file__).parents[2] / "client"
-BUILT = Path(__file__).parents[2] / "src" / "saccade" / "viewer" / "client.js"
 SHORT = "run=1&call=0&head=2"
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A copy of the client's sources, in which it is built: `client/`, as in the repository."""
-    if not shutil.which("node"):
-        pytest.skip("the client is built by node, which is not here")
-    modules = CLIENT / "node_modules"
-    if not (modules / "esbuild").is_dir():
-        pytest.skip("the client's esbuild is not installed: npm install in client/")
-    root = tmp_path_factory.mktemp("copy")
-    shutil.copytree(CLIENT, root / "client", ignore=shutil.ignore_patterns("node_modules", "build"))
-    (root / "client" / "node_modules").symlink_to(modules.resolve())
-    (root / "src" / "saccade" / "viewer").mkdir(parents=True)
-    return root / "client"
-
-
-def run(copy, *command):
-    ran = subprocess.run(command, cwd=copy, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-def test_the_committed_client_is_what_its_sources_build(copy):
-    run(copy, "node", "build.mjs")
-    assert (copy.parent / "src/saccade/viewer/client.js").read_bytes() == BUILT.read_bytes(), "npm run build in client/"
-    step = BUILT.parent / "steps" / "step.js"
-    assert (copy.parent / "src/saccade/viewer/steps/step.js").read_bytes() == step.read_bytes(), "npm run build"
-
-
-def test_the_client_is_small_and_names_no_address():
-    text = BUILT.read_text("utf8")
-    assert len(BUILT.read_bytes()) < 100_000
-    assert set(re.findall(r"https?://[^\s\"'`)]+", text)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xhtml",
-    }
-
-
-def test_the_logic_passes_its_own_tests(copy):
-    run(copy, "node", "build.mjs", "--test")
-    run(copy, "node", "--test", *(str(path) for path in sorted((copy / "test").glob("*.test.mjs"))))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip("there is no Chromium here")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def page_file(copy):
-    run(copy, "node", "build.mjs", "--dev")
-    return copy / "build" / "dev.html"
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -68,19 +66,6 @@ MEASURE = """() => {
   }
   return {page: document.documentElement.scrollWidth, texts};
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    sync = pytest.importorskip("playwright.sync_api")
-    with sync.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        with contextlib.suppress(Exception):
-            running.close()
 
 
 def measured(browser, svg, width, scheme="light"):

@@ -67,14 +67,15 @@ def dense(call: MapCall, item: int, head: int):
 
 
 def pooled(weights, visible, size, pool):
-    out = np.full((-(-weights.shape[0] // size), -(-weights.shape[1] // size)), np.nan)
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            at = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
-            seen = weights[at][visible[at]]
-            if len(seen):
-                out[i, j] = seen.max() if pool == "max" else seen.mean()
-    return out
+    def over(numbers, reduce):
+        for axis in (0, 1):
+            numbers = reduce.reduceat(numbers, range(0, numbers.shape[axis], size), axis)
+        return numbers
+
+    count = over(visible.astype(int), np.add)
+    if pool == "max":
+        return np.where(count, over(np.where(visible, weights, -np.inf), np.maximum), np.nan)
+    return np.where(count, over(np.where(visible, weights, 0.0), np.add), np.nan) / np.maximum(count, 1)
 
 
 @pytest.fixture

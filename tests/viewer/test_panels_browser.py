@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -17,31 +14,10 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CLIENT = Path(__file__).parents[2] / "client"
 SHORT = "run=1&call=0&head=3"  # 61 tokens, the last 21 of them generated, its last 2 keys are padding
 LONG = "run=0&call=1&head=3"  # 100,000 tokens, causal
 ROOT = "document.querySelector('#saccade > div').shadowRoot"
 CROSS = "run=2&call=1&head=1"  # 53 query tokens, 47 key tokens
-
-
-@pytest.fixture(scope="module")
-def page_file():
-    if not shutil.which("node") or not (CLIENT / "node_modules" / "esbuild").is_dir():
-        pytest.skip("node and esbuild build the client: npm install in client/")
-    subprocess.run(["node", "build.mjs", "--dev"], cwd=CLIENT, check=True, capture_output=True)
-    return CLIENT / "build" / "dev.html"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip("there is no Chromium here")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -325,6 +301,16 @@ def test_line_breaks_break_the_line(opened):
     word(page, 12).click()
     assert "\u202e" not in page.locator(".saccade").inner_text()
     assert "⟨202E⟩" in page.locator(".flow").inner_text()
+
+
+def test_a_figure_has_the_scale_of_the_picture(opened, tmp_path):
+    """Of means, too, whose scale ends at what is in view."""
+    page = opened(f"{LONG}&pool=mean&tone=linear")
+    page.locator(".legend").filter(has_text="≥").wait_for()
+    svg = ElementTree.parse(saved(page, "SVG", tmp_path)).getroot()
+    ticks = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text") if e.get("y") == "24"]
+    assert len(ticks) == 3 and ticks[2].startswith("≥ 0.")
+    assert all(tick in page.locator(".legend").inner_text() for tick in ticks)
 
 
 def test_files_open_again_and_say_the_same(opened, tmp_path):

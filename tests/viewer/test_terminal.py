@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import re
 
@@ -24,6 +25,9 @@ def in_colour(look, width=80):
     return printed(look, width, force_terminal=True, color_system="truecolor", no_color=False)
 
 
+look_of = functools.cache(make)
+
+
 @pytest.mark.parametrize("width", [40, 61, 80, 97, 200])
 @pytest.mark.parametrize(
     "text",
@@ -36,7 +40,8 @@ def in_colour(look, width=80):
     ],
 )
 def test_nothing_is_wider_than_the_terminal(width, text):
-    for shown in (printed(make(text), width), ESCAPE.sub("", in_colour(make(text), width))):
+    look = look_of(text)
+    for shown in (printed(look, width), ESCAPE.sub("", in_colour(look, width))):
         assert max(cell_len(line) for line in shown.splitlines()) <= width
 
 

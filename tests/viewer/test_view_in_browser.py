@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import queue
-import shutil
 import urllib.parse
 
 import pytest
@@ -15,12 +14,7 @@ from saccade.viewer.server import _serve
 from saccade.viewer.server._view import open_session
 from saccade.viewer.server._widget import make_widget
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 TEXT = "The </script><img src=x onerror=alert(1)> hen & the \u202efox\u202c met \u0007 the owl because it was soft."
 
 
@@ -28,15 +22,6 @@ TEXT = "The </script><img src=x onerror=alert(1)> hen & the \u202efox\u202c met 
 def viewer():
     with saccade.view(TEXT, block=False, browser=False, head=(1, 2)) as viewer:
         yield viewer
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Page:

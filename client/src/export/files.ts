@@ -3,8 +3,7 @@ import { cssOf, paletteOf } from "../colours";
 import type { Context, Picture } from "../context";
 import { h, paintInto } from "../dom";
 import { tokenText } from "../map/labels";
-import { colourInto, makeScale, type ColourScale } from "../map/scale";
-import { span } from "../map/tiles";
+import { colourInto, type ColourScale } from "../map/scale";
 import { capital, headName } from "../panels/data";
 import { commas } from "../parts";
 import { byId } from "../protocol";
@@ -63,14 +62,11 @@ const imageOf = (values: Float32Array, across: number, down: number, scale: Colo
 export async function saveSvg(context: Context, { picture, signal }: Work): Promise<void> {
   const numbers = await numbersInView(context, picture,
     (words, token) => tokenText(words.at(token), token) || String(token), signal);
-  const { what, tone, compare } = context.store.get(), { across, down, second } = numbers,
-    palette = paletteOf(context.root);
+  const { what, compare } = context.store.get(), { across, down, second } = numbers, { scale } = picture;
   const less = compare?.mode === "difference" && second !== null,
     values = less ? differenceOf(numbers.values, second, what === "weights") : numbers.values;
-  const { low, high } = span(values), scale = makeScale(palette, what, tone, context.call().keys.length, [low, high],
-    less);
   download(context, svgOf({
-    ...numbers, values, scale, palette, title: titleOf(context, less), subtitle: describeView(context, { ...picture, sampled: numbers.sampled }),
+    ...numbers, values, scale, palette: paletteOf(context.root), title: titleOf(context, less), subtitle: describeView(context, { ...picture, sampled: numbers.sampled }),
     legend: less ? `difference of ${what}` : what,
       image: across * down > MOST_CELLS ? imageOf(values, across, down, scale) : null,
   }), "image/svg+xml", ".svg");

@@ -380,6 +380,9 @@ class AttentionMap {
 
   #picture(): Picture {
     const { view } = this.#panes[0];
-    return { rows: rowsInSight(view), keys: keysInSight(view), canvas: this.#canvas, sampled: this.#sampled };
+    return {
+      rows: rowsInSight(view), keys: keysInSight(view), canvas: this.#canvas, scale: this.#scale!.value,
+      sampled: this.#sampled,
+    };
   }
 }

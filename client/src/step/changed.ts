@@ -53,14 +53,14 @@ export function columnOf(scores: Scores, settings: Settings, live: Softmax, step
 }
 
 /** The vectors of the weighted sum with other weights, of the components that are here. */
-export function summed({ vectors }: Step, weights: readonly number[], values: (number | null)[][], labels: readonly string[]): Vector[] {
+export function summed({ vectors }: Step, weights: readonly number[], values: (number | null)[][], names: readonly string[]): Vector[] {
   const { size } = vectors[vectors.length - 1];
   const order = weights.map((w, j) => [w, j]).filter(([w]) => w > 0).sort((a, b) => b[0] - a[0]).slice(0, 3);
   const one = (name: string, found: number[]): Vector => ({
     name, kind: "value", size, values: found, length: found.length === size ? Math.hypot(...found) : NaN,
   });
   return [
-    ...order.map(([w, j]) => one(`${numberText(w, 3).replace(/^0/, "")} · v of '${labels[j]}'`, values[j].map((v) => w * (v ?? NaN)))),
+    ...order.map(([w, j]) => one(`${numberText(w, 3).replace(/^0/, "")} · v of ${names[j]}`, values[j].map((v) => w * (v ?? NaN)))),
     one("o", mixed([...weights], values)),
   ];
 }

@@ -7,6 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -22,6 +23,21 @@ def option(default: T, help: str, *names: str, **settings: Any) -> T:
     """
     field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*names, help=help, **settings)})
     return field
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """Options"""
+
+    model: str | None = option(
+        None,
+        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
+        "[default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    out: Path | None = option(None, "What a command writes; each says it anew, in this place.")
+    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
+    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ import typer
 from .. import __version__
 from ._errors import UserError, require
 from ._look_corpus import CorpusOptions, study
-from ._options import GroupedCommand, flattened, option
+from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
 from ._texts import InputText, again_arguments, check_length, command_line, given_text, parse_head, word_range
 
@@ -50,23 +50,15 @@ class LookOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonOptions:
+class WrittenOptions(CommonOptions):
     """Options"""
 
-    model: str | None = option(
-        None,
-        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
-        "[default: the embedded model]",
-        metavar="DIR_OR_HUB_ID",
-    )
     out: Path | None = option(
         None,
         "Where the report goes; a .png or .svg is drawn beside it for papers; the numbers of a study as .csv or .json."
         f"  [default: {REPORT}]",
         metavar="FILE",
     )
-    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
-    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
 
 
 def register(app: typer.Typer) -> None:
@@ -83,7 +75,7 @@ def look(
     ] = None,
     chosen: LookOptions,
     studies: CorpusOptions,
-    common: CommonOptions,
+    common: WrittenOptions,
 ) -> None:
     """Look at what a language model attends to in TEXT: sentences, a map, the role of every head, and a report.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._errors import UserError
-from ._options import GroupedCommand, flattened, option
+from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
 from ._texts import given_text, parse_head
 
@@ -53,20 +53,12 @@ class StepOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonOptions:
+class WrittenOptions(CommonOptions):
     """Options"""
 
-    model: str | None = option(
-        None,
-        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
-        "[default: the embedded model]",
-        metavar="DIR_OR_HUB_ID",
-    )
     out: Path | None = option(
         None, "Write one page for a browser instead, with switches and the steps by arrow key.", metavar="FILE.html"
     )
-    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
-    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +74,7 @@ def step(
         typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
     ] = None,
     chosen: StepOptions,
-    common: CommonOptions,
+    common: WrittenOptions,
 ) -> None:
     """Show attention step by step: the real numbers of one head for one word, from the embedding to the output.
 

@@ -16,7 +16,7 @@ from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
 from ._steps import SWITCHES, Step, Steps, example, step_of_call, step_of_target_token, step_of_tokens, steps_of
-from ._targets import Target, read_target, token_labels
+from ._targets import Target, read_target, token_labels, token_names
 from ._words import START, Word, group, split_words
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "steps_of",
     "telling",
     "token_labels",
+    "token_names",
     "weights_of",
     "words_that_fit",
 ]

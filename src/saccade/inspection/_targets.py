@@ -28,6 +28,10 @@ class Target(NamedTuple):
     def labels(self) -> tuple[str, ...]:
         return token_labels(self.words, self.pieces)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return token_names(self.words, self.pieces)
+
 
 def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor) -> Target:
     """The target of ``source`` (1, L): the text that is given, or what the model writes.
@@ -109,3 +113,12 @@ def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...
         else:
             out += [Word(piece.strip(" ") or "␣", 0, 0, 0, 1).label for piece in pieces[word.first : word.last]]
     return tuple(out)
+
+
+def token_names(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
+    """What sentences call each token: 'owl', and of a word of several tokens 'o' in 'owl'."""
+    whole = [""] * len(pieces)
+    for word in words:
+        if word.last - word.first > 1:
+            whole[word.first : word.last] = [f" in '{word.label}'"] * (word.last - word.first)
+    return tuple(f"'{label}'{of}" for label, of in zip(token_labels(words, pieces), whole, strict=True))

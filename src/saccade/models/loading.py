@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn import MultiHeadAttention
-from ..nn._initial import begin_anew
 from ..variants import MechanismConfig
 from ._shortened import shortened
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
+from .checkpoints.materialised import materialised
 from .checkpoints.reading import StoredWeights, find_weights
 from .checkpoints.settings import Settings, read_settings
 from .families import FAMILIES, GRAPHS
@@ -129,7 +128,7 @@ def _published(
         new_head=head in family.new_heads,
         where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
     )
-    model = _materialised(model, dtype or stored.dtype(), device or "cpu")
+    model = materialised(model, dtype or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
     model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out))
@@ -192,17 +191,6 @@ def _request(
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
     return Request(chosen, count, mechanism, relabelled=labels is not None)
-
-
-def _materialised(model: Model, dtype: torch.dtype, device: torch.device | str) -> Model:
-    """The model with memory of its own, not filled; what is computed and never stored is computed."""
-    model = model.to(dtype).to_empty(device=device)
-    for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            begin_anew(module.mechanism)  # what it draws is in no published file
-        elif any(True for _ in module.buffers(recurse=False)):
-            begin_anew(module)
-    return model
 
 
 @torch.no_grad()

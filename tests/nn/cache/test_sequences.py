@@ -56,7 +56,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture]  # what they set once, they nee
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, suppress_health_check=FIXTURES)
+@settings(max_examples=7, suppress_health_check=FIXTURES)
 @given(sequence=moves(5))
 def test_any_sequence(kind, sequence):
     play(Decoding(KINDS[kind](), "documents", "alibi"), sequence)

@@ -36,9 +36,7 @@ class AfterWeights(Writer):
             f"{length(out - mean):.3g}, |o| is {length(out):.3g}.",
             vectors=(
                 *(
-                    Vector(
-                        f"{self._share(weights[j])} · v of '{self.labels[j]}'", weights[j] * numbers.value[j], "value"
-                    )
+                    Vector(f"{self._share(weights[j])} · v of {self.names[j]}", weights[j] * numbers.value[j], "value")
                     for j in order
                 ),
                 Vector("o", out, "value"),

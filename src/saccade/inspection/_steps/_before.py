@@ -19,12 +19,12 @@ class BeforeScores(Writer):
     def __init__(
         self,
         numbers: HeadNumbers,
-        labels: Sequence[str],
+        names: Sequence[str],
         digits: int,
         query: str | None,
         token: tuple[int, np.ndarray] | None,
     ):
-        super().__init__(numbers, labels, digits, query)
+        super().__init__(numbers, names, digits, query)
         self.token = token  # the row's token, and its row of the embedding
 
     def steps(self) -> Iterator[Step]:
@@ -210,9 +210,9 @@ class BeforeScores(Writer):
         query, key, own = self.inputs.query, self.inputs.key, self.inputs.own
         vectors = [Vector("q", query, "query")]
         keys = range(min(len(key), 4)) if own is None or len(key) <= 4 else [own]
-        vectors += [Vector(f"k of '{self.labels[j]}'", key[j], "key") for j in keys]
+        vectors += [Vector(f"k of {self.names[j]}", key[j], "key") for j in keys]
         if self.inputs.value is not None:
-            vectors += [Vector(f"v of '{self.labels[j]}'", self.inputs.value[j], "value") for j in keys]
+            vectors += [Vector(f"v of {self.names[j]}", self.inputs.value[j], "value") for j in keys]
         return Step(
             "given",
             "Query, keys and values",

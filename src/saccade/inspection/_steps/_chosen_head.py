@@ -72,7 +72,7 @@ def most_telling(
     run: Callable[[LayerObserver], None],
     row: int,
     keys: Sequence[Word],
-    labels: Sequence[str],
+    names: Sequence[str],
     query: Word,
     *,
     part: str = "",
@@ -107,13 +107,13 @@ def most_telling(
     name = _name(part, place)
     if not counted:
         return place, f"no head was asked for: {name} is shown; --head (in Python head=) shows another"
-    elsewhere = Counter(labels[j] for where, j in looks.items() if where != place)
+    elsewhere = Counter(names[j] for where, j in looks.items() if where != place)
     others = "--head (in Python head=) shows another"
     if elsewhere:
-        label, count = elsewhere.most_common(1)[0]
-        others = f"the others look elsewhere, {count} of them most at '{label}'; {others}"
+        most, count = elsewhere.most_common(1)[0]
+        others = f"the others look elsewhere, {count} of them most at {most}; {others}"
     beside = "" if part == "cross" else " that is not beside it"
     return place, (
         f"no head was asked for: of {len(looks)} heads, {name} is shown, in which '{query.label}' looks most at one "
-        f"word{beside} ('{labels[told]}', {weight_text(best)}); {others}"
+        f"word{beside} ({names[told]}, {weight_text(best)}); {others}"
     )

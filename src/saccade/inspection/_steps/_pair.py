@@ -15,7 +15,7 @@ from ..._call import ObservedCall
 from ...models.text.encoder_decoder import EncoderDecoder
 from .._collect import read
 from .._models import LayerObserver, TextModel, evaluating
-from .._targets import Target, read_target, token_labels
+from .._targets import Target, read_target, token_labels, token_names
 from ._chosen_head import Place, most_telling
 from ._chosen_word import asking
 from ._inputs import of_stack
@@ -49,14 +49,15 @@ def steps_of_target(
     chosen, notes = asking(found.words, word, nth, where="target")
     row = chosen.last - 1
     notes.insert(0, f"the target is '{found.text}', as {'the model wrote it' if found.written else 'given'}")
-    labels = found.labels if part == "decoder" else token_labels(words, opened.pieces(text, tokens.spans))
-
+    decoder = part == "decoder"
+    keys, pieces = (found.words, found.pieces) if decoder else (words, opened.pieces(text, tokens.spans))
+    labels, names = token_labels(keys, pieces), token_names(keys, pieces)
     if place is None:
-        keys = found.words if part == "decoder" else words
-        reading = _reading(model, source, found.ids, part)
-        place, why = most_telling(reading, row, keys, labels, chosen, part=part)
+        place, why = most_telling(_reading(model, source, found.ids, part), row, keys, names, chosen, part=part)
         notes.append(why)
-    made = step_of_target_token(model, source, found, labels, (part, *place), row, without=without, notes=notes)
+    made = step_of_target_token(
+        model, source, found, labels, (part, *place), row, names=names, without=without, notes=notes
+    )
     title = title_of(made, chosen.label, len(found.ids))
     return replace(made, text=text, model=name, word=chosen, title=title)
 
@@ -69,19 +70,21 @@ def step_of_target_token(
     place: tuple[str, int, int],
     row: int,
     *,
+    names: Sequence[str] = (),
     without: Iterable[str] = (),
     notes: Sequence[str] = (),
 ) -> Steps:
     """The steps of token ``row`` of the target in a head of the decoder.
 
-    ``source`` (1, Ls); ``labels`` are of the keys; ``place`` is ("decoder" or "cross", layer, head).
+    ``source`` (1, Ls); ``labels`` and ``names`` are of the keys, as in `step_of_tokens`; ``place``
+    is ("decoder" or "cross", layer, head).
     """
     part, layer, head = place
     reading = _reading(model, source, target.ids, part)
     inputs = of_stack(model.decoder, (layer, head), row, reading, part)
     table, token = model.tokens if model.target_tokens is None else model.target_tokens, target.ids[row]
     known = token, table.weight[token].detach().cpu().double().numpy()
-    made = written_steps(inputs, labels, known, without, list(notes), query=target.labels[row])
+    made = written_steps(inputs, labels, known, without, list(notes), names=names, query=target.names[row])
     return replace(made, target=target.text, layers=len(model.decoder.blocks))
 
 

@@ -34,6 +34,7 @@ class Steps:
         part: "encoder", "decoder" or "cross" of an encoder-decoder. place: the head as `--head` takes it.
         layers, heads: of the model and of the layer.
         labels: each key as it can be shown.
+        names: what sentences call each key: 'owl', of a word of several tokens 'o' in 'owl'.
         steps: in order.
         without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
         notes: what was chosen or had to be left out.
@@ -46,6 +47,7 @@ class Steps:
     layers: int
     title: str
     labels: tuple[str, ...]
+    names: tuple[str, ...]
     numbers: HeadNumbers
     steps: tuple[Step, ...]
     word: Word | None = None
@@ -131,7 +133,7 @@ class Steps:
             return f"In this head the weights of {self.query} are NaN: {self._why_nan}."
         order = [int(j) for j in np.argsort(-self.weights, kind="stable")[:3]]
         order = order[:1] + [j for j in order[1:] if self.weights[j] >= LEAST_TOLD]
-        shares = [f"'{self.labels[j]}' ({weight_text(self.weights[j])})" for j in order]
+        shares = [f"{self.names[j]} ({weight_text(self.weights[j])})" for j in order]
         named = ", then ".join(shares) if len(shares) < 3 else f"{shares[0]}, then {shares[1]} and {shares[2]}"
         return f"In this head {self.query} looks most at {named}. The steps show where these numbers come from."
 
@@ -144,7 +146,7 @@ class Steps:
         broken = np.flatnonzero(visible & ~np.isfinite(keys).all(1))
         if broken.size:
             more = f", as those of {broken.size - 1:,} more" if broken.size > 1 else ""
-            return f"the key of '{self.labels[broken[0]]}' is not finite{more}"
+            return f"the key of {self.names[broken[0]]} is not finite{more}"
         return "a score is not finite"
 
     @property
@@ -168,7 +170,7 @@ class Steps:
             {version: 1, text, target, title, model, layers, part: "" | "encoder" | "decoder" | "cross", layer, head,
              heads, kv_head, row, dtype, digits,
              own: the key that is the row's token | null,
-             word: {text, first, last} | null, labels: [key, ...], notes: [sentence, ...],
+             word: {text, first, last} | null, labels: [key, ...], names: [key, ...], notes: [sentence, ...],
              summary, hidden_in: the number of the step that hides keys | null,
              without: [switch, ...], switches: [those that can be left out, ...],
              steps: [{id, name, formula, mathml, shapes, says, without, switch | null,
@@ -206,6 +208,7 @@ class Steps:
             "word": None if word is None else {"text": word.label, "first": word.first, "last": word.last},
             "dtype": str(inputs.dtype).removeprefix("torch."),
             "labels": list(self.labels),
+            "names": list(self.names),
             "without": list(self.without),
             "switches": list(self.switches),
             "notes": list(self.notes),

@@ -17,7 +17,7 @@ from ...models import Model
 from .._collect import read
 from .._models import TextModel
 from .._published import as_text_model
-from .._targets import token_labels
+from .._targets import token_labels, token_names
 from ._chosen_head import Head, checked_place, most_telling
 from ._chosen_word import asking
 from ._inputs import of_call, of_model
@@ -46,11 +46,12 @@ def steps_of(
     tokens, words = read(opened, text)
     chosen, notes = asking(words, word, nth)
     row, ids = chosen.last - 1, opened.whole(tokens.ids)
-    labels = token_labels(words, opened.pieces(text, tokens.spans))
+    pieces = opened.pieces(text, tokens.spans)
+    labels, names = token_labels(words, pieces), token_names(words, pieces)
     if place is None:
-        place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, labels, chosen, part=part)
+        place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, names, chosen, part=part)
         notes.append(why)
-    found = step_of_tokens(opened, ids, labels, place, row, without=without, notes=notes)
+    found = step_of_tokens(opened, ids, labels, place, row, names=names, without=without, notes=notes)
     return replace(found, text=text, model=called, word=chosen, title=title_of(found, chosen.label, len(labels)))
 
 
@@ -61,10 +62,14 @@ def step_of_tokens(
     head: tuple[int, int],
     row: int,
     *,
+    names: Sequence[str] = (),
     without: Iterable[str] = (),
     notes: Sequence[str] = (),
 ) -> Steps:
-    """The steps of token ``row`` as ``model`` reads ``ids`` (1, L), whose tokens are shown as ``labels``."""
+    """The steps of token ``row`` as ``model`` reads ``ids`` (1, L).
+
+    Tokens are shown as ``labels``, and sentences call them ``names``, by default the labels in quotes.
+    """
     inputs = of_model(model, ids, head, row)
     table, token = model.embedding, int(ids[0, row])
     known = None if table is None else (token, table.weight[token].detach().cpu().double().numpy())
@@ -74,7 +79,7 @@ def step_of_tokens(
             "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
             "positions come before it, the output projection after it"
         )
-    found = written_steps(inputs, labels, known, without, notes)
+    found = written_steps(inputs, labels, known, without, notes, names=names)
     return replace(found, model=model.name, layers=model.layers)
 
 
@@ -94,7 +99,8 @@ def step_of_call(
     ``labels`` are of the keys, ``query`` is the label of the row; None is that of its key in self-attention.
     """
     shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
-    return written_steps(of_call(call, head, row, layer, item), shown, None, without, (), query=query)
+    asks = None if query is None else f"'{query}'"
+    return written_steps(of_call(call, head, row, layer, item), shown, None, without, (), query=asks)
 
 
 def example(without: Iterable[str] = ()) -> Steps:
@@ -103,7 +109,7 @@ def example(without: Iterable[str] = ()) -> Steps:
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
     call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
-    found = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="A", digits=6)
+    found = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="'A'", digits=6)
     return replace(
         found,
         title="Attention by hand: the query A = [1, 0] and two keys",

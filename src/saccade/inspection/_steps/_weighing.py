@@ -22,7 +22,7 @@ class Weighing(Writer):
     """Dot products, scale, cap, bias, mask and softmax."""
 
     def steps(self) -> Iterator[Step]:
-        scores, length = self.numbers.scores, len(self.labels)
+        scores, length = self.numbers.scores, len(self.names)
         width = len(self.inputs.query)
         yield Step(
             "dot",
@@ -88,8 +88,8 @@ class Weighing(Writer):
         scores = self.numbers.scores
         if scores.bias is not None or scores.sink is not None:
             return "Without this comparison the weights would be the same whatever the query asks."
-        seen = len(self.labels) if scores.visible is None else int(scores.visible.sum())
-        which = "key" if seen == len(self.labels) else "visible key"
+        seen = len(self.names) if scores.visible is None else int(scores.visible.sum())
+        which = "key" if seen == len(self.names) else "visible key"
         return f"Without this comparison every {which} would get the same weight, 1/{seen} = {1 / max(seen, 1):.3g}."
 
     def _one_product(self) -> tuple[Vector, ...]:

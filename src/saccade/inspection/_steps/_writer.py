@@ -10,12 +10,12 @@ from ._parts import HeadNumbers
 
 
 class Writer:
-    """Writes steps of ``numbers``, with keys named by ``labels``. Abstract: a subclass writes one stretch of them."""
+    """Writes steps of ``numbers``, with keys called ``names``. Abstract: a subclass writes one stretch of them."""
 
-    def __init__(self, numbers: HeadNumbers, labels: Sequence[str], digits: int, query: str | None = None):
-        self.numbers, self.inputs, self.labels, self.digits = numbers, numbers.inputs, labels, digits
-        query = labels[self.inputs.own] if query is None and self.inputs.own is not None else query
-        self.name = "the query" if query is None else f"'{query}'"
+    def __init__(self, numbers: HeadNumbers, names: Sequence[str], digits: int, query: str | None = None):
+        self.numbers, self.inputs, self.names, self.digits = numbers, numbers.inputs, names, digits
+        own = self.inputs.own
+        self.name = query or ("the query" if own is None else names[own])
 
     def _changed(self, switch: str) -> str:
         """What the largest weight becomes where ``switch`` is left out."""
@@ -44,7 +44,7 @@ class Writer:
         return f"{weight:.3f}".replace("0.", ".", 1) if self.digits < 6 else f"{weight:.{self.digits}f}"
 
     def _key(self, j: int) -> str:
-        return f"'{self.labels[j]}' ({j})" if self.labels.count(self.labels[j]) > 1 else f"'{self.labels[j]}'"
+        return f"{self.names[j]} ({j})" if self.names.count(self.names[j]) > 1 else self.names[j]
 
 
 def shape(values: np.ndarray) -> str:

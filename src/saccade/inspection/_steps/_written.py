@@ -22,21 +22,25 @@ def written_steps(
     without: Iterable[str],
     notes: Sequence[str],
     *,
+    names: Sequence[str] = (),
     query: str | None = None,
     digits: int = 3,
 ) -> Steps:
-    """The steps of ``inputs``, whose keys are called ``labels`` and whose row is called ``query``.
+    """The steps of ``inputs``, whose keys are shown as ``labels``.
 
+    Sentences call them ``names``, by default the labels in quotes, and the row ``query``, by default its key's name.
     ``token`` is the row's token and its row of the embedding, where they are known.
     """
     numbers, labels = HeadNumbers(inputs), tuple(labels)
+    names = tuple(names) or tuple(f"'{label}'" for label in labels)
     left_out = checked_switches(without, numbers.scores)
-    before = BeforeScores(numbers, labels, digits, query, token)
-    writers = before, Weighing(numbers, labels, digits, query), AfterWeights(numbers, labels, digits, query)
+    before = BeforeScores(numbers, names, digits, query, token)
+    writers = before, Weighing(numbers, names, digits, query), AfterWeights(numbers, names, digits, query)
     written = tuple(step for writer in writers for step in writer.steps())
     of = "" if inputs.own is None else f" of {len(labels):,}"
     title = f"Head {inputs.place}: token {inputs.row}{of}, counted from 0"
-    return Steps("", "", 1, title, labels, numbers, written, None, left_out, tuple(notes), digits, query=before.name)
+    notes = tuple(notes)
+    return Steps("", "", 1, title, labels, names, numbers, written, None, left_out, notes, digits, query=before.name)
 
 
 def title_of(steps: Steps, label: str, tokens: int) -> str:

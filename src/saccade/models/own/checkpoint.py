@@ -26,6 +26,7 @@ from ...nn import KVCache
 from ...nn.stacks import LayerObserver
 from ...variants import MechanismConfig
 from .._shortened import shortened
+from ..checkpoints.materialised import materialised
 from ..checkpoints.reading import read_json
 from ..checkpoints.settings import Settings
 from ..decoding.generating import GeneratingModel
@@ -153,8 +154,9 @@ def load_own(
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
     changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
     with seeded(None):  # whoever opens a model finds the random state as it was
-        _check_shapes(config, folder / WEIGHTS)
-        model = DecoderLM(changed)
+        empty = _checked_shapes(config, folder / WEIGHTS)
+        # Weights that the file replaces are not drawn: that takes longer than reading them.
+        model = materialised(empty, torch.float32, "cpu") if mechanism is None else DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
     lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))
@@ -219,8 +221,8 @@ def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
     return tokenizer
 
 
-def _check_shapes(config: ModelConfig, path: Path) -> None:
-    """ValueError unless the file has the names and shapes of such a model; nothing large is made to find out."""
+def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
+    """The model on the meta device; ValueError unless the file has its names and shapes."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -233,9 +235,10 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
         raise ValueError(f"{told}: layers is {config.layers}, and it holds {len(given)} tensors")
     try:
         with torch.device("meta"):
-            expected = {name: tuple(tensor.shape) for name, tensor in DecoderLM(config).state_dict().items()}
+            model = DecoderLM(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size that no int64 holds
         raise ValueError(f"{told}: {shortened(error)}") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in given]
     problems += [f"{name} is not part of the model" for name in given if name not in expected]
     problems += [
@@ -246,6 +249,7 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
     if problems:
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise ValueError(f"{told}: {shortened('; '.join(problems[:2]))}{more}")
+    return model
 
 
 def _load_weights(model: DecoderLM, path: Path, *, partly: bool) -> None:

@@ -6,7 +6,15 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from ...inspection import Steps, TextModel, as_text_model, step_of_target_token, step_of_tokens, token_labels
+from ...inspection import (
+    Steps,
+    TextModel,
+    as_text_model,
+    step_of_target_token,
+    step_of_tokens,
+    token_labels,
+    token_names,
+)
 from ...inspection._collect import read
 from ..maps import MapCall, ReadPair, Run
 
@@ -40,10 +48,12 @@ def _part(call: MapCall) -> str:
 
 def _read_again(run: Run, call: MapCall, head: int, row: int) -> Steps:
     keys, source, part = run.sides[call.keys], run.source, _part(call)
-    labels = token_labels(keys.words, keys.pieces)
+    labels, names = (written(keys.words, keys.pieces) for written in (token_labels, token_names))
     if isinstance(source, ReadPair) and part != "encoder":
-        return step_of_target_token(source.model, source.ids, source.target, labels, (part, call.layer, head), row)
+        place = part, call.layer, head
+        return step_of_target_token(source.model, source.ids, source.target, labels, place, row, names=names)
     if isinstance(source, ReadPair):
-        return step_of_tokens(as_text_model(source.model), source.ids, labels, (call.layer, head), row)
-    tokens, _ = read(source, run.text)
-    return step_of_tokens(source, source.whole(tokens.ids), labels, (call.layer, head), row)
+        model, ids = as_text_model(source.model), source.ids
+    else:
+        model, ids = source, source.whole(read(source, run.text)[0].ids)
+    return step_of_tokens(model, ids, labels, (call.layer, head), row, names=names)
