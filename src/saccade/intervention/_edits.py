@@ -22,7 +22,7 @@ from .._masks import Mask as MaskValue
 from .._masks import as_mask
 from .._masks._data import describe
 from ..monitoring import CallSite
-from ._edit import HeadEdit, Part, WeightsEdit, WeightsFunction, split
+from ._edit import Chosen, HeadEdit, Part, Stage, WeightsFunction, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,7 @@ class Ablate(HeadEdit):
 
     to: str | Tensor = "zero"
     seed: int = 0
+    stage = Stage.OUTPUT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,11 +122,14 @@ class Scale(HeadEdit):
         if self.what not in ("output", "logits"):
             raise ValueError(f"what must be 'output' or 'logits', got {self.what!r}")
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
-        return [replace(part, call=self.tensors(part.call, site))]
+    @property
+    def stage(self) -> Stage:
+        return Stage.PRODUCTS if self.what == "logits" else Stage.OUTPUT
 
-    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        return replace(call, query=self._scaled(call.query, call, site)) if self.what == "logits" else call
+    def parts(self, part: Part, site: CallSite) -> list[Part]:
+        if self.what == "output":
+            return [part]
+        return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, site)))]
 
     def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._scaled(out, call, site) if self.what == "output" else out
@@ -153,6 +157,7 @@ class Mask(HeadEdit):
     """
 
     mask: MaskValue | Tensor | None = None
+    stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,6 +198,7 @@ class Bias(HeadEdit):
     """
 
     bias: BiasValue | Tensor | None = None
+    stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,35 +246,30 @@ class Weights(HeadEdit):
     The weights are formed in tiles of whole rows: memory grows with the length, not with its square.
 
     Args:
-        function: `function(weights, rows)` gets weights (B, n, r, Lk) of the chosen heads in query rows `rows` (r,),
-            which it may write into, and gives weights of the same shape, whatever their sums are. Dropout is not
-            applied to them.
+        function: `function(weights, rows)` gets weights (B, n, r, Lk) of the chosen heads, in the order of `heads`, in
+            query rows `rows` (r,). It may write into them, and gives weights of the same shape, whatever their sums
+            are. Dropout is not applied to them.
 
     Raises:
         TypeError: no function. ValueError: when used, a gradient is wanted, or the result has another shape.
     """
 
     function: WeightsFunction | None = None
+    stage = Stage.WEIGHTS
+    by_function = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.function):
             raise TypeError(f"function must be callable, got {describe(self.function)}")
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
-        assert self.function is not None
-        edit = WeightsEdit(self.choice.share(part.call), self.function)
-        return [
-            replace(new, functions=(*new.functions, edit)) if bool((new.share & edit.share).any()) else new
-            for new in split(part, edit.share, lambda call: call)
-        ]
-
-    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
         if torch.is_grad_enabled() and weights.requires_grad:
             raise ValueError(FORWARD_ONLY)
-        heads, rows = self.choice.heads_of(call), torch.arange(weights.shape[2], device=weights.device)
-        found = applied(self.function, weights[:, heads], rows)
-        return with_heads(weights, heads, found, self.choice.share(call))
+        heads = self.choice.heads_of(call)
+        at = [chosen.heads.index(head) for head in heads]
+        found = applied(self.function, weights[:, at], chosen.rows)
+        return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
 
 
 FORWARD_ONLY = "intervene: Weights is forward only, and a gradient is wanted; use torch.no_grad()"
