@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import saccade
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
 from rewritten_attention import Rewrite, on
+from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
 
 HEADS = [3, 1]  # not in their order: a tensor's first entry is of head 3
 ROWS = [4, 2]

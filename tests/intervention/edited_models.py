@@ -21,8 +21,8 @@ from saccade.nn import (
     AttentionConfig,
     BlockConfig,
     Decoder,
-    Transformer,
     MultiHeadAttention,
+    Transformer,
 )
 from saccade.positions import RotaryConfig
 

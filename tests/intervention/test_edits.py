@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import saccade
 from edit_cases import CASES, Case, Sizes
-from edited_models import MODELS, REAL, B, E, L, EditedModel, by_oracle
+from edited_models import MODELS, REAL, B, E, EditedModel, L, by_oracle
 from rewritten_attention import Oracle
 
 

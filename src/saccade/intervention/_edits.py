@@ -20,7 +20,7 @@ from .._call import AttentionCall, _stands_at
 from .._checks import make_call
 from .._masks import Mask as MaskValue
 from .._masks import as_mask
-from .._masks._data import describe
+from .._masks._data import describe, whole
 from ..monitoring import CallSite
 from ._edit import Chosen, HeadEdit, Part, Stage, WeightsFunction, split
 
@@ -51,6 +51,7 @@ class Ablate(HeadEdit):
         super().__post_init__()
         if not isinstance(self.to, Tensor) and self.to not in ("zero", "mean", "resample"):
             raise ValueError(f"to must be 'zero', 'mean', 'resample' or a tensor, got {describe(self.to)}")
+        object.__setattr__(self, "seed", whole(self.seed, "seed"))
 
     def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
         return self.choice.share(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
@@ -204,6 +205,10 @@ class Bias(HeadEdit):
         super().__post_init__()
         if not isinstance(self.bias, (BiasValue, Tensor)):
             raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}")
+        if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
+            raise TypeError(
+                f"bias must be of floating point (a mask of True and False is Mask), got {describe(self.bias)}"
+            )
 
     def parts(self, part: Part, site: CallSite) -> list[Part]:
         return split(part, self.choice.share(part.call), lambda call: replace(call, bias=self._added(call)))
