@@ -21,7 +21,7 @@ from .._masks import as_mask
 from .._tap import DenseWeights, EditedOutput
 from .._weights import attention_weights
 from ..monitoring import CallSite
-from ..monitoring.calls._thread import not_shown
+from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
 from ._edit import Chosen, Edit, Part, Stage
 from ._edits import FORWARD_ONLY
@@ -38,6 +38,7 @@ class EditsOfCall:
 
     def answered(self, call: AttentionCall, compute: Compute) -> EditedOutput:
         self._check(call)
+        call = with_rows(call, self._edits[0][1].source)
         parts, unused = self._parts(call), self._replaced(call)
         heads = self._heads_by_function(call)
         tiled = None if heads is None else heads if unused is None else heads & ~unused.all(0, keepdim=True)

@@ -34,8 +34,9 @@ class Ablate(HeadEdit):
     head really gives, for another text (Chan et al., "Causal Scrubbing", 2022).
 
     Args:
-        to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens; "resample":
-            the output of another item of the batch, drawn once for all heads by `seed`; or a tensor that broadcasts to
+        to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens (a row that
+            is a token of no item stays as it is); "resample": the output of another item of the batch, drawn once for
+            all heads by `seed`; or a tensor that broadcasts to
             (B, n, Lq, Dv), such as (n, 1, Dv) means over a text.
         seed: of "resample".
 
@@ -91,8 +92,9 @@ def _mean_over_items(own: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return own.mean(0, keepdim=True).expand_as(own)
     counted = real[:, None, :, None]
-    total = torch.where(counted, own, 0.0).sum(0, keepdim=True)
-    return (total / counted.sum(0, keepdim=True).clamp(min=1).to(own.dtype)).expand_as(own)
+    total, number = torch.where(counted, own, 0.0).sum(0, keepdim=True), counted.sum(0, keepdim=True)
+    mean = total / number.clamp(min=1).to(own.dtype)
+    return torch.where(number > 0, mean, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +295,7 @@ def with_heads(whole: Tensor, heads: list[int], new: Tensor, share: Tensor) -> T
     """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `share`."""
     if len(heads) == whole.shape[1] and heads == sorted(heads) and share.shape[0] == 1:
         return new
-    at = torch.tensor(heads, device=whole.device)
+    at = torch.tensor(heads, dtype=torch.int64, device=whole.device)
     if share.shape[0] > 1:
         new = torch.where(share[:, heads], new, whole[:, heads])
     return whole.index_copy(1, at, new.to(whole.dtype))

@@ -99,6 +99,9 @@ class Intervention(StepCounts):
     def observe(self, call: ObservedCall) -> None:
         pass
 
+    def not_shown(self, source: str, reason: str) -> None:
+        pass
+
     def edits(self, source: str) -> tuple[tuple[Edit, CallSite], ...]:
         if self._walk.hidden:
             return ()

@@ -129,7 +129,7 @@ class Patch(Edit):
             assert places.there is not None
             given = found[:, :, places.there]
             found = own[:, heads].index_copy(2, _indices(places.here, own), given)
-        return with_heads(own, heads, found, self._share_of(own, call))
+        return _laid_out_as(own, with_heads(own, heads, found, self._share_of(own, call)))
 
     def _share_of(self, tensor: Tensor, call: AttentionCall) -> Tensor:
         """(B or 1, H, 1, 1): the items, for a tensor with other heads than the query."""
@@ -230,6 +230,13 @@ def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
 
 def _indices(given: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(list(given), dtype=torch.int64, device=like.device)
+
+
+def _laid_out_as(own: Tensor, new: Tensor) -> Tensor:
+    """`new` with the strides of `own`: of tensors that lie otherwise, kernels round otherwise."""
+    if new.stride() == own.stride() or 0 in own.stride():
+        return new
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(new)
 
 
 def _items_and_heads(query: Tensor) -> str:
