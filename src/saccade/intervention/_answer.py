@@ -34,7 +34,8 @@ class EditsOfCall:
     """The edits of one call, by stage, each with the place of the call as its own block counts it."""
 
     def __init__(self, edits: tuple[tuple[Edit, CallSite], ...]) -> None:
-        self._edits = tuple(sorted(edits, key=lambda one: one[0].stage))
+        at_call = ((edit.at(site), site) for edit, site in edits)
+        self._edits = tuple(sorted(at_call, key=lambda one: one[0].stage))
 
     def answered(self, call: AttentionCall, compute: Compute) -> EditedOutput:
         self._check(call)

@@ -5,7 +5,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -69,8 +69,12 @@ class Edit(ABC):
     by_function: ClassVar[bool] = False  # whether it needs the weights themselves
 
     @property
-    @abstractmethod
-    def stage(self) -> Stage: ...
+    def stage(self) -> Stage:
+        return Stage.OUTPUT
+
+    def at(self, site: CallSite) -> Edit:
+        """What is done at one call, where that depends on the call."""
+        return self
 
     def parts(self, part: Part, site: CallSite) -> list[Part]:
         """A part of a call, changed before anything is computed."""
