@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -88,7 +89,8 @@ def tell(observers: tuple[Observer, ...], call: ObservedCall) -> None:
 def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:
     """Tell of an edited call as it was computed; gives its output."""
     if edited.call is not None:
-        tell(observers, edited.call.observed(edited.out, source, module))
+        call = edited.call.observed(edited.out, source, module)
+        tell(observers, replace(call, used=call.graph_tensors()))  # which rows are tokens is known by now
     return edited.out
 
 

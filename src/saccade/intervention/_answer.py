@@ -7,6 +7,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,70 +20,105 @@ from .._call import AttentionCall
 from .._masks import as_mask
 from .._tap import DenseWeights, EditedOutput
 from ..monitoring import CallSite
-from ..monitoring.calls._thread import not_shown
+from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
-from ._edit import Edit, Part
-from ._tiles_of_weights import output_of_functions
+from ._edit import Chosen, Edit, Part, Stage
+from ._edits import FORWARD_ONLY
+from ._tiles_of_weights import WeightTiles, rows_of_tile, weighed
 
 Compute = Callable[[AttentionCall], Tensor]
 
 
 class EditsOfCall:
-    """The edits of one call, in their order, each with the place of the call as its own block counts it."""
+    """The edits of one call, by stage, each with the place of the call as its own block counts it."""
 
     def __init__(self, edits: tuple[tuple[Edit, CallSite], ...]) -> None:
-        self._edits = edits
+        at_call = ((edit.at(site), site) for edit, site in edits)
+        self._edits = tuple(sorted(at_call, key=lambda one: one[0].stage))
 
     def answered(self, call: AttentionCall, compute: Compute) -> EditedOutput:
         self._check(call)
-        parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
-        for edit, site in self._edits:
-            parts = [new for part in parts for new in edit.parts(part, site)]
-        unused = self._replaced(call)
+        call = with_rows(call, self._edits[0][1].source)
+        parts, unused = self._parts(call), self._replaced(call)
+        heads = self._heads_by_function(call)
+        tiled = None if heads is None else heads if unused is None else heads & ~unused.all(0, keepdim=True)
+        if tiled is not None and not bool(tiled.any()):
+            heads = tiled = None
+        if heads is not None:
+            unused = heads if unused is None else unused | heads
         out = None
         for part in parts:
             found = _computed(part, unused, compute)
             out = found if out is None else torch.where(part.share, found, out)
         assert out is not None
-        shown = None
-        if len(parts) == 1 and not parts[0].functions:
+        if heads is not None:
+            out = self._by_functions(call, heads[0, :, 0, 0].nonzero()[:, 0].tolist(), out)
+        if heads is None and len(parts) == 1:
             hidden = _hidden(parts[0], unused)
             shown = parts[0].call if hidden is None else hidden
         else:
+            shown = None
             not_shown(self._edits[0][1].source, SEVERAL)
         return EditedOutput(self._output(out, call), shown)
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
         self._check(call)
-        changed = call
-        for edit, site in self._edits:
-            changed = edit.tensors(changed, site)
-        before = logits = dense.logits(changed.query, changed.key)
-        for edit, _ in self._edits:
-            logits = edit.logits(logits, changed)
         weights = dense.weights
-        if logits is not before or changed.query is not call.query or changed.key is not call.key:
-            weights = dense.softmax(logits)
+        heads, rows = weights.shape[1:3]
+        everything = Chosen(list(range(heads)), torch.arange(rows, device=weights.device))
+        if any(edit.stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
+            parts = self._parts(call, Stage.PRODUCTS)
+            logits = _together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
+            for edit, _ in self._edits:
+                logits = edit.logits(logits, call)
             seen = (logits > float("-inf")).any(-1, keepdim=True)
-            weights = torch.where(seen, weights, 0.0)
+            weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
         for edit, site in self._edits:
-            weights = edit.weights(weights, changed, site)
+            weights = edit.weights(weights, everything, call, site)
         return weights
 
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
-        changed = call
-        for edit, site in self._edits:
-            changed = edit.tensors(changed, site)
-        if changed.value is not call.value:
-            out = with_value(changed.value)
-        parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
+        if any(edit.stage == Stage.VALUES for edit, _ in self._edits):
+            every_head = list(range(call.query.shape[1]))
+            parts = self._parts(call, Stage.VALUES, Stage.VALUES)
+            out = _together(parts, every_head, lambda part: with_value(part.call.value))
         with torch.no_grad():
-            for edit, site in self._edits:
-                parts = [new for part in parts for new in edit.parts(part, site)]
-        shown = parts[0].call if len(parts) == 1 and not parts[0].functions else None
+            parts = self._parts(call)
+        shown = parts[0].call if len(parts) == 1 and self._heads_by_function(call) is None else None
         if shown is None:
             not_shown(self._edits[0][1].source, SEVERAL)
         return EditedOutput(self._output(out, call), shown)
+
+    def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[Part]:
+        """The call after the edits of some stages, those of `Weights` left out."""
+        parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
+        for edit, site in self._edits:
+            if first <= edit.stage <= last:
+                parts = [new for part in parts for new in edit.parts(part, site)]
+        return parts
+
+    def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
+        """(1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
+        shares = [edit.choice.share(call).any(0, keepdim=True) for edit, _ in self._edits if edit.by_function]
+        return functools.reduce(torch.logical_or, shares) if shares else None
+
+    def _by_functions(self, call: AttentionCall, heads: list[int], out: Tensor) -> Tensor:
+        """`out` with `heads`, whose weights are formed in tiles of whole rows and changed by the edits of weights."""
+        if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
+            raise ValueError(FORWARD_ONLY)
+        parts = self._parts(call, Stage.LOGITS)
+        of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
+        value = _together(parts, heads, lambda part: part.call.value[:, of_key])
+        tiles = {id(part): WeightTiles(part.call, heads) for part in parts}
+        found = out.new_empty(out.shape[0], len(heads), *out.shape[2:])
+        for rows in torch.arange(out.shape[2], device=out.device).split(rows_of_tile(call, heads)):
+            chosen = Chosen(heads, rows)
+            weights = _together(parts, heads, lambda part, rows=rows: tiles[id(part)].rows(rows), rows)
+            for edit, site in self._edits:
+                weights = edit.weights(weights, chosen, call, site)
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            found[:, :, first:last] = weighed(weights, value, tiles[id(parts[0])].seen).to(out.dtype)
+        return out.index_copy(1, torch.tensor(heads, device=out.device), found)
 
     def _check(self, call: AttentionCall) -> None:
         for edit, site in self._edits:
@@ -124,8 +160,6 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
     query, value = part.call.query, part.call.value
     if hidden is not None and not bool((part.share if unused is None else part.share & ~unused).any()):
         return query.new_zeros(*query.shape[:3], value.shape[3])
-    if part.functions:
-        return output_of_functions(part)
     if hidden is not None and _native(part.call):
         return attention(hidden.query, hidden.key, hidden.value, **hidden.arguments())
     return compute(part.call)
@@ -134,3 +168,18 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
 def _native(call: AttentionCall) -> bool:
     """Whether kernels run that do not visit what is hidden."""
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
+
+
+def _together(
+    parts: list[Part], heads: list[int], of_part: Callable[[Part], Tensor], rows: Tensor | None = None
+) -> Tensor:
+    """(B, n, ., .) of some heads, from each part what is its share; of the query rows `rows`, where these are some."""
+    found = None
+    for part in parts:
+        share = part.share.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
+        share = share if rows is None or share.shape[2] == 1 else share[:, :, rows]
+        if bool(share.any()):
+            own = of_part(part)
+            found = own if found is None else torch.where(share, own, found)
+    assert found is not None
+    return found

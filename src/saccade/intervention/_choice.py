@@ -23,6 +23,8 @@ def indices(given: int | Sequence[int] | None, name: str) -> tuple[int, ...] | N
     """Numbers as an edit keeps them; None is all."""
     if given is None:
         return None
+    if isinstance(given, Tensor) and given.dim() == 1 and not given.is_floating_point():
+        given = given.tolist()
     if isinstance(given, (str, bytes)) or not (isinstance(given, Sequence) or hasattr(given, "__index__")):
         raise TypeError(f"{name} must be an int, a list of ints or None (all), got {given!r}")
     found = [given] if hasattr(given, "__index__") else list(given)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from enum import IntEnum
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -21,12 +22,21 @@ Heads = int | Sequence[int] | None
 WeightsFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class WeightsEdit:
-    """A function of the weights of some heads."""
+class Stage(IntEnum):
+    """What of a call an edit changes. All edits of one stage come before those of the next, whatever their order."""
 
-    share: Tensor  # (B or 1, Hq, 1, 1) bool
-    function: WeightsFunction
+    PRODUCTS = 0  # queries and keys, and scale * q.k
+    VALUES = 1
+    LOGITS = 2
+    WEIGHTS = 3
+    OUTPUT = 4
+
+
+class Chosen(NamedTuple):
+    """Which weights of a call a tensor (B, n, r, Lk) has."""
+
+    heads: list[int]  # (n)
+    rows: Tensor  # (r,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +45,6 @@ class Part:
 
     call: AttentionCall
     share: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; the shares of all parts are all there is, once
-    functions: tuple[WeightsEdit, ...] = ()
 
 
 def split(part: Part, share: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[Part]:
@@ -48,30 +57,35 @@ def split(part: Part, share: Tensor, change: Callable[[AttentionCall], Attention
 class Edit(ABC):
     """A change of some heads of an attention call. Abstract: a subclass overrides where it is at work.
 
-    All edits of a call are applied in their order, first to queries, keys and values, then to what makes the weights,
-    to the weights, and to the output.
+    All edits of a call are applied by stage, and within a stage in their order: first to queries, keys and values, then
+    to the logits, to the weights, and to the output.
 
     Attributes:
         choice: the heads and items that it is for.
+        stage: what it changes.
     """
 
     choice: Choice
-    by_query_and_key: ClassVar[bool] = False  # whether it gives other queries or keys to the model's own functions
+    by_function: ClassVar[bool] = False  # whether it needs the weights themselves
+
+    @property
+    def stage(self) -> Stage:
+        return Stage.OUTPUT
+
+    def at(self, site: CallSite) -> Edit:
+        """What is done at one call, where that depends on the call."""
+        return self
 
     def parts(self, part: Part, site: CallSite) -> list[Part]:
         """A part of a call, changed before anything is computed."""
         return [part]
 
-    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """Other queries, keys and values of attention written by hand."""
-        return call
-
     def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
         """Dense logits (B, Hq, Lq, Lk) of attention written by hand, -inf where hidden, changed."""
         return logits
 
-    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        """Dense weights (B, Hq, Lq, Lk) of attention written by hand, changed."""
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
+        """Weights (B, n, r, Lk), changed where they are of heads of this edit."""
         return weights
 
     def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:

@@ -20,9 +20,9 @@ from .._call import AttentionCall, _stands_at
 from .._checks import make_call
 from .._masks import Mask as MaskValue
 from .._masks import as_mask
-from .._masks._data import describe
+from .._masks._data import describe, whole
 from ..monitoring import CallSite
-from ._edit import HeadEdit, Part, WeightsEdit, WeightsFunction, split
+from ._edit import Chosen, HeadEdit, Part, Stage, WeightsFunction, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,9 @@ class Ablate(HeadEdit):
     head really gives, for another text (Chan et al., "Causal Scrubbing", 2022).
 
     Args:
-        to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens; "resample":
-            the output of another item of the batch, drawn once for all heads by `seed`; or a tensor that broadcasts to
+        to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens (a row that
+            is a token of no item stays as it is); "resample": the output of another item of the batch, drawn once for
+            all heads by `seed`; or a tensor that broadcasts to
             (B, n, Lq, Dv), such as (n, 1, Dv) means over a text.
         seed: of "resample".
 
@@ -45,11 +46,13 @@ class Ablate(HeadEdit):
 
     to: str | Tensor = "zero"
     seed: int = 0
+    stage = Stage.OUTPUT
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.to, Tensor) and self.to not in ("zero", "mean", "resample"):
             raise ValueError(f"to must be 'zero', 'mean', 'resample' or a tensor, got {describe(self.to)}")
+        object.__setattr__(self, "seed", whole(self.seed, "seed"))
 
     def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
         return self.choice.share(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
@@ -89,8 +92,9 @@ def _mean_over_items(own: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return own.mean(0, keepdim=True).expand_as(own)
     counted = real[:, None, :, None]
-    total = torch.where(counted, own, 0.0).sum(0, keepdim=True)
-    return (total / counted.sum(0, keepdim=True).clamp(min=1).to(own.dtype)).expand_as(own)
+    total, number = torch.where(counted, own, 0.0).sum(0, keepdim=True), counted.sum(0, keepdim=True)
+    mean = total / number.clamp(min=1).to(own.dtype)
+    return torch.where(number > 0, mean, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +125,14 @@ class Scale(HeadEdit):
         if self.what not in ("output", "logits"):
             raise ValueError(f"what must be 'output' or 'logits', got {self.what!r}")
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
-        return [replace(part, call=self.tensors(part.call, site))]
+    @property
+    def stage(self) -> Stage:
+        return Stage.PRODUCTS if self.what == "logits" else Stage.OUTPUT
 
-    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        return replace(call, query=self._scaled(call.query, call, site)) if self.what == "logits" else call
+    def parts(self, part: Part, site: CallSite) -> list[Part]:
+        if self.what == "output":
+            return [part]
+        return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, site)))]
 
     def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._scaled(out, call, site) if self.what == "output" else out
@@ -153,6 +160,7 @@ class Mask(HeadEdit):
     """
 
     mask: MaskValue | Tensor | None = None
+    stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,11 +201,16 @@ class Bias(HeadEdit):
     """
 
     bias: BiasValue | Tensor | None = None
+    stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.bias, (BiasValue, Tensor)):
             raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}")
+        if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
+            raise TypeError(
+                f"bias must be of floating point (a mask of True and False is Mask), got {describe(self.bias)}"
+            )
 
     def parts(self, part: Part, site: CallSite) -> list[Part]:
         return split(part, self.choice.share(part.call), lambda call: replace(call, bias=self._added(call)))
@@ -240,35 +253,33 @@ class Weights(HeadEdit):
     The weights are formed in tiles of whole rows: memory grows with the length, not with its square.
 
     Args:
-        function: `function(weights, rows)` gets weights (B, n, r, Lk) of the chosen heads in query rows `rows` (r,),
-            which it may write into, and gives weights of the same shape, whatever their sums are. Dropout is not
-            applied to them.
+        function: `function(weights, rows)` gets weights (B, n, r, Lk) of the chosen heads, in the order of `heads`, in
+            query rows `rows` (r,). It may write into them, and gives weights of the same shape, whatever their sums
+            are. Dropout is not applied to them.
 
     Raises:
         TypeError: no function. ValueError: when used, a gradient is wanted, or the result has another shape.
     """
 
     function: WeightsFunction | None = None
+    stage = Stage.WEIGHTS
+    by_function = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.function):
             raise TypeError(f"function must be callable, got {describe(self.function)}")
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
-        assert self.function is not None
-        edit = WeightsEdit(self.choice.share(part.call), self.function)
-        return [
-            replace(new, functions=(*new.functions, edit)) if bool((new.share & edit.share).any()) else new
-            for new in split(part, edit.share, lambda call: call)
-        ]
-
-    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
         if torch.is_grad_enabled() and weights.requires_grad:
             raise ValueError(FORWARD_ONLY)
-        heads, rows = self.choice.heads_of(call), torch.arange(weights.shape[2], device=weights.device)
-        found = applied(self.function, weights[:, heads], rows)
-        return with_heads(weights, heads, found, self.choice.share(call))
+        heads = self.choice.heads_of(call)
+        at = [chosen.heads.index(head) for head in heads]
+        own = weights if at == list(range(weights.shape[1])) else weights[:, at]
+        if self.choice.items is not None:
+            own = own.clone()  # it may be written into
+        found = applied(self.function, own, chosen.rows)
+        return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
 
 
 FORWARD_ONLY = "intervene: Weights is forward only, and a gradient is wanted; use torch.no_grad()"
@@ -287,7 +298,7 @@ def with_heads(whole: Tensor, heads: list[int], new: Tensor, share: Tensor) -> T
     """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `share`."""
     if len(heads) == whole.shape[1] and heads == sorted(heads) and share.shape[0] == 1:
         return new
-    at = torch.tensor(heads, device=whole.device)
+    at = torch.tensor(heads, dtype=torch.int64, device=whole.device)
     if share.shape[0] > 1:
         new = torch.where(share[:, heads], new, whole[:, heads])
     return whole.index_copy(1, at, new.to(whole.dtype))

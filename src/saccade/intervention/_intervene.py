@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
 from .._call import ObservedCall
 from .._masks._data import describe
 from ..monitoring import CallSite
 from ..monitoring._record import StepCounts
-from ..monitoring._walk import ModuleWalk
+from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled
 from ..monitoring.calls import _thread
 from ..monitoring.calls._calls_mode import AttentionCallsMode
 from ..monitoring.calls._transformers import attention_functions
 from ._answer import EditsOfCall
+from ._checkpoints import Repeating, repeated_with
 from ._edit import Edit
 
 Layers = int | str
@@ -55,8 +57,10 @@ class Intervention(StepCounts):
             stack.callback(self._walk.remove)
             _thread.edited_by(EditsOfCall)
             self._walk.install()
-            handle = self._model.register_forward_hook(self._whole_forward)
-            stack.callback(handle.remove)
+            if not is_compiled(self._model):  # whose hooks may be compiled, too
+                handle = self._model.register_forward_hook(ModuleHook(self._whole_forward, ""))
+                stack.callback(handle.remove)
+            stack.enter_context(repeated_with(self))
             self._open = stack.pop_all()
         return self
 
@@ -69,9 +73,23 @@ class Intervention(StepCounts):
         if kind is None and self.steps:
             self._all_met()
 
+    def now(self) -> Repeating:
+        place = self._walk.place()
+
+        @contextlib.contextmanager
+        def repeating() -> Iterator[None]:
+            with attention_functions(), repeated_with(self), self._walk.repeat(place):
+                yield
+
+        return repeating
+
     @property
     def module(self) -> nn.Module | None:
         return self._walk.module
+
+    def missed(self, name: str, reason: str) -> None:
+        if not self._walk.repeating:
+            super().missed(name, reason)
 
     def missing(self, what: str, reason: str) -> Callable[[], None]:
         if self._walk.hidden:
@@ -79,6 +97,9 @@ class Intervention(StepCounts):
         return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
     def observe(self, call: ObservedCall) -> None:
+        pass
+
+    def not_shown(self, source: str, reason: str) -> None:
         pass
 
     def edits(self, source: str) -> tuple[tuple[Edit, CallSite], ...]:
@@ -90,12 +111,12 @@ class Intervention(StepCounts):
         for key in met:
             self._unmet.pop(key, None)
         found = [edit for key in met for edit in self._edits[key]]
-        if found:
+        if found and not self._walk.repeating:
             self.changed[site.name] = self.changed.get(site.name, 0) + 1
         return tuple((edit, site) for edit in found)
 
     def _whole_forward(self, *_: Any) -> None:
-        if self._walk.here:
+        if self._walk.here and not self._walk.repeating:
             self._all_met()
 
     def _all_met(self) -> None:
@@ -104,7 +125,7 @@ class Intervention(StepCounts):
             return
         names = ", ".join(repr(key) for key in self._unmet)
         there = ", ".join(self._seen) or "none"
-        lost = "; ".join(f"{name}: {what.reason}" for name, what in self.unobserved.items())
+        lost = "; ".join(f"{name or 'the model'}: {what.reason}" for name, what in self.unobserved.items())
         raise ValueError(
             f"intervene: no attention call fits {names}. Calls there are: {there}"
             + (f". Not reached: {lost}" if lost else "")
@@ -149,6 +170,8 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("model is TorchScript, and what it calls cannot be changed: use the module it was made from")
     if not isinstance(edits, Mapping):
         raise TypeError(f"edits must be a dict of layers and edits, got {describe(edits)}")
     if not edits:
@@ -157,11 +180,11 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
     for layers, given in edits.items():
         if isinstance(layers, bool) or not isinstance(layers, (int, str)):
             raise TypeError(f"edits: layers must be a number, name or path, got {describe(layers)}")
-        several = (given,) if isinstance(given, Edit) else tuple(given) if isinstance(given, Sequence) else (given,)
+        several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
         wrong = [one for one in several if not isinstance(one, Edit)]
         if wrong or not several:
             came = describe(wrong[0]) if wrong else "none"
-            raise TypeError(f"edits: {layers!r} must have edits (Ablate, Scale, Mask, ...), got {came}")
+            raise TypeError(f"edits: {layers!r} must have edits, such as Ablate([0]), got {came}")
         found[layers] = several
     return Intervention(model, found)
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._biases import TensorBias
 from .._call import AttentionCall
 from ..monitoring import CallSite, KeptCall, Observations
 from ._choice import Choice, indices
-from ._edit import Edit, Heads, Part, split
+from ._edit import Chosen, Edit, Heads, Part, Stage, split
 from ._edits import with_heads
 
 WHAT = ("output", "weights", "query", "key", "value")
@@ -68,34 +69,41 @@ class Patch(Edit):
             object.__setattr__(self, name, indices(getattr(self, name), name))
         object.__setattr__(self, "choice", Choice(self.heads, self.items))  # type: ignore[arg-type]
 
+    @property
+    def stage(self) -> Stage:
+        stages = {"weights": Stage.WEIGHTS, "output": Stage.OUTPUT, "value": Stage.VALUES}
+        return stages.get(self.what, Stage.PRODUCTS)
+
     def parts(self, part: Part, site: CallSite) -> list[Part]:
         if self.what == "weights":
             return self._with_weights(part, site)
         if self.what == "output":
             return [part]
-        if self.what == "query" or self._whole_groups(part.call):
-            return [replace(part, call=self.tensors(part.call, site))]
+        if self.what == "query":
+            query = self._patched(part.call.query, part.call, site, self.choice.heads_of(part.call))
+            return [replace(part, call=replace(part.call, query=query))]
+        if self._whole_groups(part.call):
+            return [replace(part, call=self._with_groups(part.call, site))]
         return split(part, self.choice.share(part.call), lambda call: self._with_groups(call, site))
 
-    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        if self.what == "query":
-            return replace(call, query=self._patched(call.query, call, site, self.choice.heads_of(call)))
-        if self.what in ("key", "value"):
-            return self._with_groups(call, site)
-        return call
-
-    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        if self.what != "weights":
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
+        heads = [head for head in self.choice.heads_of(call) if head in chosen.heads]
+        if self.what != "weights" or not heads:
             return weights
-        kept, places = self._kept(call, site), self._places(call, self._kept(call, site), "rows", site)
-        heads = self.choice.heads_of(call)
-        own = weights[:, heads]
-        found = kept.weights(heads, places.there).to(weights.dtype)
-        if found.shape[-1] != own.shape[-1]:
+        kept = self._kept(call, site)
+        if kept.key.shape[2] != weights.shape[-1]:
             raise ValueError(_lengths_differ(site, kept, call))
-        if places.here is not None:
-            found = own.index_copy(2, _indices(places.here, own), found)
-        return with_heads(weights, heads, found, self.choice.share(call))
+        places = self._places(call, kept, "rows", site)
+        every = range(call.query.shape[2])
+        here, there = (every if rows is None else rows for rows in places)
+        source_row = dict(zip(here, there, strict=True))
+        patched = [(n, source_row[row]) for n, row in enumerate(chosen.rows.tolist()) if row in source_row]
+        if not patched:
+            return weights
+        at = [chosen.heads.index(head) for head in heads]
+        found = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
+        found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
+        return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
 
     def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
         whole = self.what == "output" and self._places(call, self._kept(call, site), "rows", site).here is None
@@ -121,7 +129,7 @@ class Patch(Edit):
             assert places.there is not None
             given = found[:, :, places.there]
             found = own[:, heads].index_copy(2, _indices(places.here, own), given)
-        return with_heads(own, heads, found, self._share_of(own, call))
+        return _laid_out_as(own, with_heads(own, heads, found, self._share_of(own, call)))
 
     def _share_of(self, tensor: Tensor, call: AttentionCall) -> Tensor:
         """(B or 1, H, 1, 1): the items, for a tensor with other heads than the query."""
@@ -167,7 +175,7 @@ class Patch(Edit):
                 kept.key.to(call.key),
                 call.value,
                 kept.mask,
-                kept.bias,
+                kept.bias.parameter if isinstance(kept.bias, TensorBias) else kept.bias,
                 kept.scale,
                 kept.softcap,
                 kept.sink,
@@ -222,6 +230,13 @@ def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
 
 def _indices(given: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(list(given), dtype=torch.int64, device=like.device)
+
+
+def _laid_out_as(own: Tensor, new: Tensor) -> Tensor:
+    """`new` with the strides of `own`: of tensors that lie otherwise, kernels round otherwise."""
+    if new.stride() == own.stride() or 0 in own.stride():
+        return new
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(new)
 
 
 def _items_and_heads(query: Tensor) -> str:

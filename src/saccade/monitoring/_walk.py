@@ -10,7 +10,8 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +25,15 @@ SCRIPTED = "TorchScript, and what it calls is not seen"
 TRACED = "being traced by torch.jit, and a watch would be part of the trace"
 MECHANISM = "a mechanism in the place of softmax attention, which has no weights of that kind"
 ELSEWHERE = "a forward on another thread than the one that watches"
+
+
+class WalkPlace(NamedTuple):
+    """Where a model was."""
+
+    stack: tuple[tuple[str, nn.Module], ...]
+    calls: Counter[str]
+    visits: Counter[str]
+    outermost: nn.Module | None
 
 
 class ModuleWalk:
@@ -54,6 +64,7 @@ class ModuleWalk:
         self._calls: Counter[str] = Counter()  # of each path, in this step
         self._visits: Counter[str] = Counter()
         self.observing = False
+        self.repeating = False
         self._skipping = False
         self._outermost: nn.Module | None = None  # of the step that runs
         self._sites: dict[str, CallSite] = {}
@@ -67,8 +78,8 @@ class ModuleWalk:
             elif is_compiled(module):
                 self._undo.append(_wrap(module, self._around(path, module)))
             else:
-                self._undo.append(module.register_forward_pre_hook(_ModuleHook(self.begin, path)).remove)
-                self._undo.append(module.register_forward_hook(_ModuleHook(self.end, path), always_call=True).remove)
+                self._undo.append(module.register_forward_pre_hook(ModuleHook(self.begin, path)).remove)
+                self._undo.append(module.register_forward_hook(ModuleHook(self.end, path), always_call=True).remove)
 
     def remove(self) -> None:
         """Everything as before `install`; a step that was interrupted ends."""
@@ -90,7 +101,34 @@ class ModuleWalk:
     @property
     def here(self) -> bool:
         """Whether this thread's calls are observed now, or a forward has just ended."""
-        return threading.get_ident() == self._thread and not recomputing() and not torch.compiler.is_compiling()
+        return threading.get_ident() == self._thread and not self._passes() and not torch.compiler.is_compiling()
+
+    def _passes(self) -> bool:
+        return recomputing() and not self.repeating
+
+    def place(self) -> WalkPlace:
+        return WalkPlace(tuple(self._stack), self._calls.copy(), self._visits.copy(), self._outermost)
+
+    @contextmanager
+    def repeat(self, place: WalkPlace) -> Iterator[None]:
+        """At `place` again, to follow what a backward pass repeats. Nothing is counted."""
+        before = dict(vars(self))
+        installed = bool(self._undo)
+        if not installed:
+            self.install()
+        self.repeating, self._skipping, self._thread = True, False, threading.get_ident()
+        self._stack, self._outermost = list(place.stack), place.outermost
+        self._calls, self._visits = place.calls.copy(), place.visits.copy()
+        self.observing = place.outermost is not None
+        if self.observing:
+            self._on_enter()
+        try:
+            yield
+        finally:
+            self._stop()
+            if not installed:
+                self.remove()
+            vars(self).update(before)
 
     @property
     def hidden(self) -> bool:
@@ -117,7 +155,7 @@ class ModuleWalk:
         if torch.compiler.is_compiling():
             return
         anew = module is self._model or module is self._outermost  # an interrupt may have kept us from seeing its end
-        if (self._skipping and not anew) or recomputing():
+        if (self._skipping and not anew) or self._passes():
             return
         if threading.get_ident() != self._thread:
             if self._elsewhere.setdefault(threading.get_ident(), module) is module:
@@ -140,7 +178,7 @@ class ModuleWalk:
         """It has ended, or failed."""
         if self._elsewhere and self._elsewhere.get(threading.get_ident()) is module:
             del self._elsewhere[threading.get_ident()]
-        if torch.compiler.is_compiling() or (self._skipping and module is not self._outermost) or recomputing():
+        if torch.compiler.is_compiling() or (self._skipping and module is not self._outermost) or self._passes():
             return
         if threading.get_ident() != self._thread:
             return
@@ -151,14 +189,14 @@ class ModuleWalk:
                 pass
 
     def _start(self, module: nn.Module) -> None:
-        self.observing = self._counts.steps % self._every == 0
+        self.observing = self.repeating or self._counts.steps % self._every == 0
         self._skipping, self._outermost = not self.observing, module
-        self._counts.steps += 1
+        self._counts.steps += not self.repeating
         if self._skipping:
             return
         self._calls.clear()
         self._visits.clear()
-        self._counts.observed += 1
+        self._counts.observed += not self.repeating
         for path in self._scripted:
             self._counts.missed(path, SCRIPTED)
         self._on_enter()
@@ -175,7 +213,7 @@ class ModuleWalk:
 
         def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling() or recomputing() or threading.get_ident() != self._thread:
+                if torch.compiler.is_compiling() or self._passes() or threading.get_ident() != self._thread:
                     return call(*args, **kwargs)
                 self.begin(path, module)
                 try:
@@ -191,7 +229,7 @@ class ModuleWalk:
         return wrapped
 
 
-class _ModuleHook:
+class ModuleHook:
     """A hook of one module. Copies of the module, and pickles, get one that does nothing: they are not watched."""
 
     def __init__(self, call: Callable[..., None], path: str) -> None:

@@ -99,6 +99,11 @@ class ModelWatch(Observations):
             return lambda: None
         return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
+    def not_shown(self, source: str, reason: str) -> None:
+        """Count a call by its name; those after it in its module keep theirs."""
+        if not self._walk.hidden:
+            self.missed(self._walk.site(source).name or "the model", reason)
+
     def observe(self, call: ObservedCall) -> None:
         """An attention call has happened in a forward of the model."""
         if self._walk.hidden:

@@ -40,6 +40,7 @@ _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 _DROPOUT = {torch.dropout, F.dropout}
 UNKNOWN = "a softmax over the last axis, of scores that are no product of queries and keys as far as could be followed"
 UNUSED = "its softmax was seen, and no product of the weights with values"
+AGAIN = "its weights are multiplied a second time, and edits of values or outputs do not reach that product"
 TURNED = "a softmax of scores over another axis than the last, or of scores that are not (..., queries, keys)"
 
 
@@ -52,6 +53,7 @@ class SoftmaxWeights:
     number: int  # of the softmax
     dropout: float = 0.0
     edits: _tap.CallEdits | None = None  # of the call that they are part of
+    spent: bool = False  # they have met values
 
 
 class ByHandFollower:
@@ -153,6 +155,8 @@ class ByHandFollower:
         for tensor, what in self._known.items():
             if isinstance(what, SoftmaxWeights) and what.number == number:
                 self._known.pop(tensor)
+                if what.edits is not None:
+                    self._known.put(tensor, replace(what, spent=True))
 
     def _written(self, tensor: Any, result: Any) -> None:
         """Something was written into a tensor: scores that share its memory, as views do, are no longer what they were.
@@ -167,7 +171,9 @@ class ByHandFollower:
 
     def _product(self, product: ObservedProduct, run: FunctionRun, result: Tensor) -> ObservedCall | None:
         weights = self._known.get(product.factors[0])
-        if isinstance(weights, SoftmaxWeights) and product.over_last:
+        if isinstance(weights, SoftmaxWeights) and weights.spent:
+            _thread.missed(self._source, AGAIN)
+        elif isinstance(weights, SoftmaxWeights) and product.over_last:
             self._forget(weights.number)
             self._open.pop(weights.number, None)
             call = self._call(weights, product, result)

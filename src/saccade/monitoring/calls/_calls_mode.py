@@ -70,6 +70,14 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         self._by_hand.ended()
         self._origins.ended()
 
+    def with_rows(self, call: AttentionCall, source: str) -> AttentionCall:
+        """An unedited call of F.scaled_dot_product_attention with the rows that are tokens."""
+        if source != SOURCE:
+            return call
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
+        return replace(call, real=rows.real)
+
     def completed(self, call: ObservedCall) -> ObservedCall:
         """A call that someone answered in PyTorch's place, with the rows that are tokens."""
         if call.used is not None or call.source != SOURCE:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ... import _tap
-from ..._call import ObservedCall
+from ..._call import AttentionCall, ObservedCall
 
 
 class CallWatcher(Protocol):
@@ -27,6 +27,9 @@ class CallWatcher(Protocol):
         """What it wants changed about the call that happens now, as `editing` takes it; nothing: ()."""
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
+
+    def not_shown(self, source: str, reason: str) -> None:
+        """A call that happened and cannot be told of. Asked only of those who edit nothing."""
 
     @property
     def module(self) -> nn.Module | None: ...
@@ -92,11 +95,19 @@ def heads_of_module() -> int | None:
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
 
 
-def not_shown(what: str, reason: str) -> None:
+def not_shown(source: str, reason: str) -> None:
     """Count a call as not seen by those who only look: it was changed, and no one call says how."""
     for watcher in THREAD.watchers:
         if not watcher.edits_calls:
-            watcher.missing(what, reason)()
+            watcher.not_shown(source, reason)
+
+
+def with_rows(call: AttentionCall, source: str) -> AttentionCall:
+    """A call that somebody answers in PyTorch's place, with the rows that are tokens where that is known."""
+    if THREAD.mode is None or call.real is not None:
+        return call
+    found: AttentionCall = THREAD.mode.with_rows(call, source)
+    return found
 
 
 def edited_by(editing: Callable[[tuple[Any, ...]], _tap.CallEdits]) -> None:
