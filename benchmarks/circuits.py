@@ -85,18 +85,18 @@ def _nats(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def ablated(model: Embedded) -> list[str]:
-    copying = model.of_role("repeat")
-    others = [head for head in model.roles if head not in copying]
+    copying, before = model.of_role("repeat"), model.of_role("previous")
+    others = [head for head, role in model.roles.items() if role not in ("repeat", "previous")]
     drawn = [random.Random(seed).sample(others, len(copying)) for seed in range(DRAWS)]
     of_draws = torch.tensor([model.losses(heads) for heads in drawn])
     rows = {
         "none": model.losses([]),
         f"the {len(copying)} copying heads ({_named(copying)})": model.losses(copying),
-        f"{len(copying)} others, mean of {DRAWS} draws": tuple(of_draws.mean(0).tolist()),
-        "of these the draw that hurts copying most": tuple(of_draws[of_draws[:, 1].argmax()].tolist()),
-        f"the {len(model.of_role('previous'))} previous-token heads ({_named(model.of_role('previous'))})": model.losses(
-            model.of_role("previous")
+        f"{len(copying)} of the {len(others)} that are neither these nor the next, mean of {DRAWS} draws": tuple(
+            of_draws.mean(0).tolist()
         ),
+        "the draw among them that hurts copying most": tuple(of_draws[of_draws[:, 1].argmax()].tolist()),
+        f"the {len(before)} previous-token heads ({_named(before)})": model.losses(before),
     }
     return [
         "| ablated | random tokens | the same again | text |",
@@ -170,8 +170,8 @@ def trained(seed: int) -> tuple[Repeater, int]:
 def traced(model: Repeater) -> dict[str, Patching]:
     """What carries the answer, over all heads; and what of layer 0 does so through the keys of layer 1.
 
-    Clean: ... A B ... C D ... A, and B is next. Corrupted: the first A and the first C change places, so D is. Only what
-    stands before B and D differs: which is what a previous-token head has to tell.
+    Clean: ... A B ... C D ... A, and B is next. Corrupted: the first A and the first C change places, so D is. Only
+    what stands before B and D differs: which is what a previous-token head has to tell.
     """
     at, other, items = 8, 14, 64
     whole = sequences(items, 20, torch.Generator().manual_seed(99))
@@ -228,8 +228,8 @@ def main() -> None:
     lines = [
         "# Known circuits, found again",
         "",
-        "`python benchmarks/circuits.py --text NOVEL.txt`; the text is *The Secret Garden*, which the embedded model has "
-        "not read. Heads are layer.head. What it means is on [the page on heads](../../docs/heads.md).",
+        "`python benchmarks/circuits.py --text NOVEL.txt`; the text is *The Secret Garden*, which the embedded model "
+        "has not read. Heads are layer.head. What it means is on [the page on heads](../../docs/heads.md).",
         "",
         f"## Without its copying heads the embedded model does not copy (nats a token; {ITEMS} x {REPEATED} tokens)",
         "",
