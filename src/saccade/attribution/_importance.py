@@ -126,6 +126,8 @@ class _Work:
         seen = CallList(self.calls)
         with torch.no_grad(), edited(self.model, seen) as run:
             found = float(self.value(batch))
+        if not self.calls:
+            raise ValueError("loss: it ran no forward of the model that this thread could see")
         self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
         return found
 

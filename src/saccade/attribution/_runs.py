@@ -187,20 +187,19 @@ class Probe(Edit):
     def _probed(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         if self.what == "output":
             return call
-        tensor = by_query_head(getattr(call, self.what), call.query.shape[1])
-        found = self._with_zero(tensor, site)
-        return call if found is tensor else replace(call, **{self.what: found})  # type: ignore[arg-type]
+        if self.heads is not None and site.name not in self.heads:
+            return call
+        heads = call.query.shape[1]
+        wide = replace(call, key=by_query_head(call.key, heads), value=by_query_head(call.value, heads))
+        return replace(wide, **{self.what: self._with_zero(getattr(wide, self.what), site)})  # type: ignore[arg-type]
 
     def _with_zero(self, tensor: Tensor, site: CallSite) -> Tensor:
-        heads = range(tensor.shape[1]) if self.heads is None else self.heads.get(site.name, ())
-        if not heads:
-            return tensor
         self.seen.setdefault(site.name, tensor)
         if site.name not in self.zeros:
             self.zeros[site.name] = torch.zeros_like(tensor, requires_grad=True)
         if self.heads is not None:
             own = torch.zeros(tensor.shape[1], dtype=torch.bool, device=tensor.device)
-            own[list(heads)] = True
+            own[list(self.heads[site.name])] = True
             tensor = torch.where(own[:, None, None], tensor.detach(), tensor)
         return tensor + self.zeros[site.name]
 
