@@ -18,24 +18,28 @@ from saccade.models import DecoderLM, ModelConfig
 LENGTH, VOCABULARY = 7, 31
 
 
-class HandAttention(nn.Module):
-    """`given` replaces "query", "key", "value" (B, H, L, D) or, head by head, the output."""
+WIDTH = {"q": 5, "k": 5, "v": 2}  # of a head
 
-    def __init__(self, heads: int, width: int, of_head: int):
+
+class HandAttention(nn.Module):
+    """3 heads; `given` replaces "query", "key", "value" (B, H, L, D) or, head by head, the output."""
+
+    num_heads = 3
+
+    def __init__(self):
         super().__init__()
-        self.num_heads, self.of_head = heads, of_head
-        for name in "qkv":
-            setattr(self, name, nn.Linear(width, heads * of_head))
-        self.o = nn.Linear(heads * of_head, width)
+        for name, of_head in WIDTH.items():
+            setattr(self, name, nn.Linear(11, 3 * of_head))
+        self.o = nn.Linear(3 * WIDTH["v"], 11)
 
     def split(self, x: Tensor, name: str) -> Tensor:
-        return getattr(self, name)(x).unflatten(-1, (self.num_heads, self.of_head)).transpose(1, 2)
+        return getattr(self, name)(x).unflatten(-1, (3, WIDTH[name])).transpose(1, 2)
 
     def forward(self, x: Tensor, given: dict | None = None) -> Tensor:
         query, key, value = (self.split(x, name) for name in "qkv")
         given = given or {}
         query, key, value = (given.get(n, own) for n, own in (("query", query), ("key", key), ("value", value)))
-        logits = query @ key.transpose(-2, -1) / math.sqrt(self.of_head)
+        logits = query @ key.transpose(-2, -1) / math.sqrt(WIDTH["q"])
         out = torch.softmax(logits, -1) @ value
         self.last = {"query": query, "key": key, "value": value, "output": out}
         for head, other in given.get("output", {}).items():
@@ -49,7 +53,7 @@ class HandModel(nn.Module):
     def __init__(self, layers: int = 3, feed_forward: bool = True, shared: bool = False):
         super().__init__()
         torch.manual_seed(3)
-        own = [HandAttention(3, 11, 5) for _ in range(layers)]
+        own = [HandAttention() for _ in range(layers)]
         self.attention = nn.ModuleList(own[:1] * layers if shared else own)
         self.wide = nn.ModuleList([nn.Linear(11, 13) for _ in own]) if feed_forward else None
         self.narrow = nn.ModuleList([nn.Linear(13, 11) for _ in own])

@@ -106,7 +106,7 @@ def test_calls_of_a_shared_layer_are_measured_apart():
     with torch.no_grad():
         whole = model(x).tanh().sum()
         for at, head in enumerate(found.heads):
-            layer, zero = at // 3, torch.zeros(2, 7, 5, dtype=torch.float64)
+            layer, zero = at // 3, torch.zeros(2, 7, 2, dtype=torch.float64)
             expected = model(x, {layer: {"output": {head.head: zero}}}).tanh().sum() - whole
             assert float(found.values.values[at]) == pytest.approx(float(expected), abs=1e-10)
 

@@ -27,7 +27,7 @@ def stream_before(model, x, outputs, layer):
     """The residual stream that a layer reads, of given outputs (B, H, L, D) of the layers before."""
     for number in range(layer):
         own = model.attention[number]
-        written = own.o.weight.unflatten(1, (3, 5))  # (E, H, D)
+        written = own.o.weight.unflatten(1, (3, 2))  # (E, H, D)
         x = x + torch.einsum("bhld,ehd->ble", outputs[number], written) + own.o.bias
         x = x + model.feed_forward(x, number)
     return x
@@ -82,8 +82,8 @@ def test_a_path_of_two_layers_is_a_product_of_matrices():
         weights = torch.softmax(own[1]["query"][1, 2, 3] @ own[1]["key"][1, 2].T / math.sqrt(5), -1)
         for head in range(3):
             moved = (others[0]["output"] - own[0]["output"])[1, head]  # (L, D)
-            values = moved @ first.o.weight[:, 5 * head : 5 * head + 5].T @ last.v.weight[10:15].T
-            change = last.o.weight[4, 10:15] @ (weights @ values)
+            values = moved @ first.o.weight[:, 2 * head : 2 * head + 2].T @ last.v.weight[4:6].T
+            change = last.o.weight[4, 4:6] @ (weights @ values)
             expected = float(change) / (found.clean - found.corrupted)
             assert float(found.exact.values[head]) == pytest.approx(expected, abs=1e-12)
             assert float(found.gradient.values[head]) == pytest.approx(expected, abs=1e-12)  # linear in the sender

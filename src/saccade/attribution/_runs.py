@@ -100,6 +100,9 @@ class AtCalls(Edit):
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         return self._own(site).tensors(call, site)
 
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._own(site).values(call, site)
+
     def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._own(site).weights(weights, call, site)
 
@@ -177,9 +180,10 @@ class Probe(Edit):
         return [replace(part, call=self._probed(part.call, site))]
 
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        # attention by hand asks for its weights first, when nobody knows its values yet
-        known = self.what != "value" or call.value is not call.key
-        return self._probed(call, site) if known else call
+        return self._probed(call, site) if self.what in ("query", "key") else call
+
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._probed(call, site) if self.what == "value" else call
 
     def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._with_zero(out, site) if self.what == "output" else out
