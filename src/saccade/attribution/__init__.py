@@ -7,7 +7,8 @@ the model with edits of its calls (`_runs.py`) and give a number for each head (
 from __future__ import annotations
 
 from ._heads import CallHeads, Head, HeadMap
-from ._importance import HeadImportance, Removal, head_importance
+from ._importance import head_importance
+from ._importance_result import HeadImportance, Removal
 from ._patching import patching
 from ._patching_result import Agreement, Patching
 

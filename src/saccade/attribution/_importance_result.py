@@ -101,7 +101,7 @@ class HeadImportance:
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
         steps = [{**step._asdict(), **step.head._asdict()} for step in self.removed]
-        return plain_values(  # type: ignore[no-any-return]
+        return plain_values(
             {
                 "by": self.by,
                 "loss": self.loss,

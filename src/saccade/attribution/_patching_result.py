@@ -113,7 +113,7 @@ class Patching:
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
         agreement = self.agreement
-        return plain_values(  # type: ignore[no-any-return]
+        return plain_values(
             {
                 "what": self.what,
                 "direction": self.direction,

@@ -6,10 +6,10 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ._heads import CallHeads
 
 ALL = Choice(None, None)
 Progress = Callable[[int, int], None]
+K = TypeVar("K", bound=Hashable)
 
 
 def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
@@ -71,7 +72,7 @@ def scalar(found: Any, name: str) -> Tensor:
     return found.reshape(())
 
 
-def gradients(value: Tensor, name: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gradients(value: Tensor, name: str, of: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError where it is of none."""
     found: tuple[Tensor | None, ...] = (None,) * len(of)
     if value.requires_grad and of:
