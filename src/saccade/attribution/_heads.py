@@ -86,7 +86,7 @@ class HeadMap:
 
 def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadMap:
     """The map of (H,) numbers by call name."""
-    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().to("cpu", torch.float64) for call in calls]))
+    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))
 
 
 def table_of(calls: Sequence[CallHeads], **columns: HeadMap | None) -> list[dict[str, Any]]:

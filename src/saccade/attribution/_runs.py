@@ -79,7 +79,7 @@ def gradients(value: Tensor, name: str, of: Mapping[K, Tensor]) -> dict[K, Tenso
         found = torch.autograd.grad(value, list(of.values()), allow_unused=True)
     if all(one is None for one in found):
         raise ValueError(
-            f"{name}: no gradient reaches the heads from it: it is computed under torch.no_grad(), detached, turned "
+            f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned "
             "into a Python number, or by a model without attention that can be reached"
         )
     return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}

@@ -9,6 +9,7 @@ from . import (
     decoding,
     kernels,
     masks,
+    measures,
     models,
     monitoring,
     pictures,
@@ -37,4 +38,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "senses": senses.FAULTS,
     "decoding": decoding.FAULTS,
     "pictures": pictures.FAULTS,
+    "measures": measures.FAULTS,
 }
