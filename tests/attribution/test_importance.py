@@ -85,8 +85,11 @@ def test_greedy_removal_is_the_best_head_of_each_round():
         return sum(by_hand(model, decoder, batch, {**gone, **more}, heads) for batch in BATCHES[:2]) / 2
 
     whole = mean_without({})
+    before = whole
     for step in found.removed:
         tried = {head: mean_without({head: 0.0}) for head in left}
+        rises = {head: loss - before for head, loss in tried.items()}
+        before = min(tried.values())
         best = min(tried, key=tried.__getitem__)
         assert (step.head.call, step.head.head) == best
         assert step.loss == pytest.approx(tried[best], abs=1e-12)
@@ -95,6 +98,8 @@ def test_greedy_removal_is_the_best_head_of_each_round():
         gone[best] = 0.0
         left.remove(best)
     assert {(head.call, head.head) for head, _ in found.ranked()[:3]} == left and len(left) == 3
+    measured = {(head.call, head.head): value for head, value in found.ranked()}
+    assert {head: measured[head] for head in rises} == pytest.approx(rises, abs=1e-12)  # when they were last tried
     assert [head for head, _ in found.ranked()[:2:-1]] == [step.head for step in found.removed]
 
 
@@ -168,6 +173,13 @@ def test_the_least_important_heads_leave_one_of_each_call():
             found.least(keep)
     with pytest.raises(ValueError, match="1 head for 2 calls, and one of each must stay"):
         found.least(1)
+
+
+def test_heads_of_two_calls_of_one_layer_are_told_by_their_calls():
+    calls = (CallHeads("decoder.0.self", 0, 2), CallHeads("decoder.0.cross", 0, 2), CallHeads("decoder.1.self", 1, 2))
+    found = HeadImportance("ablation", HeadMap(calls, torch.arange(6).double()), None, None, 0.0, 1)
+    shown = "1.1 5, 1.0 4, decoder.0.cross.1 3, decoder.0.cross.0 2, decoder.0.self.1 1"
+    assert str(found).splitlines()[-1] == f"most: {shown}"
 
 
 def test_what_is_least_can_be_ablated_as_it_is():

@@ -71,6 +71,11 @@ class HeadMap:
         order = torch.where(self.values.isnan(), -math.inf, self.values.abs()).argsort(descending=True, stable=True)
         return [(heads[i], float(self.values[i])) for i in order.tolist() if not self.values[i].isnan()]
 
+    def named(self, head: Head) -> str:
+        """ "3.1", layer and head, where one call alone is of that layer; otherwise the call's name and the head."""
+        alone = sum(call.layer == head.layer for call in self.calls) == 1
+        return str(head) if alone else f"{head.call}.{head.head}"
+
     def text(self) -> str:
         """A line for each call, a column for each head."""
         grid = self.grid()

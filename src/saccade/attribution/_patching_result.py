@@ -136,7 +136,7 @@ class Patching:
             "",
             self.effects.text(),
             "",
-            "most: " + ", ".join(f"{head} {compact(value)}" for head, value in self.ranked()[:5]),
+            "most: " + ", ".join(f"{self.effects.named(head)} {compact(value)}" for head, value in self.ranked()[:5]),
         ]
         if self.agreement is not None:
             lines.append(f"by gradient: {self.agreement}")
