@@ -6,7 +6,7 @@ Shape legend: T batches, H query heads of a call, N heads of all calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,8 @@ class _Work:
         seen = CallList(self.calls)
         with torch.no_grad(), edited(self.model, seen) as run:
             found = float(self.value(batch))
+        if not self.calls:
+            raise ValueError("loss: it ran no forward of the model that this thread could see")
         self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
         return found
 
@@ -140,7 +142,7 @@ class _Work:
 
 
 def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
-    total = len(batches) if hasattr(batches, "__len__") else 0
+    total = len(batches) if isinstance(batches, Sized) else 0
     losses, found = [], []
     for batch in batches:
         gates = Gates()
@@ -172,7 +174,7 @@ def _whole(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> Tensor:
 
 
 def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
-    total = len(batches) if hasattr(batches, "__len__") else 0
+    total = len(batches) if isinstance(batches, Sized) else 0
     losses: list[float] = []
     rises: list[dict[Head, float]] = []
     for batch in batches:
@@ -205,7 +207,8 @@ def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportan
     heads = work.heads
     stay = kept_count(0.5 if keep is None else keep, len(heads))
     total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
-    left, removed, now = list(range(len(heads))), [], whole
+    left, now = list(range(len(heads))), whole
+    removed: list[tuple[int, Tensor]] = []
     # (T, N), of the last round that tried the head; where all stay, none is tried
     rises = torch.full((len(batches), len(heads)), math.nan, dtype=torch.float64)
     while len(left) > stay:
