@@ -16,8 +16,8 @@ FAULTS = (
     Fault(
         "gates-signs",
         IMPORTANCE,
-        "_interval(signed.abs())",
-        "_interval(signed)",
+        "losses, signed.abs(), signed=",
+        "losses, signed, signed=",
         (OF_IMPORTANCE,),
         "Batches whose gradients have other signs cancel.",
     ),
@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "greedy-anew",
         IMPORTANCE,
-        "            rises[:, at] = losses - now",
-        "            rises[:, at] = losses - whole",
+        "            rises[:, at] = found - now",
+        "            rises[:, at] = found - whole",
         (OF_IMPORTANCE,),
         "What a head costs beside those that have gone has their cost in it.",
     ),
