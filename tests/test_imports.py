@@ -30,7 +30,7 @@ LAYERS = [
     {"_explain", "_hooks", "_pooled", "_statistics", "_weights", "batching", "positions", "variants"},
     {"acceleration", "nn"},
     {"models"},
-    {"monitoring"},
+    {"monitoring", "pruning"},
     {"inspection"},
     {"analysis", "integrations", "training", "verification", "viewer"},
     {"benchmark"},
@@ -71,6 +71,7 @@ PARTS = [
     "monitoring",
     "nn",
     "positions",
+    "pruning",
     "training",
     "variants",
     "verification",
@@ -79,7 +80,8 @@ PARTS = [
 
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
-        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads", "model"),
+        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads"),
+        *("pruned_heads", "model"),
         *("decoding", "graphs", "signals", "text", "own", "families"),
     ],
     "verification": ["findings", "target", "tracing", "checks", "running", "report"],

@@ -38,6 +38,7 @@ __all__ = [
     "draw",
     "explain",
     "merge",
+    "prune",
     "statistics",
     "step",
     "verify",
@@ -58,6 +59,7 @@ _PARTS = (
     "monitoring",
     "nn",
     "positions",
+    "pruning",
     "training",
     "variants",
     "verification",
@@ -78,6 +80,7 @@ _HOMES = {  # of all names but the masks
     "draw": "viewer",
     "explain": "_explain",
     "merge": "_attention",
+    "prune": "pruning",
     "statistics": "_statistics",
     "step": "viewer",
     "verify": "verification",
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
         monitoring as monitoring,
         nn as nn,
         positions as positions,
+        pruning as pruning,
         training as training,
         variants as variants,
         verification as verification,
@@ -135,6 +139,7 @@ if TYPE_CHECKING:
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
     from .monitoring import watch
+    from .pruning import prune
     from .verification import verify
     from .viewer import draw, step, view
     from .viewer._diagram import diagram

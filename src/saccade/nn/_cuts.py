@@ -45,7 +45,16 @@ class _Replacement(NamedTuple):
 
 
 def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> Cut:
-    """The cut of a linear layer (out, in) that keeps these rows of its output, or columns of its input."""
+    """The cut of a linear layer (out, in) that keeps these rows of its output, or columns of its input.
+
+    Raises:
+        ValueError: another layer, or one whose weight is no plain parameter: adapted, quantised, parametrised.
+    """
+    if not isinstance(layer, nn.Linear) or not _plain(layer):
+        raise ValueError(
+            f"a projection is a {type(layer).__module__}.{type(layer).__name__}, expected a linear layer with a weight "
+            "(out_features, in_features) of its own; merge adapters, remove parametrisations, or prune before"
+        )
     slices, changes = [], []
     if rows is not None:
         slices += [Slice(layer, name, 0, tuple(rows)) for name in ("weight", "bias") if _holds(layer, name)]
@@ -81,6 +90,11 @@ def commit(model: nn.Module, cuts: Sequence[Cut], optimizers: Sequence[torch.opt
         setattr(owner, name, value)
     for optimizer, state in zip(optimizers, states, strict=True):
         _replace_in(optimizer, made, state)
+
+
+def _plain(layer: nn.Linear) -> bool:
+    weight = layer._parameters.get("weight")
+    return weight is not None and tuple(weight.shape) == (layer.out_features, layer.in_features)
 
 
 def _holds(module: nn.Module, name: str) -> bool:

@@ -105,9 +105,9 @@ def configurations(model: nn.Module, kept: dict[MultiHeadAttention, Sequence[int
     changes: list[Change] = []
     for module in model.modules():
         if isinstance(module, EncoderBlock):
-            changes += [] if (made := _of_block(module, module.config, kept)) is None else [
-                Change(module, "config", made)
-            ]
+            changes += (
+                [] if (made := _of_block(module, module.config, kept)) is None else [Change(module, "config", made)]
+            )
         elif isinstance(module, Stack):
             both = list(zip(module.blocks, module.configs, strict=True))
             made = tuple(_of_block(block, config, kept) or config for block, config in both)
@@ -125,9 +125,7 @@ def joined(cuts: Iterable[Cut]) -> Cut:
 def _of_block(block: Any, config: Any, kept: dict[MultiHeadAttention, Sequence[int]]) -> Any:
     """The configuration of a block with fewer heads; None where it keeps all of them."""
     parts = {"attention": block.attention, "cross": getattr(block, "cross", None)}
-    made = {
-        name: fewer_heads(getattr(config, name), kept[module]) for name, module in parts.items() if module in kept
-    }
+    made = {name: fewer_heads(getattr(config, name), kept[module]) for name, module in parts.items() if module in kept}
     return replace(config, **made) if made else None
 
 

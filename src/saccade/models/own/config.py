@@ -86,7 +86,9 @@ class ModelConfig:
     def _check_pruned(self, removed: object) -> None:
         """ValueError unless there is a list of heads for each layer, of which heads stay that fit together."""
         if not isinstance(removed, (list, tuple)) or len(removed) != self.layers:
-            raise ValueError(f"pruned_heads: expected a list for each of {self.layers} layers, got {shortened(removed)}")
+            raise ValueError(
+                f"pruned_heads: expected a list for each of {self.layers} layers, got {shortened(removed)}"
+            )
         for layer, heads in enumerate(removed):
             try:
                 kept_groups(kept_heads(heads, self.heads), self.heads, self.kv_heads or self.heads)

@@ -1,0 +1,22 @@
+"""Heads removed for good: `saccade.prune`.
+
+Begin with `_prune.py`; `_layers.py` finds the attention of a model, `_choice.py` says which heads matter least. Imports
+`models` and `nn`.
+"""
+
+from __future__ import annotations
+
+from ._choice import choose_heads, rank
+from ._prune import prune
+from ._report import PrunedLayer, Pruning, attention_flops
+from ._torch import PrunedMultiheadAttention
+
+__all__ = [
+    "PrunedLayer",
+    "PrunedMultiheadAttention",
+    "Pruning",
+    "attention_flops",
+    "choose_heads",
+    "prune",
+    "rank",
+]
