@@ -32,8 +32,8 @@ def chosen_heads(heads: Heads, layers: Sequence[AttentionLayer]) -> dict[Attenti
     for layer, given in found.items():
         if len(given) == layer.heads:
             raise ValueError(
-                f"heads: those are all {layer.heads} heads of layer {layer.name}, and one at least must stay: caches and "
-                "operators have no attention without heads"
+                f"heads: those are all {layer.heads} heads of layer {layer.name}, and one at least must stay: caches "
+                "and operators have no attention without heads"
             )
     return {layer: sorted(found[layer]) for layer in layers if layer in found}
 

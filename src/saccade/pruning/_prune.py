@@ -30,9 +30,9 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
     """Remove attention heads from a model for good, in place: its projections get smaller.
 
     Outputs and gradients of what is left equal those of the model whose output projections read 0 from the heads
-    removed, to rounding. Of grouped queries a key-value head goes when all of its query heads have; those that stay must
-    be read by equally many each. What is left keeps its dtype, device, ties and `requires_grad`, and is numbered anew,
-    from 0. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al. (2019).
+    removed, to rounding. Of grouped queries a key-value head goes when all of its query heads have; those that stay
+    must be read by equally many each. What is left keeps its dtype, device, ties and `requires_grad`, and is numbered
+    anew, from 0. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al. (2019).
 
     Args:
         model: or a part of one: `saccade.nn`'s attention, blocks and stacks, any model of `saccade.models`,
