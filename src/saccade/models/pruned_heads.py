@@ -25,6 +25,7 @@ from .checkpoints.settings import Settings
 
 PRUNED = "saccade_pruned_heads"
 UNREADABLE = "transformers cannot open the folder: layers have their own numbers of heads; saccade.models.load can"
+SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim")
 _CROSS = {"cross", "crossattention", "cross_attn", "encoder_attn", "multihead_attn"}
 
 
@@ -91,15 +92,19 @@ def saved_heads(model: nn.Module, own_width: bool) -> dict[str, Any]:
     removed = removed_heads({path: module.heads_left for path, module in layers.items()})
     if not removed:
         return {}
-    shapes = {module.shape for module in layers.values()}
-    if own_width and len(shapes) == 1:
-        [shape] = shapes
-        return {
-            "num_attention_heads": shape.query_heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head,
-        }
-    return {PRUNED: removed}
+    sizes = {(module.config.heads, module.shape.kv_heads, module.shape.head) for module in layers.values()}
+    width = next(iter(layers.values())).config.width
+    plain = published_sizes(width, sizes) if own_width else None
+    return {PRUNED: removed} if plain is None else plain
+
+
+def published_sizes(width: int, sizes: set[tuple[int, int, int]]) -> dict[str, int] | None:
+    """The settings that say heads, key-value heads and the width of a head; None where they cannot.
+
+    They are of all layers, and transformers wants the heads to divide the model's width, whatever their own.
+    """
+    [found, *others] = sizes
+    return None if others or width % found[0] else dict(zip(SIZES, found, strict=True))
 
 
 def _side(path: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..models import DecoderLM, LanguageModel, Model
 from ..models.checkpoints.settings import Settings
-from ..models.pruned_heads import PRUNED, UNREADABLE, removed_heads, saved_heads
+from ..models.pruned_heads import PRUNED, UNREADABLE, published_sizes, removed_heads, saved_heads
 from ..models.text.contacts import ContactHead
 from ..nn import MultiHeadAttention
 from ..nn._cuts import Change, Cut, commit
@@ -22,7 +22,6 @@ from ._layers import AttentionLayer, attention_layers, prunable
 from ._report import PrunedLayer, Pruning, parameter_count
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
-_PUBLISHED = ("num_attention_heads", "num_key_value_heads", "head_dim")
 _PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
@@ -156,8 +155,10 @@ def _configure_theirs(model: nn.Module) -> None:
         return
     removed = removed_heads({layer.path: getattr(layer.module, "heads_left", None) for layer in layers})
     sizes = {(layer.heads, layer.kv_heads, layer.key_width) for layer in layers}
-    if len(sizes) == 1 and all(hasattr(config, name) for name in _PUBLISHED) and removed:
-        for name, value in zip(_PUBLISHED, sizes.pop(), strict=True):
+    own_width = hasattr(config, "num_key_value_heads")  # Llama and those after it, which read head_dim
+    plain = published_sizes(getattr(config, "hidden_size", 1), sizes) if own_width and removed else None
+    if plain is not None:
+        for name, value in plain.items():
             setattr(config, name, value)
         for layer in layers:
             layer.module.heads_left = None  # type: ignore[assignment]
