@@ -181,7 +181,8 @@ class SaccadeModel(TextModel):
             )
         self.lm = lm
         self.name = getattr(lm, "name", "unnamed")
-        self.heads = tuple(block.attention.config.heads for block in self.stack.blocks)
+        blocks: Any = self.stack.blocks
+        self.heads = tuple(block.attention.config.heads for block in blocks)
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)

@@ -59,7 +59,7 @@ def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
 def keep_heads(model: nn.Module, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> None:
     """Leave these heads alone, in place. ValueError as of `cut_heads`."""
     cuts = [cut_heads(module, heads) for module, heads in kept.items()]
-    commit(model, [*cuts, configurations(model, dict(kept))])
+    commit(model, [*cuts, configurations(model, kept)])
 
 
 def remove_saved(model: nn.Module, settings: Settings) -> None:

@@ -19,7 +19,7 @@ class Slice(NamedTuple):
     module: nn.Module
     name: str
     dim: int
-    index: tuple[int, ...]
+    kept: tuple[int, ...]
 
 
 class Change(NamedTuple):
@@ -41,7 +41,7 @@ class _Replacement(NamedTuple):
     old: Tensor
     new: Tensor
     dim: int
-    index: Tensor
+    kept: Tensor
 
 
 def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> Cut:
@@ -108,7 +108,7 @@ def _replacements(slices: Sequence[Slice]) -> Iterator[_Replacement]:
     for one in slices:
         old = getattr(one.module, one.name)
         first = seen.setdefault(id(old), one)
-        if (first.dim, first.index) != (one.dim, one.index):
+        if (first.dim, first.kept) != (one.dim, one.kept):
             raise ValueError(
                 f"heads: {type(one.module).__name__} and {type(first.module).__name__} share {one.name}, of which they "
                 "would keep different parts; remove the same heads in both"
@@ -120,7 +120,7 @@ def _replacements(slices: Sequence[Slice]) -> Iterator[_Replacement]:
                 f"model: {one.name} of a {type(one.module).__name__} has gradient hooks, which a smaller parameter "
                 "would not have; remove them first"
             )
-        index = torch.tensor(one.index, dtype=torch.int64, device=old.device)
+        index = torch.tensor(one.kept, dtype=torch.int64, device=old.device)
         new: Tensor = old.index_select(one.dim, index).contiguous()
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(new, requires_grad=old.requires_grad)
@@ -165,7 +165,7 @@ def _cut_state(name: str, value: Any, one: _Replacement) -> Any:
             f"optimizer: its state {name!r} has shape {tuple(value.shape)}, expected {sizes}, as its parameter has, or "
             "a 1 along an axis"
         )
-    return value if value.shape[one.dim] == 1 else value.index_select(one.dim, one.index.to(value.device)).contiguous()
+    return value if value.shape[one.dim] == 1 else value.index_select(one.dim, one.kept.to(value.device)).contiguous()
 
 
 def _replace_in(

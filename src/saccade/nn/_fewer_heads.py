@@ -5,7 +5,7 @@ Shape legend: Hq / Hkv query and key-value heads, D key width, Dv value width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,7 @@ def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
     return joined([*cuts, Cut([], [Change(module, name, value) for name, value in own.items()])])
 
 
-def configurations(model: nn.Module, kept: dict[MultiHeadAttention, Sequence[int]]) -> Cut:
+def configurations(model: nn.Module, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> Cut:
     """The changes of blocks and stacks, whose configurations say what their attention is made of."""
     changes: list[Change] = []
     for module in model.modules():
@@ -122,7 +122,7 @@ def joined(cuts: Iterable[Cut]) -> Cut:
     return Cut([one for cut in every for one in cut.slices], [one for cut in every for one in cut.changes])
 
 
-def _of_block(block: Any, config: Any, kept: dict[MultiHeadAttention, Sequence[int]]) -> Any:
+def _of_block(block: Any, config: Any, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> Any:
     """The configuration of a block with fewer heads; None where it keeps all of them."""
     parts = {"attention": block.attention, "cross": getattr(block, "cross", None)}
     made = {name: fewer_heads(getattr(config, name), kept[module]) for name, module in parts.items() if module in kept}

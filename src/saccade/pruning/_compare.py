@@ -90,7 +90,7 @@ def compare_pruned(
     """
     windows = [] if text is None else text_windows(model, text, most=tokens)
     judging = windows if heads is not None else windows[1::2] or windows
-    chosen: Heads = _least(model, windows[::2], keep, told) if heads is None else heads
+    chosen = _least(model, windows[::2], keep, told) if heads is None else heads
     length = min(LONGEST, model.context or LONGEST)
     before = _Measured.of(model, judging, length, told)
     pruning = prune(model, chosen)
@@ -122,7 +122,7 @@ class _Measured(NamedTuple):
         return cls(layers, flops, mean_loss(model, batches, counted) if batches else None)
 
 
-def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -> dict[str, list[int]]:
+def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -> Heads:
     """The heads that matter least."""
     if keep is None or not batches:
         raise ValueError("heads: none came, and without a share to keep and a text none can be chosen")
@@ -130,7 +130,7 @@ def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -
     chosen = choose_heads(model, importance, keep)
     if not chosen:
         raise ValueError(f"keep: at {keep} every head stays")
-    return chosen
+    return [(path, head) for path, heads in chosen.items() for head in heads]
 
 
 def _counting(told: Told, what: str, total: int) -> Callable[[], None]:

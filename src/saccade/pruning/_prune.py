@@ -138,11 +138,12 @@ def _own_roles(lm: LanguageModel, kept: Mapping[nn.Module, Sequence[int]]) -> An
     """heads.json without those removed, the others by their new numbers."""
     if lm.heads is None or not isinstance(lm.heads.get("heads"), list):
         return lm.heads
-    numbers = [kept.get(block.attention) for block in lm.model.decoder.blocks]  # type: ignore[call-overload]
+    blocks: Any = lm.model.decoder.blocks
+    left = [kept.get(block.attention, range(block.attention.config.heads)) for block in blocks]
     measured = [
-        entry if (left := numbers[entry["layer"]]) is None else {**entry, "head": left.index(entry["head"])}
+        {**entry, "head": left[entry["layer"]].index(entry["head"])}
         for entry in lm.heads["heads"]
-        if numbers[entry["layer"]] is None or entry["head"] in numbers[entry["layer"]]  # type: ignore[operator]
+        if entry["head"] in left[entry["layer"]]
     ]
     return {**lm.heads, "heads": measured}
 
