@@ -176,12 +176,13 @@ def test_torch_attention_and_the_layers_around_it(separate):
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_encoders_run_pruned_also_where_they_would_take_their_fused_path(grad):
     torch.manual_seed(4)
-    layer = nn.TransformerEncoderLayer(28, 7, 31, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
+    layer = nn.TransformerEncoderLayer(28, 4, 31, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).double().eval()
     whole = copy.deepcopy(encoder)
+    whole.use_nested_tensor = False
     with torch.no_grad():
-        whole.layers[1].self_attn.out_proj.weight.view(28, 7, 4)[:, [0, 6]] = 0
-    report = prune(encoder, "1.0,1.6")
+        whole.layers[1].self_attn.out_proj.weight.view(28, 4, 7)[:, [0, 2]] = 0
+    report = prune(encoder, "1.0,1.2")  # layer 0, whole, would take the fused path and hand on a nested tensor
     assert report.layers[0].path == "layers.1.self_attn"
     x, hidden = torch.randn(2, 5, 28, dtype=torch.float64), torch.arange(5) >= torch.tensor([[5], [3]])
     with torch.set_grad_enabled(grad):

@@ -24,7 +24,10 @@ from ..nn.attention import HeadsLeft
 from .checkpoints.settings import Settings
 
 PRUNED = "saccade_pruned_heads"
-UNREADABLE = "transformers cannot open the folder: layers have their own numbers of heads; saccade.models.load can"
+UNREADABLE = (
+    "transformers cannot open the folder, since its layers have their own numbers of heads; saccade.models.load opens "
+    "it, where it knows the family"
+)
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim")
 _CROSS = {"cross", "crossattention", "cross_attn", "encoder_attn", "multihead_attn"}
 

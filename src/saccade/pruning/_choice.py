@@ -124,7 +124,7 @@ def _gated(layers: list[AttentionLayer], gates: list[Tensor]) -> Iterator[None]:
 
     with ExitStack() as hooks:
         for layer, factors in zip(layers, gates, strict=True):
-            if layer.output is None or isinstance(layer.module, nn.MultiheadAttention):
+            if layer.output is None or type(layer.module) is nn.MultiheadAttention:
                 raise ValueError(
                     f"model: layer {layer.name} is a {type(layer.module).__name__}, which calls no output projection "
                     "that a gate could stand before; convert it (saccade.nn.from_torch)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import SupportsIndex
 
 from ._layers import AttentionLayer, listed
 
@@ -22,8 +24,7 @@ def chosen_heads(heads: Heads, layers: Sequence[AttentionLayer]) -> dict[Attenti
         layer = _layer(key, layers)
         if layer.refusal:
             raise ValueError(f"heads: layer {layer.name} ({layer.path}) cannot lose heads: {layer.refusal}")
-        if isinstance(head, bool) or not isinstance(head, int):
-            raise TypeError(f"heads: a head is an int, got {head!r}")
+        head = _whole(head)
         if not 0 <= head < layer.heads:
             raise ValueError(f"heads: layer {layer.name} has the heads 0 to {layer.heads - 1}, got {head}")
         found.setdefault(layer, set()).add(head)
@@ -49,6 +50,13 @@ def _pairs(heads: Heads) -> list[tuple[LayerKey, int]]:
         return [(key, head) for key, head in pairs]
     except (TypeError, ValueError):
         raise TypeError(f"heads: expected {expected}, got {heads!r}") from None
+
+
+def _whole(head: object) -> int:
+    """A head's number: an int, also one of NumPy or PyTorch."""
+    if isinstance(head, bool) or not isinstance(head, SupportsIndex):
+        raise TypeError(f"heads: a head is an int, got {head!r}")
+    return operator.index(head)
 
 
 def _pair(part: str) -> tuple[LayerKey, int]:

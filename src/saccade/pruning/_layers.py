@@ -33,6 +33,7 @@ class AttentionLayer:
         module: it.
         heads, kv_heads: query and key-value heads.
         key_width, value_width: D and Dv.
+        maps: pairs of queries and keys for each head of values (differential attention: 2).
         output: the projection that reads the heads side by side.
         parts: all modules with weights that it computes with.
         cut: what leaves some heads alone.
@@ -47,6 +48,7 @@ class AttentionLayer:
     kv_heads: int = 0
     key_width: int = 0
     value_width: int = 0
+    maps: int = 1
     output: nn.Module | None = None
     parts: tuple[nn.Module, ...] = ()
     cut: Callable[[Sequence[int]], Cut] | None = None
@@ -63,7 +65,7 @@ class AttentionLayer:
 
     def per_pair(self) -> int:
         """Multiplications and additions for one query and one key, of all heads."""
-        return 2 * self.heads * (self.key_width + self.value_width)
+        return 2 * self.heads * self.maps * (self.key_width + self.value_width)
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
@@ -98,8 +100,9 @@ def _own(module: MultiHeadAttention) -> dict[str, Any]:
     return {
         "heads": config.heads,
         "kv_heads": shape.kv_heads,
-        "key_width": shape.head * shape.query_heads // config.heads,
-        "value_width": shape.value_head * shape.query_heads // config.heads,
+        "key_width": shape.head,
+        "value_width": shape.value_head,
+        "maps": shape.query_heads // config.heads,
         "output": module.output,
         "parts": tuple(layer for layer in layers if layer is not None),
         "cut": functools.partial(cut_heads, module),

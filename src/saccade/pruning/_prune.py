@@ -20,6 +20,7 @@ from ..nn.attention import HeadsLeft
 from ._heads import Heads, chosen_heads
 from ._layers import AttentionLayer, attention_layers, prunable
 from ._report import PrunedLayer, Pruning, parameter_count
+from ._transformers import is_theirs
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -57,7 +58,7 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
     cuts = [_cut(layer, left) for layer, left in kept.items()]
     ours = {layer.module: left for layer, left in kept.items() if isinstance(layer.module, MultiHeadAttention)}
     before = parameter_count(model)
-    commit(model, [*cuts, configurations(model, ours), *_own(model, kept)], _listed(optimizer))
+    commit(model, [*cuts, configurations(model, ours), *_around(model, kept)], _listed(optimizer))
     _configure_theirs(model)
     now = {layer.path: layer for layer in attention_layers(model)}
     done = tuple(
@@ -109,13 +110,15 @@ def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     return given
 
 
-def _own(model: nn.Module, kept: Mapping[AttentionLayer, Sequence[int]]) -> list[Cut]:
-    """What Saccade's own language models say about their heads."""
+def _around(model: nn.Module, kept: Mapping[AttentionLayer, Sequence[int]]) -> list[Cut]:
+    """What those say about their heads that hold the attention: Saccade's language models, PyTorch's encoder."""
     by_module = {layer.module: left for layer, left in kept.items()}
     changes: list[Change] = []
     for module in model.modules():
         if isinstance(module, DecoderLM):
             changes.append(Change(module, "config", _own_config(module, by_module)))
+        elif isinstance(module, nn.TransformerEncoder) and any(part in by_module for part in module.modules()):
+            changes.append(Change(module, "use_nested_tensor", False))  # of its fused path, which asks layer 0 alone
         elif isinstance(module, LanguageModel):
             config = _own_config(module.model, by_module)
             changes.append(Change(module, "settings", Settings(config.to_dict(), module.settings.path)))
@@ -172,4 +175,5 @@ def _note(model: nn.Module) -> str:
     """What to know before the model is saved."""
     if isinstance(model, Model) and not isinstance(model, LanguageModel):
         return UNREADABLE if PRUNED in saved_heads(model, model.family.own_head_width) else ""
-    return UNREADABLE if hasattr(getattr(model, "config", None), PRUNED) else ""
+    theirs = (module for module in model.modules() if is_theirs(module))
+    return UNREADABLE if any(getattr(module, "heads_left", None) is not None for module in theirs) else ""
