@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -305,7 +306,10 @@ def test_layers_are_told_apart_by_number_name_and_path():
     model = saccade.nn.Transformer(config, (2, 2))
     with pytest.raises(ValueError, match=r"layer 1 fits several, name one of encoder\.1 .*decoder\.1 .*cross\.1"):
         prune(model, {1: [0]})
-    report = prune(model, [("encoder.1", 0), ("cross.0", 2), ("decoder.blocks.1.attention", 3), ("encoder.1", 5)])
+    report = prune(
+        model,
+        [("encoder.1", np.int64(0)), ("cross.0", torch.tensor(2)), ("decoder.blocks.1.attention", 3), ("encoder.1", 5)],
+    )
     assert [(one.name, one.path, one.removed) for one in report.layers] == [
         ("encoder.1", "encoder.blocks.1.attention", (0, 5)),
         ("cross.0", "decoder.blocks.0.cross", (2,)),

@@ -8,11 +8,13 @@ import json
 import pytest
 import torch
 
+import saccade
 from pruning.masked import EXACT, assert_equals_masked, masked
 from published import transformers
 from saccade import models, prune
 from saccade.integrations.transformers import register, unregister
 from saccade.models.pruned_heads import PRUNED, UNREADABLE
+from saccade.pruning._layers import attention_layers
 
 SIZES = dict(
     vocab_size=61,
@@ -125,6 +127,16 @@ def test_what_transformers_saves_saccade_opens(name, class_name, tmp_path):
     torch.testing.assert_close(got, model(**given).logits[real], rtol=1e-10, atol=1e-10)
     prune(model, {0: [0]})
     assert getattr(model.config, PRUNED) == {"0": [0, 1, 5], "1": [3]}
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
+def test_layers_are_numbered_as_watching_numbers_them(name):
+    model, _, _ = made(name)
+    with saccade.watch(model) as watched, torch.no_grad():
+        model(**batch())
+    assert {site.path: site.layer for site in watched.calls} == {
+        layer.path: layer.number for layer in attention_layers(model)
+    }
 
 
 def test_layers_with_equally_many_heads_left_are_a_plain_llama(tmp_path):
