@@ -181,8 +181,7 @@ class SaccadeModel(TextModel):
             )
         self.lm = lm
         self.name = getattr(lm, "name", "unnamed")
-        blocks: Any = self.stack.blocks
-        self.heads = tuple(block.attention.config.heads for block in blocks)
+        self.heads = config.heads_by_layer
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)

@@ -96,8 +96,14 @@ class ModelConfig:
                 raise ValueError(f"pruned_heads: layer {layer}: {error}") from None
         object.__setattr__(self, "pruned_heads", tuple(tuple(heads) for heads in removed))
 
+    @property
+    def heads_by_layer(self) -> tuple[int, ...]:
+        """The query heads that each layer has left."""
+        removed = self.pruned_heads or ((),) * self.layers
+        return tuple(self.heads - len(set(gone)) for gone in removed)
+
     def attention(self) -> AttentionConfig:
-        """What the attention of each block is made of."""
+        """What the attention of each block is made of, before heads were removed."""
         return AttentionConfig(
             self.width, self.heads, self.kv_heads, positions=RotaryConfig(self.rotary_base), mechanism=self.mechanism
         )
