@@ -28,6 +28,7 @@ SIZES = dict(
 GROUPED = dict(SIZES, num_key_value_heads=3)
 GPT2 = dict(vocab_size=61, n_embd=24, n_layer=2, n_head=6, n_positions=64)
 OPT = dict(SIZES, ffn_dim=29, word_embed_proj_dim=24)
+SIDE = dict(layers=2, attention_heads=6, ffn_dim=29)
 DISTIL = dict(vocab_size=61, dim=24, n_layers=2, n_heads=6, hidden_dim=29)
 # class, configuration, its sizes, the attention of a layer, its output projection
 CASES = {
@@ -127,6 +128,20 @@ def test_what_transformers_saves_saccade_opens(name, class_name, tmp_path):
     torch.testing.assert_close(got, model(**given).logits[real], rtol=1e-10, atol=1e-10)
     prune(model, {0: [0]})
     assert getattr(model.config, PRUNED) == {"0": [0, 1, 5], "1": [3]}
+
+
+def test_sides_of_an_encoder_decoder_have_the_same_names_here_and_there(tmp_path):
+    library = transformers()
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIDE.items()}
+    torch.manual_seed(0)
+    model = library.BartForConditionalGeneration(library.BartConfig(vocab_size=61, d_model=24, **sides)).double().eval()
+    prune(model, "cross.0.1,cross.0.2,encoder.1.3,decoder.1.0")
+    model.save_pretrained(tmp_path)
+    removed = json.loads((tmp_path / "config.json").read_text())[PRUNED]
+    assert removed == {"encoder.1": [3], "cross.0": [1, 2], "decoder.1": [0]}
+    given = dict(input_ids=batch()["input_ids"], decoder_input_ids=batch()["input_ids"][:, :5])
+    got = models.load(tmp_path)(**given).logits
+    torch.testing.assert_close(got, model(**given).logits, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
