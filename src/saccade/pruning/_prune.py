@@ -35,9 +35,10 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
     anew, from 0. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al. (2019).
 
     Args:
-        model: or a part of one: `saccade.nn`'s attention, blocks and stacks, any model of `saccade.models`,
-            `nn.MultiheadAttention` (which becomes a `PrunedMultiheadAttention`) and what holds it, and transformers'
-            models that are built like BERT, GPT-2 or Llama.
+        model: or a part of one (the whole where it is to be saved: its configuration tells of the heads):
+            `saccade.nn`'s attention, blocks and stacks, any model of `saccade.models`, `nn.MultiheadAttention` (which
+            becomes a `PrunedMultiheadAttention`) and what holds it, and transformers' models that are built like BERT,
+            GPT-2 or Llama.
         heads: {4: [1, 3], 5: [0]}, [(4, 1), (4, 3), (5, 0)] or "4.1,4.3,5.0", counted from 0. A layer is its number, as
             `saccade.watch` and `saccade look` count; of an encoder-decoder "encoder.4", "decoder.4" or "cross.4"; or a
             path, or a dotted part of one, that no other layer has. One head of each layer must stay.
