@@ -34,7 +34,7 @@ LAYERS = [
     {"intervention"},
     {"inspection"},
     {"analysis", "attribution", "integrations", "training", "verification", "viewer"},
-    {"benchmark"},
+    {"benchmark", "pruning"},
     {"__init__"},
     {"cli"},
     {"__main__"},
@@ -74,6 +74,7 @@ PARTS = [
     "monitoring",
     "nn",
     "positions",
+    "pruning",
     "training",
     "variants",
     "verification",
@@ -82,7 +83,8 @@ PARTS = [
 
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
-        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads", "model"),
+        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads"),
+        *("pruned_heads", "model"),
         *("decoding", "graphs", "signals", "text", "own", "families"),
     ],
     "verification": ["findings", "target", "tracing", "checks", "running", "report"],

@@ -42,6 +42,7 @@ __all__ = [
     "intervene",
     "merge",
     "patching",
+    "prune",
     "statistics",
     "step",
     "verify",
@@ -65,6 +66,7 @@ _PARTS = (
     "monitoring",
     "nn",
     "positions",
+    "pruning",
     "training",
     "variants",
     "verification",
@@ -89,6 +91,7 @@ _HOMES = {  # of all names but the masks
     "intervene": "intervention",
     "merge": "_attention",
     "patching": "attribution",
+    "prune": "pruning",
     "statistics": "_statistics",
     "step": "viewer",
     "verify": "verification",
@@ -113,6 +116,7 @@ if TYPE_CHECKING:
         monitoring as monitoring,
         nn as nn,
         positions as positions,
+        pruning as pruning,
         training as training,
         variants as variants,
         verification as verification,
@@ -151,6 +155,7 @@ if TYPE_CHECKING:
     from .attribution import attribute, head_importance, patching, why_attends
     from .intervention import intervene
     from .monitoring import watch
+    from .pruning import prune
     from .verification import verify
     from .viewer import draw, step, view
     from .viewer._diagram import diagram

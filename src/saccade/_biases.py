@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,18 @@ class Bias:
 
     parameter: Tensor
     offset: Placement | None = None
+    head_axis: ClassVar[int | None] = None  # of the parameter; None: it holds nothing by head
+
+    @property
+    def heads(self) -> int | None:
+        """For how many heads its parameter is; None where it says nothing about heads."""
+        return None if self.head_axis is None else self.parameter.shape[self.head_axis]
+
+    def of_heads(self, numbers: Sequence[int]) -> Bias:
+        """The bias of these heads; gradients reach the whole parameter."""
+        chosen = copy.copy(self)
+        chosen.parameter = self.part(self.parameter, None, None, torch.tensor(numbers, device=self.parameter.device))
+        return chosen
 
     def form(self) -> Bias:
         """This bias without its parameter: what a graph may keep without keeping the parameter alive."""
@@ -81,6 +94,8 @@ class Bias:
 
 class TensorBias(Bias):
     """A dense tensor, (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk); -inf counts as masked."""
+
+    head_axis = 1
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.dim() not in (2, 4):
@@ -227,6 +242,15 @@ def _diagonal_sums(tile: Tensor) -> Tensor:
     return flat.reshape(*tile.shape[:2], rows, rows + keys - 1).sum(2)
 
 
+def paper_slopes(heads: int) -> list[float]:
+    """As `ALiBi.slopes`."""
+    if heads < 1:
+        raise ValueError(f"ALiBi.slopes: heads must be at least 1, got {heads}")
+    whole = 2 ** math.floor(math.log2(heads))
+    base = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    return base + [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+
+
 class ALiBi(RelativeScores):
     """Attention with linear biases: `-slope_h * |position(i) - j|` (Press et al. 2022, "Train Short, Test Long").
 
@@ -238,18 +262,15 @@ class ALiBi(RelativeScores):
         ValueError: slopes is not 1-D, or, at the call, not one per query head.
     """
 
+    head_axis = 0
+
     def __init__(self, slopes: Tensor) -> None:
         self.parameter = _parameter(slopes, "ALiBi: slopes", 1, "(Hq,)")
 
     @staticmethod
     def slopes(heads: int) -> Tensor:
         """The paper's slopes, float32 (heads,): powers of 2^(-8/n), interleaved where heads is no power of two."""
-        if heads < 1:
-            raise ValueError(f"ALiBi.slopes: heads must be at least 1, got {heads}")
-        whole = 2 ** math.floor(math.log2(heads))
-        base = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-        more = [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
-        return torch.tensor(base + more)
+        return torch.tensor(paper_slopes(heads))
 
     def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
         slope = parameter[head]
@@ -285,6 +306,8 @@ class RelativeBias(RelativeScores):
         TypeError: table is not a floating-point tensor.
         ValueError: table is not 2-D, has too few buckets, or, at the call, not one column per query head.
     """
+
+    head_axis = 1
 
     def __init__(self, table: Tensor, bidirectional: bool = True, max_distance: int = 128) -> None:
         self.parameter = _parameter(table, "RelativeBias: table", 2, "(buckets, Hq)")

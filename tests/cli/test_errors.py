@@ -197,6 +197,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "step": "[TEXT]...",
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
+        "prune": "MODEL",
         "verify": "TARGET",
         "bench": "",
         "compare": "",

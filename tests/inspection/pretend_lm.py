@@ -108,7 +108,9 @@ class _Decoder(torch.nn.Module):
         self.patterns = patterns
         self.nothing = torch.nn.Parameter(torch.zeros(1))
         layers, heads = len(patterns), len(patterns[0])
-        self.config = SimpleNamespace(layers=layers, heads=heads, context=context, vocabulary=97, mechanism=None)
+        self.config = SimpleNamespace(
+            layers=layers, heads=heads, heads_by_layer=(heads,) * layers, context=context, vocabulary=97, mechanism=None
+        )
 
     def forward(self, tokens, *, cache=None, observe=None):
         assert tokens.shape[1] <= self.config.context

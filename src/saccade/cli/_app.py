@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, diagram, embed, generate, look, step, train, verify, view
+from . import bench, compare, diagram, embed, generate, look, prune, step, train, verify, view
 
 EXAMPLES = """
 Examples:
@@ -26,6 +26,8 @@ Examples:
   saccade train lm my-novel.txt --out runs/novel
 
   saccade embed texts.txt --model MODEL_FOLDER --out vectors.npy
+
+  saccade prune MODEL_FOLDER --keep .5 --data my-novel.txt --out smaller
 
   saccade verify attention.py:SelfAttention --arg embed_dim=64
 
@@ -74,5 +76,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, view, step, diagram, generate, train, embed, verify, bench, compare):
+for command in (look, view, step, diagram, generate, train, embed, prune, verify, bench, compare):
     command.register(app)

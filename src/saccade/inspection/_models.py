@@ -181,7 +181,7 @@ class SaccadeModel(TextModel):
             )
         self.lm = lm
         self.name = getattr(lm, "name", "unnamed")
-        self.heads = (config.heads,) * config.layers
+        self.heads = config.heads_by_layer
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)

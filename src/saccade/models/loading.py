@@ -19,6 +19,7 @@ from .checkpoints.settings import Settings, read_settings
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .own.checkpoint import load_own
+from .pruned_heads import remove_saved
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -119,6 +120,7 @@ def _published(
     request = _request(family, settings, mechanism, head, labels)
     with torch.device("meta"):
         model = family.build(settings, request)
+        remove_saved(model, settings)
     model.settings, model.request, model.family, model.folder = settings, request, family, folder
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
     wanted = plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from .checkpoints.reading import SAFE
 from .checkpoints.sentence_files import sentence_file_names
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
+from .pruned_heads import PRUNED, UNREADABLE, saved_heads
 from .tokenizers.text import TextTokenizer, open_tokenizer
 
 MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
@@ -153,15 +155,19 @@ class Model(nn.Module, ABC):
 
         Each file appears whole or not at all. transformers opens the folder, with equal outputs, unless the model was
         opened with a `mechanism`: published files have no place for one, so it must be named again when loading, and
-        tensors of its own are not written.
+        tensors of its own are not written. Nor does it where heads were removed (`saccade.prune`) and the published
+        format cannot say which are left; a UserWarning says so, and `saccade.models.load` opens the folder.
         """
         folder = Path(folder)
+        settings = self._published_settings()
+        if PRUNED in settings:
+            warnings.warn(UNREADABLE, stacklevel=2)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = published(self)
         with whole_file(folder / SAFE) as temporary:
             safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
         with whole_file(folder / CONFIG) as temporary:
-            temporary.write_text(json.dumps(self._published_settings(), indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         if self.folder is None or self.folder.resolve() == folder.resolve():
             return
         for name in (*COMPANIONS, *sentence_file_names(self.folder)):
@@ -173,6 +179,8 @@ class Model(nn.Module, ABC):
     def _published_settings(self) -> dict[str, Any]:
         values = dict(self.settings.values)
         values.pop("torch_dtype", None)
+        values.pop(PRUNED, None)
+        values.update(saved_heads(self, self.family.own_head_width))
         values["dtype"] = str(self.dtype).removeprefix("torch.")
         values["architectures"] = [self.family.architecture(values["model_type"], self.request.head)]
         return values
@@ -205,6 +213,7 @@ class Family:
         keys: its key map.
         new_heads: heads that may begin anew on a checkpoint without them.
         unlabelled: those of them whose size config.json says, so that no labels can be given.
+        own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
     """
 
     name: str
@@ -215,6 +224,7 @@ class Family:
     new_heads: tuple[str, ...] = ()
     body: str = field(default="Model")
     unlabelled: tuple[str, ...] = ()
+    own_head_width: bool = False
 
     def architecture(self, model_type: str, head: str | None) -> str:
         """The published class of a head."""

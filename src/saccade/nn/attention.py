@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._attention import attention
-from .._biases import Bias
+from .._biases import Bias, as_bias
 from .._call import ObservedCall
 from .._masks import Mask, Padding, as_mask
 from .._unknown_arguments import advised
@@ -61,6 +61,13 @@ def check_weights(config: AttentionConfig, x: object) -> None:
         raise ValueError("return_weights: not with a nested batch, whose items have weights of unequal sizes; pad it")
 
 
+class HeadsLeft(NamedTuple):
+    """Which heads an attention layer has left of those that it began with (`saccade.prune`)."""
+
+    numbers: tuple[int, ...]
+    of: int
+
+
 class MultiHeadAttention(nn.Module):
     """Attention with several heads: project to q, k, v; attend; project back. (B, Lq, E) -> (B, Lq, out_width).
 
@@ -75,7 +82,13 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         config: what it is made of.
+
+    Attributes:
+        heads_left: the heads that `saccade.prune` left; a bias made for all of them, as of positions that layers share,
+            is read for these. None: nothing was removed.
     """
+
+    heads_left: HeadsLeft | None = None
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -181,6 +194,8 @@ class MultiHeadAttention(nn.Module):
             mask = of_context(mask)
             query, key, value = self._across(x, mask, context, values, cache)
             seen = CachedInputs(key, value, mask, bias)
+        if self.heads_left is not None:
+            seen = seen._replace(bias=_of_heads(seen.bias, self.heads_left))
         out = self._attend(query, seen, x, place)
         if observe is None and not return_weights:
             return self._projected_out(out, x)
@@ -419,6 +434,12 @@ def _heads(features: Tensor, width: int) -> Tensor:
     """(B, L, H D) to (B, H, L, D)."""
     batch, length, whole = features.shape
     return features.view(batch, length, whole // width, width).transpose(1, 2)
+
+
+def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
+    """A bias made for all heads, of those that are left; another as it is."""
+    held = as_bias(bias)
+    return bias if held is None or held.heads != left.of else held.of_heads(left.numbers)
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

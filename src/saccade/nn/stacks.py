@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
 from .._unknown_arguments import advised
-from ..positions import Offset
+from ..positions import Offset, RotaryConfig
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested
 from .attention import Observation, check_tokens, check_weights
@@ -366,9 +366,10 @@ def _alike(config: BlockConfig) -> dict[str, object]:
 
 
 def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:
-    """What a module of positions is made of: layers with the same share it."""
+    """What a module of positions is made of: layers with the same share it. Rotary ones serve any number of heads."""
     attention = config.attention
-    return None if attention.positions is None else (attention.positions, attention.heads, attention.shape.head)
+    heads = 1 if isinstance(attention.positions, RotaryConfig) else attention.heads
+    return None if attention.positions is None else (attention.positions, heads, attention.shape.head)
 
 
 def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observation], None] | None:

@@ -5,13 +5,13 @@ Shape legend: Hq query heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._biases import ALiBi, RelativeBias
+from .._biases import ALiBi, RelativeBias, paper_slopes
 from .._masks._data import whole
 
 
@@ -28,25 +28,29 @@ class AlibiBias(nn.Module):
     Args:
         heads: Hq.
         learned: whether slopes are learned.
+        slopes: of each head, or where they are learned what each begins with; None: the paper's for so many heads.
 
     Raises:
-        TypeError: heads is no int. ValueError: heads is below 1.
+        TypeError: heads is no int. ValueError: heads is below 1, or slopes are not one for each.
     """
 
     slopes: Tensor
 
-    def __init__(self, heads: int, *, learned: bool = False):
+    def __init__(self, heads: int, *, learned: bool = False, slopes: Sequence[float] | None = None):
         super().__init__()
         self.heads, self.learned = whole(heads, "heads", least=1), check_flag("learned", learned)
+        self.beginnings = tuple(paper_slopes(heads) if slopes is None else slopes)
+        if len(self.beginnings) != self.heads:
+            raise ValueError(f"slopes: expected one for each of {self.heads} heads, got {len(self.beginnings)}")
         if learned:
-            self.slopes = nn.Parameter(ALiBi.slopes(heads))
+            self.slopes = nn.Parameter(torch.tensor(self.beginnings))
         else:
-            self.register_buffer("slopes", ALiBi.slopes(heads), persistent=False)
+            self.register_buffer("slopes", torch.tensor(self.beginnings), persistent=False)
 
     def reset_parameters(self) -> None:
-        """The paper's slopes again."""
+        """The slopes that it began with again."""
         with torch.no_grad():
-            self.slopes.copy_(ALiBi.slopes(self.heads))
+            self.slopes.copy_(torch.tensor(self.beginnings))
 
     def forward(self) -> ALiBi:
         """The bias of one attention call, for `bias=`; gradients reach learned slopes."""
@@ -55,7 +59,7 @@ class AlibiBias(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AlibiBias:
         super()._apply(fn, recurse)
         if not self.learned:
-            self.slopes = ALiBi.slopes(self.heads).to(self.slopes.device)
+            self.slopes = torch.tensor(self.beginnings).to(self.slopes.device)
         return self
 
     def extra_repr(self) -> str:

@@ -34,13 +34,14 @@ class AlibiConfig:
     """Names an `AlibiBias`; fields as there."""
 
     learned: bool = False
+    slopes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_flag("learned", self.learned)
 
     def build(self, heads: int, head_width: int) -> AlibiBias:
         """The module for so many query heads, of any width."""
-        return AlibiBias(heads, learned=self.learned)
+        return AlibiBias(heads, learned=self.learned, slopes=self.slopes)
 
 
 @dataclass(frozen=True)

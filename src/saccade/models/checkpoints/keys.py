@@ -27,14 +27,14 @@ class Key:
     Args:
         ours: in our modules.
         published: in the files; several are rows one below the other, such as query, key and value in one projection.
-        rows: how many rows each of them has; () where all have as many.
+        rows: how many rows each of them has, in each layer; () where all have as many.
         transposed: whether the files hold matrices (in, out), as the Conv1D of GPT-2 does.
         also: other names that files have in the place of `published`; saving writes `published`.
     """
 
     ours: str
     published: str | tuple[str, ...]
-    rows: tuple[int, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
     transposed: bool = False
     also: tuple[str, ...] = ()
 
@@ -195,7 +195,8 @@ def _pieces(key: Key, prefix: str, name: str, shape: torch.Size, match: re.Match
         yield Piece(parts[0], name, 0, None, transposed)
         return
     start = 0
-    for part, rows in zip(parts, key.rows or (shape[0] // len(parts),) * len(parts), strict=True):
+    sizes = key.rows[int(layers["n"])] if key.rows else (shape[0] // len(parts),) * len(parts)
+    for part, rows in zip(parts, sizes, strict=True):
         yield Piece(part, name, start, rows, transposed)
         start += rows
 

@@ -200,7 +200,11 @@ def _keys(model: Llama) -> KeyMap:
         (
             Key("tokens", "embed_tokens"),
             Key(f"{BLOCK}.attention_norm", f"{LAYER}.input_layernorm"),
-            Key(f"{BLOCK}.attention.projection", projections, rows=model.decoder.config.attention.sizes),
+            Key(
+                f"{BLOCK}.attention.projection",
+                projections,
+                rows=tuple(config.attention.sizes for config in model.decoder.configs),
+            ),
             Key(f"{BLOCK}.attention.query_norm", f"{LAYER}.self_attn.q_norm"),
             Key(f"{BLOCK}.attention.key_norm", f"{LAYER}.self_attn.k_norm"),
             Key(f"{BLOCK}.attention.output", f"{LAYER}.self_attn.o_proj"),
@@ -215,4 +219,4 @@ def _keys(model: Llama) -> KeyMap:
     )
 
 
-FAMILY = Family("Llama", TYPES, HEADS, Llama, _keys, ("sequence-classification",))
+FAMILY = Family("Llama", TYPES, HEADS, Llama, _keys, ("sequence-classification",), own_head_width=True)

@@ -24,6 +24,8 @@ class PairBias(Bias):
         rows, keys: int64 (P,), sorted by row, then by key, each pair once.
     """
 
+    head_axis = 1
+
     def __init__(self, scores: Tensor, rows: Tensor, keys: Tensor):
         codes = rows * _FAR + keys
         if scores.shape[:1] != rows.shape or rows.shape != keys.shape or bool((codes.diff() <= 0).any()):

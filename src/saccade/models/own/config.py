@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ...nn import AttentionConfig
+from ...nn._fewer_heads import kept_groups, kept_heads
 from ...nn.config import check_causal, check_heads, default_hidden
 from ...positions import RotaryConfig
 from ...variants import MECHANISMS, MechanismConfig
@@ -40,6 +41,8 @@ class ModelConfig:
         rotary_base: as in `saccade.positions.Rotary`.
         mechanism: what takes the place of softmax attention in every block, such as `saccade.variants.LinearConfig()`;
             None is softmax attention. It has to be able to be causal.
+        pruned_heads: of each layer the query heads that were removed (`saccade.prune`), numbered as they were at
+            first; None: none were.
     """
 
     vocabulary: int
@@ -52,6 +55,7 @@ class ModelConfig:
     dropout: float = 0.0
     rotary_base: float = 10000.0
     mechanism: MechanismConfig | None = None
+    pruned_heads: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "context"):
@@ -76,17 +80,40 @@ class ModelConfig:
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout: must be in [0, 1), got {shortened(self.dropout)}")
         check_causal(self.attention())
+        if self.pruned_heads is not None:
+            self._check_pruned(self.pruned_heads)
+
+    def _check_pruned(self, removed: object) -> None:
+        """ValueError unless there is a list of heads for each layer, of which heads stay that fit together."""
+        if not isinstance(removed, (list, tuple)) or len(removed) != self.layers:
+            raise ValueError(
+                f"pruned_heads: expected a list for each of {self.layers} layers, got {shortened(removed)}"
+            )
+        for layer, heads in enumerate(removed):
+            try:
+                kept_groups(kept_heads(heads, self.heads), self.heads, self.kv_heads or self.heads)
+            except ValueError as error:
+                raise ValueError(f"pruned_heads: layer {layer}: {error}") from None
+        object.__setattr__(self, "pruned_heads", tuple(tuple(heads) for heads in removed))
+
+    @property
+    def heads_by_layer(self) -> tuple[int, ...]:
+        """The query heads that each layer has left."""
+        removed = self.pruned_heads or ((),) * self.layers
+        return tuple(self.heads - len(set(gone)) for gone in removed)
 
     def attention(self) -> AttentionConfig:
-        """What the attention of each block is made of."""
+        """What the attention of each block is made of, before heads were removed."""
         return AttentionConfig(
             self.width, self.heads, self.kv_heads, positions=RotaryConfig(self.rotary_base), mechanism=self.mechanism
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON keeps it. Softmax attention is not mentioned: such files are what they were before mechanisms."""
+        """As JSON keeps it. Softmax attention is not mentioned, nor that no head was removed: such files are what they
+        were before there was anything else."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        mechanism = values.pop("mechanism")
+        mechanism, removed = values.pop("mechanism"), values.pop("pruned_heads")
+        values |= {} if removed is None else {"pruned_heads": [list(heads) for heads in removed]}
         return values if mechanism is None else {**values, "mechanism": to_json(mechanism)}
 
     @classmethod
@@ -97,7 +124,7 @@ class ModelConfig:
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
         if unknown or missing:
             raise ValueError(shortened(f"model configuration: missing {_listed(missing)}, unknown {_listed(unknown)}"))
-        numbers = [f for f in fields if f.name in values and f.name != "mechanism"]
+        numbers = [f for f in fields if f.name in values and f.name not in ("mechanism", "pruned_heads")]
         wrong = [f.name for f in numbers if not _fits(values[f.name], str(f.type))]
         if wrong:
             raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ..._masks import Padding
 from ...nn import BlockConfig, Decoder, KVCache
+from ...nn._fewer_heads import kept_heads
 from ...nn.stacks import LayerObserver
+from ..pruned_heads import attention_layers, keep_heads
 from .config import ModelConfig
 
 _FEW = 16  # tokens, below which one's own logit weighs
@@ -39,6 +41,9 @@ class DecoderLM(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         block = BlockConfig(config.attention(), hidden=config.hidden, dropout=config.dropout)
         self.decoder = Decoder(block, config.layers)
+        if config.pruned_heads is not None:
+            left = [kept_heads(removed, config.heads) for removed in config.pruned_heads]
+            keep_heads(self.decoder, dict(zip(attention_layers(self.decoder).values(), left, strict=True)))
         few = min(1.0, config.vocabulary / _FEW) ** 0.25
         nn.init.normal_(self.embedding.weight, std=few * config.width**-0.75)
 

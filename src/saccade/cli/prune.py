@@ -1,0 +1,161 @@
+"""`saccade prune`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._errors import UserError
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
+from ._texts import text_or_file
+
+if TYPE_CHECKING:
+    from ..models import Model
+    from ..pruning import Comparison
+
+EMBEDDED = "embedded"
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadOptions:
+    """Which heads go"""
+
+    heads: str | None = option(
+        None,
+        "These, as 4.1,5.3: layer 4 head 1 and layer 5 head 3, counted from 0. Of an encoder-decoder encoder.4.1, "
+        "decoder.4.1 and cross.4.1.",
+        metavar="LIST",
+    )
+    keep: float | None = option(
+        None,
+        "Those that matter least on --data, so that this share of all heads stays, one of each layer at least.",
+        metavar="SHARE",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """The text that judges"""
+
+    data: str | None = option(
+        None,
+        "A text file: its loss is told before and after. With --keep every other window of it ranks the heads, and the "
+        "others are judged by.",
+        metavar="FILE",
+    )
+    tokens: int = option(32_768, "Tokens of the file that are read at most.", metavar="N")
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """Options"""
+
+    out: Path | None = option(None, "The folder to write.  [default: nothing is written]", metavar="DIR")
+    force: bool = option(False, "Write into a folder that is not empty.", "--force")
+    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("prune", cls=GroupedCommand, short_help="Remove attention heads from a model for good.")(
+        flattened(prune)
+    )
+
+
+def prune(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"A model folder, a name on the Hugging Face hub (org/name), or {EMBEDDED}: the model within.",
+            show_default=False,
+        ),
+    ],
+    chosen: HeadOptions,
+    judging: DataOptions,
+    common: CommonOptions,
+) -> None:
+    """Remove attention heads from a model for good: its projections get smaller, and so do its files.
+
+    What is left computes what the model computes with those heads' outputs set to 0.
+    """
+    _check(chosen, judging, common.out, force=common.force)
+    text = None if judging.data is None else text_or_file(judging.data).text
+    from ..models import load
+    from ..pruning import compare_pruned
+
+    opened = load(None if model == EMBEDDED else model)
+    with _progress() as told:
+        made = compare_pruned(opened, chosen.heads, keep=chosen.keep, text=text, tokens=judging.tokens, told=told)
+    if common.out is not None:
+        _save(opened, common.out)
+    if common.as_numbers:
+        values = {"model": model, "out": None if common.out is None else str(common.out), **made.as_json()}
+        typer.echo(json.dumps(values, separators=(",", ":"), allow_nan=False))
+        return
+    _show(made, common.out)
+
+
+def _check(chosen: HeadOptions, judging: DataOptions, out: Path | None, *, force: bool) -> None:
+    if (chosen.heads is None) == (chosen.keep is None):
+        raise UserError("give the heads, --heads 4.1,5.3, or the share that stays, --keep .5 --data FILE")
+    if chosen.keep is not None and judging.data is None:
+        raise UserError("--keep ranks the heads by a text: give one with --data FILE")
+    if judging.tokens < 2:
+        raise UserError(f"--tokens {judging.tokens}: at least 2")
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; expected a folder")
+    if out is not None and out.is_dir() and any(out.iterdir()) and not force:
+        raise UserError(f"--out {out}: is not empty; --force writes into it, --out elsewhere")
+
+
+def _save(model: Model, out: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # shown as a line of the result
+        model.save(out)
+
+
+def _show(made: Comparison, out: Path | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = result_console()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading, side in (("layer", "left"), ("heads", "right"), ("left", "right"), ("removed", "left")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for layer in made.layers:
+        removed = " ".join(map(str, layer.removed)) or "-"
+        table.add_row(layer.name, _of_groups(layer, 0), _of_groups(layer, 1), removed)
+    console.print(table)
+    console.print()
+    for name, values, share in made.lines():
+        console.print(Text.assemble((f"{name}  ", "dim"), values, (f"  {share}", "dim")), soft_wrap=True)
+    if made.pruning.note:
+        console.print(Text(made.pruning.note, "yellow"), soft_wrap=True)
+    if out is not None:
+        console.print(Text.assemble(("Written  ", "dim"), (str(out), "bold")), soft_wrap=True)
+
+
+def _of_groups(layer: Any, side: int) -> str:
+    heads, kv_heads = layer.heads[side], layer.kv_heads[side]
+    return str(heads) if heads == kv_heads else f"{heads} ({kv_heads} for keys)"
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import progress_bar
+
+    with progress_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -1,0 +1,80 @@
+"""Which of the heads that matter least can be removed.
+
+Shape legend: H heads of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ._layers import AttentionLayer, prunable
+
+
+def choose_heads(model: nn.Module, importance: Mapping[str, Tensor], keep: float) -> dict[str, list[int]]:
+    """The least important heads of all layers, so that a share of `keep` stays, and one of each layer at least.
+
+    Of grouped queries whole groups go, with their key-value head, or the weakest head of every group at once, so that
+    groups stay equal; always what costs least importance a head.
+
+    Args:
+        importance: (H,) of each layer's heads by its path, as `saccade.head_importance(...).values.by_call()` has it.
+        keep: share of all query heads, in (0, 1].
+
+    Returns:
+        heads by the layer's path, for `prune`.
+    """
+    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
+        raise ValueError(f"keep: expected a share in (0, 1], got {keep!r}")
+    layers = prunable(model)
+    missing = [layer.path for layer in layers if layer.path not in importance]
+    if missing:
+        raise ValueError(
+            f"importance: none of {', '.join(missing)}; there is that of {', '.join(importance) or 'none'}"
+        )
+    left = {layer.path: _groups(layer, importance[layer.path].tolist()) for layer in layers}
+    heads = sum(len(group) for groups in left.values() for group in groups)
+    spare = heads - max(1, round(keep * heads))
+    removed: dict[str, list[int]] = {}
+    while moves := [move for path, groups in left.items() for move in _moves(path, groups) if len(move.heads) <= spare]:
+        best = min(moves, key=lambda move: move.cost / len(move.heads))
+        gone = {head.number for head in best.heads}
+        rest = ([head for head in group if head.number not in gone] for group in left[best.path])
+        left[best.path] = [group for group in rest if group]
+        removed.setdefault(best.path, []).extend(sorted(gone))
+        spare -= len(gone)
+    return {path: sorted(numbers) for path, numbers in removed.items()}
+
+
+class _Head(NamedTuple):
+    number: int
+    importance: float
+
+
+class _Move(NamedTuple):
+    """Heads of a layer that go together."""
+
+    path: str
+    heads: list[_Head]
+
+    @property
+    def cost(self) -> float:
+        return sum(head.importance for head in self.heads)
+
+
+def _groups(layer: AttentionLayer, importance: list[float]) -> list[list[_Head]]:
+    """The heads that read each key-value head, weakest first."""
+    heads = [_Head(number, value) for number, value in enumerate(importance)]
+    size = layer.heads // layer.kv_heads
+    return [
+        sorted(heads[start : start + size], key=lambda head: head.importance) for start in range(0, layer.heads, size)
+    ]
+
+
+def _moves(path: str, groups: list[list[_Head]]) -> Iterator[_Move]:
+    if len(groups) > 1:
+        yield _Move(path, min(groups, key=lambda group: sum(head.importance for head in group)))
+    if len(groups[0]) > 1:
+        yield _Move(path, [group[0] for group in groups])

@@ -1,0 +1,145 @@
+"""A model pruned, with what it was before and what it is now: heads, arithmetic, and the loss on a text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..attribution import head_importance
+from ..models import Model
+from ..models.decoding.generating import GeneratingModel
+from ._choice import choose_heads
+from ._heads import Heads
+from ._layers import AttentionLayer, attention_layers
+from ._prune import prune
+from ._report import PrunedLayer, Pruning, as_json, attention_flops
+from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
+
+Told = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Before and after.
+
+    Attributes:
+        pruning: what `prune` said.
+        layers: all attention layers, also those that lost nothing.
+        length: tokens that `flops` is for.
+        flops: of all attention for one sequence of that length, (before, after); see `attention_flops`.
+        loss: per predicted token of the text, in nats, (before, after); None without one.
+        judged: tokens of the text it was measured on.
+    """
+
+    pruning: Pruning
+    layers: tuple[PrunedLayer, ...]
+    length: int
+    flops: tuple[int, int]
+    loss: tuple[float, float] | None = None
+    judged: int = 0
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Name, values and remark of each number, for people."""
+        before, after = self.pruning.parameters
+        found = [
+            ("Parameters", f"{before:,} -> {after:,}", f"{after / before:.1%}"),
+            (
+                f"Attention, {self.length} tokens",
+                f"{self.flops[0]:,} -> {self.flops[1]:,} FLOPs",
+                f"{self.flops[1] / self.flops[0]:.1%}",
+            ),
+        ]
+        if self.loss is not None:
+            values = [f"{loss:.4f} ({perplexity(loss):,.1f})" for loss in self.loss]
+            found.append(("Loss (perplexity)", " -> ".join(values), f"on {self.judged:,} tokens"))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            **as_json(Pruning(self.layers, self.pruning.parameters, self.pruning.note)),
+            "attention_flops": {"length": self.length, "before": self.flops[0], "after": self.flops[1]},
+            "loss": None
+            if self.loss is None
+            else {"tokens": self.judged, "before": self.loss[0], "after": self.loss[1]},
+        }
+
+
+def compare_pruned(
+    model: Model,
+    heads: str | None,
+    *,
+    keep: float | None = None,
+    text: str | None = None,
+    tokens: int = 32_768,
+    told: Told = lambda what, done, total: None,
+) -> Comparison:
+    """Prune a model in place, and say what became of it.
+
+    Args:
+        model: of `saccade.models`.
+        heads: as in `prune`; None: those that matter least on the text.
+        keep: the share that then stays.
+        text: what the loss is measured on; where heads are ranked, its windows rank and judge in turn.
+        tokens: of the text that are read at most.
+        told: called with what goes on, how much of it is done, and how much there is.
+
+    Raises:
+        ValueError: as of `prune`, `choose_heads` and `text_windows`.
+    """
+    windows = [] if text is None else text_windows(model, text, most=tokens)
+    judging = windows if heads is not None else windows[1::2] or windows
+    chosen = _least(model, windows[::2], keep, told) if heads is None else heads
+    length = min(LONGEST, model.context or LONGEST)
+    before = _Measured.of(model, judging, length, told)
+    pruning = prune(model, chosen)
+    after = _Measured.of(model, judging, length, told)
+    removed = {layer.path: layer.removed for layer in pruning.layers}
+    return Comparison(
+        pruning,
+        tuple(_layer(*pair, removed) for pair in zip(before.layers, after.layers, strict=True)),
+        length,
+        (before.flops, after.flops),
+        None if before.loss is None or after.loss is None else (before.loss, after.loss),
+        sum(batch["input_ids"].numel() for batch in judging),
+    )
+
+
+class _Measured(NamedTuple):
+    """A model as it is at one time."""
+
+    layers: list[AttentionLayer]
+    flops: int
+    loss: float | None
+
+    @classmethod
+    def of(cls, model: Model, batches: list[Batch], length: int, told: Told) -> _Measured:
+        layers = attention_layers(model)
+        prunable = [layer for layer in layers if not layer.refusal]
+        flops = attention_flops(prunable, length, causal=isinstance(model, GeneratingModel))
+        counted = _counting(told, "measuring the loss", len(batches))
+        return cls(layers, flops, mean_loss(model, batches, counted) if batches else None)
+
+
+def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -> Heads:
+    """The heads that matter least."""
+    if keep is None or not batches:
+        raise ValueError("heads: none came, and without a share to keep and a text none can be chosen")
+    found = head_importance(model, batches, progress=lambda done, total: told("ranking heads", done, total))
+    chosen = choose_heads(model, found.values.by_call(), keep)
+    if not chosen:
+        raise ValueError(f"keep: at {keep} every head stays")
+    return [(path, head) for path, heads in chosen.items() for head in heads]
+
+
+def _counting(told: Told, what: str, total: int) -> Callable[[], None]:
+    """What tells, at each call, of one more."""
+    done = itertools.count(1)
+    return lambda: told(what, next(done), total)
+
+
+def _layer(before: AttentionLayer, after: AttentionLayer, removed: dict[str, tuple[int, ...]]) -> PrunedLayer:
+    heads, kv_heads = (before.heads, after.heads), (before.kv_heads, after.kv_heads)
+    return PrunedLayer(before.name, before.path, removed.get(before.path, ()), heads, kv_heads)

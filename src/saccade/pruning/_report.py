@@ -1,0 +1,88 @@
+"""What pruning did, in numbers: heads by layer, parameters, and the arithmetic of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ._layers import AttentionLayer
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """One attention layer that lost heads.
+
+    Attributes:
+        name, path: of the layer.
+        removed: heads, as they were numbered before.
+        heads, kv_heads: query and key-value heads, (before, after).
+    """
+
+    name: str
+    path: str
+    removed: tuple[int, ...]
+    heads: tuple[int, int]
+    kv_heads: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What `saccade.prune` did.
+
+    Attributes:
+        layers: those that lost heads.
+        parameters: of the model, (before, after).
+        note: what becomes of the model in files, where it is not as before; else "".
+    """
+
+    layers: tuple[PrunedLayer, ...]
+    parameters: tuple[int, int]
+    note: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"layer {one.name}: {one.heads[0]} heads, {one.heads[1]} left" for one in self.layers]
+        before, after = self.parameters
+        lines.append(f"{before:,} parameters, {after:,} left ({after / before:.1%})")
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Numbers in a model's parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def attention_flops(layers: Sequence[AttentionLayer], length: int, *, causal: bool) -> int:
+    """Additions and multiplications of these layers for one sequence: projections, logits and weighted values.
+
+        2 W L + 2 H (D + Dv) P,   W numbers in the projections, P pairs of a query and a key it sees
+
+    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out, and a mechanism in the place
+    of softmax attention counts as if it were that.
+
+    Args:
+        length: L.
+        causal: whether tokens see nothing later.
+    """
+    pairs = length * (length + 1) // 2 if causal else length**2
+    return sum(2 * layer.projection_weights * length + layer.per_pair() * pairs for layer in layers)
+
+
+def as_json(pruning: Pruning) -> dict[str, Any]:
+    """The report as JSON has it."""
+    return {
+        "layers": [
+            {
+                "name": one.name,
+                "path": one.path,
+                "removed": list(one.removed),
+                "heads": list(one.heads),
+                "kv_heads": list(one.kv_heads),
+            }
+            for one in pruning.layers
+        ],
+        "parameters": list(pruning.parameters),
+        "note": pruning.note,
+    }
