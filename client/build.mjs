@@ -13,7 +13,7 @@ const most = ("textContent replaceChildren setAttribute getAttribute querySelect
   + "getBoundingClientRect clientHeight clientWidth addEventListener createElement appendChild disconnect toPrecision "
   + "parentElement getContext classList scrollTop fillStyle strokeStyle flatMap dataset lineWidth pointerId filter "
   + "replace value height width sampled delete indexOf slice append level tokens "
-  + "first calls placed forEach byteLength toFixed globalAlpha setProperty getPropertyValue").split(" ");
+  + "length toExponential toLowerCase contains remove strokeRect activeElement first calls placed forEach byteLength toFixed globalAlpha setProperty getPropertyValue").split(" ");
 const styled = new RegExp(`\\.(${most.join("|")})\\b`);
 
 const css = {
@@ -86,8 +86,10 @@ else {
     legalComments: "none",
     banner: { js: "/* Saccade's viewer, Apache-2.0. built from client/ */" },
   };
-  await build({ ...small, ...packaged, entryPoints: ["src/main.ts"], outfile: out });
+  const { mangleCache } = await build({ ...small, ...packaged, mangleCache: {}, entryPoints: ["src/main.ts"], outfile: out });
   await packed(out);
+  const heads = { entryPoints: ["src/heads/index.ts"], outfile: join(dirname(out), "heads.js") };
+  await build({ ...small, ...packaged, mangleCache, ...heads }); // the client hands it objects of its own
   const page = join(here, "../src/saccade/viewer/steps/step.js");
   if (option < 0) await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: page });
 }

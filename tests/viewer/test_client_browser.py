@@ -42,8 +42,9 @@ def run(copy, *command):
 def test_the_committed_client_is_what_its_sources_build(copy):
     run(copy, "node", "build.mjs")
     assert (copy.parent / "src/saccade/viewer/client.js").read_bytes() == BUILT.read_bytes(), "npm run build in client/"
-    step = BUILT.parent / "steps" / "step.js"
-    assert (copy.parent / "src/saccade/viewer/steps/step.js").read_bytes() == step.read_bytes(), "npm run build"
+    for script in ("steps/step.js", "heads.js"):
+        built = copy.parent / "src/saccade/viewer" / script
+        assert built.read_bytes() == (BUILT.parent / script).read_bytes(), "npm run build"
 
 
 def test_the_client_is_small_and_names_no_address():
