@@ -96,17 +96,20 @@ def test_probabilities_without_heads_are_those_of_a_model_without_their_output(s
     assert header["next"][0][0] == model.written(max(likely, key=lambda i: max(before[row, i], after[row, i])))
 
 
-def test_another_row_is_read_off_and_nothing_off_changes_nothing(session, model):
-    asked(session, "heads", off=OFF, row=None)
-    forwards = []
+def test_a_change_takes_one_forward_and_another_row_none(model):
+    session, forwards = open_session(TEXT, model=model), []
     handle = model.module.register_forward_hook(lambda *_: forwards.append(1))
     try:
+        asked(session, "heads", off=OFF, row=None)
+        assert len(forwards) == 2  # with all heads, and without some
         assert asked(session, "heads", off=[*reversed(OFF), OFF[0]], row=3)[0]["next"]
-        assert forwards == []
         header, found = asked(session, "heads", off=[], row=None)
+        assert len(forwards) == 2
+        asked(session, "heads", off=OFF[1:], row=None)
+        assert len(forwards) == 3
     finally:
         handle.remove()
-    assert forwards == [] and header["loss"][0] == header["loss"][1] and header["next"] is None
+    assert header["loss"][0] == header["loss"][1] and header["next"] is None
     np.testing.assert_array_equal(*found.reshape(2, -1))
 
 
@@ -134,7 +137,8 @@ def test_runs_without_a_model_say_so_in_one_sentence(session):
         reply = open_session(watched).reply(op, {"run": "0", **params})
         assert reply.status == 400
         assert reply.header["error"] == (
-            "heads: this needs a text of at most 2,048 tokens and the model that reads it; what watch kept holds no model"
+            "heads: this needs a text of at most 2,048 tokens and the model that reads it; what watch kept holds "
+            "no model"
         )
     reply = session.reply("heads", {"run": "0", "off": [["3", 0]], "row": None})
     assert reply.status == 400 and reply.header["error"].startswith("off: expected a call of this run and a head")
@@ -159,23 +163,46 @@ def test_a_published_decoder_against_transformers(checkpoints, tmp_path):
     np.testing.assert_allclose(found.reshape(2, -1)[1, 1:], of_tokens(exact, ids[0].numpy()), atol=1e-4)
 
 
-def test_a_model_without_a_language_head_shows_how_its_states_change(checkpoints, tmp_path):
+BODIES = {  # a class of transformers, and the output projection of its first layer
+    "bert": ("BertModel", lambda model: model.encoder.layer[0].attention.output.dense, 10),
+    "t5": ("T5EncoderModel", lambda model: model.encoder.block[0].layer[0].SelfAttention.o, 7),
+    "falcon": ("FalconModel", lambda model: model.h[0].self_attention.dense, None),  # transformers itself reads it
+}
+
+
+@pytest.mark.parametrize("family", BODIES)
+def test_a_model_without_a_language_head_shows_how_its_states_change(checkpoints, tmp_path, family):
     import transformers
 
-    checkpoints.bert(tmp_path)
-    session = open_session("The cat sat on the mat.", model=load(tmp_path))
-    theirs = transformers.BertModel.from_pretrained(tmp_path).eval()
-    reader = session.runs[0].source
+    kind, projection, width = BODIES[family]
+    getattr(checkpoints, family)(tmp_path)
+    session = open_session("The cat sat on the mat.", model=str(tmp_path))
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path).eval()
+    reader, weight = session.runs[0].source, projection(theirs).weight
     ids = reader.whole(reader.encode("The cat sat on the mat.").ids)
     with torch.no_grad():
         before = theirs(ids).last_hidden_state[0]
-        with scaled(theirs.encoder.layer[0].attention.output.dense.weight, 2, 10, 0.0):
+        with scaled(weight, 1, width or weight.shape[1] // reader.heads[0], 0.0):
             after = theirs(ids).last_hidden_state[0]
-    header, found = asked(session, "heads", off=[["0", 2]], row=4)
+    header, found = asked(session, "heads", off=[["0", 1]], row=4)
     assert (header["loss"], header["next"]) == (None, None)
     np.testing.assert_allclose(found, (after - before).norm(dim=1) / before.norm(dim=1), rtol=1e-3)
     reply = session.reply("importance", {"run": "0"})
     assert reply.status == 400 and reply.header["error"].startswith("importance: ")
+
+
+def test_layers_that_share_their_weights_are_refused(checkpoints, tmp_path):
+    """Their module has one name, so all of its layers would lose the head."""
+    import transformers
+
+    sizes = dict(hidden_size=30, intermediate_size=37, num_attention_heads=3, num_hidden_layers=2, embedding_size=16)
+    checkpoints._saved(
+        tmp_path, transformers.AlbertModel, transformers.AlbertConfig(**sizes), checkpoints._word_pieces()
+    )
+    reply = open_session("The cat sat on the mat.", model=str(tmp_path)).reply(
+        "heads", {"run": "0", "off": [["1", 2]], "row": None}
+    )
+    assert reply.status == 400 and reply.header["error"].endswith("share a module, and cannot be told apart")
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])

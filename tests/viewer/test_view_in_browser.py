@@ -222,7 +222,8 @@ def test_a_head_is_switched_off_and_the_text_shows_what_it_did(browser):
         page.get_by_label("Colour by").select_option("worth")
         tile.locator(".h-worth").wait_for()
         slopes = np.frombuffer(session.reply("importance", {"run": "0"}).buffers[0], "<f4").reshape(4, 8)
-        assert float(tile.locator(".h-worth").inner_text().replace("\u2212", "-")) == pytest.approx(-slopes[1, 3], abs=0.006)
+        worth = float(tile.locator(".h-worth").inner_text().replace("\u2212", "-"))
+        assert worth == pytest.approx(-slopes[1, 3], abs=0.006)
         assert shown.complaints == []
         page.close()
 

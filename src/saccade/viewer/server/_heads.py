@@ -6,7 +6,7 @@ Shape legend: L tokens, V vocabulary, E width, H heads of a call.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...intervention import Ablate, Scale
+from ...intervention._edit import Edit
 from ..maps import Run
 from ._params import RequestError
 from ._rereading import Rereading, rereading_of
@@ -32,21 +33,37 @@ class _Readings:
 
     def __init__(self, run: Run):
         self.again = rereading_of(run)
+        plain, self._names = self.again.plain()
         self._kept: dict[Off, Tensor] = {}
+        self._keep((), plain)
 
     def without(self, off: Off) -> Tensor:
         """Log-probabilities (L, V) in nats of the token after each one; last hidden states (L, E)."""
         if off in self._kept:
             return self._kept[off]
         heads = {call: [head for other, head in off if other == call] for call, _ in off}
-        found = self.again.output({call: Ablate(chosen) for call, chosen in heads.items()}).float()
-        found = found.log_softmax(-1) if self.again.predicts else found
+        found = self.edited({call: Ablate(chosen) for call, chosen in heads.items()}) if off else self.again.plain()[0]
+        return self._keep(off, found)
+
+    def edited(self, edits: Mapping[str, Edit], *, gradients: bool = False) -> Tensor:
+        """The model's output with an edit of each of these calls of the run."""
+        by_name: dict[int | str, Edit | Sequence[Edit]] = {self._names[call]: edit for call, edit in edits.items()}
+        return self.again.edited(by_name, gradients=gradients)
+
+    def _keep(self, off: Off, output: Tensor) -> Tensor:
+        found = output.float().log_softmax(-1) if self.again.predicts else output.float()
         if found.numel() <= MOST_KEPT:
             self._kept = {key: value for key, value in self._kept.items() if key == ()} | {off: found}
         return found
 
 
 _known: WeakKeyDictionary[Run, _Readings] = WeakKeyDictionary()
+
+
+def _readings(run: Run) -> _Readings:
+    if run not in _known:
+        _known[run] = _Readings(run)
+    return _known[run]
 
 
 def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> Answer:
@@ -59,9 +76,7 @@ def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> 
     """
     with READING:
         try:
-            if run not in _known:
-                _known[run] = _Readings(run)
-            readings = _known[run]
+            readings = _readings(run)
             again, before, after = readings.again, readings.without(()), readings.without(tuple(off))
         except ValueError as error:
             raise _refusal(error) from None
@@ -110,13 +125,14 @@ def importance_of(run: Run) -> Answer:
     """
     with READING:
         try:
-            again = rereading_of(run)
+            readings = _readings(run)
+            again = readings.again
             if not again.predicts:
                 raise RequestError(f"importance: {run.model} predicts no next tokens here, so there is no loss")
             gates = {
                 call.id: torch.ones(call.shape[1], device=again.tokens.device, requires_grad=True) for call in run.calls
             }
-            logits = again.output({call: Scale(None, gate) for call, gate in gates.items()}, gradients=True)
+            logits = readings.edited({call: Scale(None, gate) for call, gate in gates.items()}, gradients=True)
         except ValueError as error:
             raise _refusal(error) from None
         if len(logits) < 2:

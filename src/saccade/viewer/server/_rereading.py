@@ -5,10 +5,8 @@ Shape legend: L tokens, V vocabulary, E width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,27 +50,23 @@ class Rereading:
     predicts: bool
     write: Callable[[int], str]
 
-    @cached_property
-    def sites(self) -> dict[str, str]:
-        """For each call of the run the name that `intervene` has for it.
+    def plain(self) -> tuple[Tensor, dict[str, str]]:
+        """What `forward` gives with all heads on, and for each call of the run the name that `intervene` has for it.
 
         A factor of 1 changes nothing, and the intervention names the calls in their order.
         """
         with evaluating(self.module), torch.no_grad(), intervene(self.module, {"*": Scale(None, 1.0)}) as seen:
-            self.forward()
+            output = self.forward()
         names = list(seen.changed)
-        if len(names) != len(self.calls) or any("#" in name for name in names):
-            raise RequestError(
-                f"heads: {len(self.calls)} calls are shown, and {len(names)} can be changed by a name of their own, in "
-                f"{self.name}; its layers share a module, or it makes calls that cannot be reached"
-            )
-        return dict(zip(self.calls, names, strict=True))
+        if any("#" in name for name in names):  # the first of them is called as the module, which is all of them
+            raise RequestError(f"heads: layers of {self.name} share a module, and cannot be told apart")
+        if len(names) != len(self.calls):
+            raise RequestError(f"heads: {len(names)} of the {len(self.calls)} calls of {self.name} can be changed")
+        return output, dict(zip(self.calls, names, strict=True))
 
-    def output(self, edits: Mapping[str, Edit], *, gradients: bool = False) -> Tensor:
-        """What `forward` gives with edits, by the calls of the run."""
-        by_name = {self.sites[call]: edit for call, edit in edits.items()}
-        changed = intervene(self.module, by_name) if by_name else nullcontext()
-        with evaluating(self.module), torch.set_grad_enabled(gradients), changed:
+    def edited(self, edits: dict[int | str, Edit | Sequence[Edit]], *, gradients: bool = False) -> Tensor:
+        """What `forward` gives with an edit of each of these calls, which are named as `plain` names them."""
+        with evaluating(self.module), torch.set_grad_enabled(gradients), intervene(self.module, edits):
             return self.forward()
 
 
@@ -97,7 +91,8 @@ def _of_text(run: Run, reader: TextModel) -> Rereading:
         if isinstance(reader, SaccadeModel):
             return module(ids)[0]
         if isinstance(module, EncoderDecoder):
-            return module.encode(ids).states[0]
+            memory = module.encode(ids)
+            return memory.layout.put(memory.x)[0]
         # transformers' decoders keep keys and values unless they are told not to
         more = {"use_cache": False} if getattr(getattr(module, "config", None), "use_cache", None) is not None else {}
         out = module(input_ids=ids, **more)
