@@ -27,8 +27,10 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
       if (!names.has(tile)) names.set(tile, tile.getAttribute("aria-label")!);
       tile.classList.toggle("h-off", isOff);
       tile.setAttribute("aria-keyshortcuts", "x");
-      tile.setAttribute("aria-label", names.get(tile)! + (isOff ? ", off" : "")
-        + (value === undefined ? "" : `, worth ${signed(value)} nats a token`));
+      const told = names.get(tile)! + (isOff ? ", off" : "")
+        + (value === undefined ? "" : `, worth ${signed(value)} nats a token`);
+      tile.setAttribute("aria-label", told);
+      tile.title = value === undefined ? "" : told; // of many heads the numbers are too small to be seen
       shade(tile, value, most);
     }
   };
@@ -39,7 +41,7 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
     worth = null;
     mark(); // another run has other numbers
     const found = how === "worth" ? await worthsOf(run) : null;
-    if (store.get().run !== run) return;
+    if (store.get().run !== run || chosen() !== how) return;
     worth = found;
     most = worth ? reach([...worth.values()].flat()) : 0;
     scale.hidden = !worth;
@@ -56,6 +58,7 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
   };
   const chooser = choice("Colour by", [["maps", "Weights"], ["worth", "Worth to this text"]], "maps",
     (how) => void recolour(how));
+  const chosen = (): string => chooser.querySelector("select")!.value;
   const recolour = async (how: string): Promise<void> => {
     try {
       await colour(how);
@@ -82,7 +85,7 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
   watcher.observe(section, { childList: true, subtree: true });
   mark();
   const ends = [on(section, "keydown", key), on(changes, "change", mark), () => watcher.disconnect(), () => box.remove(),
-    store.subscribe(() => void recolour(chooser.querySelector("select")!.value), ["run"])];
+    store.subscribe(() => void recolour(chosen()), ["run"])];
   return () => ends.forEach((end) => end());
 }
 

@@ -11,7 +11,7 @@ import { makeText } from "./text";
 
 type Found = Answer<"heads">;
 const NO_LOSS = "This model predicts no next tokens here, so there are no probabilities. Shown is how much the last "
-  + "hidden state of each token changes, as a share of its length.";
+  + "hidden state of each token changes, as a share of its norm.";
 
 const table = (title: string, names: readonly string[], rows: readonly HTMLElement[]): HTMLElement =>
   h("table", "h-numbers", h("caption", "unseen", title),

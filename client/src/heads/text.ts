@@ -95,10 +95,10 @@ export function makeText(context: Context, said: (text: string) => void): Colour
 }
 
 /** Direction shows in the edge, too: above for more likely words, below for less likely ones. */
-function wordElement({ label, special, text, first, end }: Word, { change }: Change, most: number, told: string,
+function wordElement({ label, special, text, first, end }: Word, { before, change }: Change, most: number, told: string,
   row: number): HTMLElement {
   const share = most && change !== null ? Math.abs(change) / most : 0;
-  const kind = `h-word ${change !== null && change < 0 ? "h-less" : "h-more"}${share > 0.1 ? " h-told" : ""}`;
+  const kind = `h-word ${change !== null && change < 0 ? "h-less" : "h-more"}${share > 0.1 && before !== null ? " h-told" : ""}`;
   return h("span", { class: special ? `${kind} special` : kind, role: "button", tabindex: -1, "aria-label": told,
     "aria-current": String(first <= row && row < end), style: `--share: ${share.toFixed(3)}` }, special ? label : text);
 }
