@@ -66,6 +66,11 @@ def _readings(run: Run) -> _Readings:
     return _known[run]
 
 
+def forget(run: Run) -> None:
+    """Free what is kept of a run that is closed."""
+    _known.pop(run, None)
+
+
 def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> Answer:
     """The reply to `heads`.
 

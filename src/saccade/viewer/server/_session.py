@@ -20,7 +20,7 @@ import numpy as np
 from ..._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
-from ._heads import importance_of, without_heads
+from ._heads import forget, importance_of, without_heads
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
 
@@ -94,6 +94,7 @@ class Session:
         """Free what the runs keep in memory and in files."""
         self.closed = True
         for run in self.runs:
+            forget(run)
             run.close()
 
     @cached_property
