@@ -15,7 +15,7 @@ const most = ("textContent replaceChildren setAttribute getAttribute querySelect
   + "getBoundingClientRect clientHeight clientWidth addEventListener createElement appendChild disconnect toPrecision "
   + "parentElement getContext classList scrollTop fillStyle strokeStyle flatMap dataset lineWidth pointerId filter "
   + "replace value height width sampled delete indexOf slice append level tokens "
-  + "first calls placed forEach byteLength toFixed globalAlpha setProperty getPropertyValue").split(" ");
+  + "length toExponential toLowerCase contains remove strokeRect activeElement first calls placed forEach byteLength toFixed globalAlpha setProperty getPropertyValue").split(" ");
 const styled = new RegExp(`\\.(${most.join("|")})\\b`);
 
 const css = {
@@ -98,12 +98,15 @@ else {
     legalComments: "none",
     banner: { js: "/* Saccade's viewer, Apache-2.0. built from client/ */" },
   };
-  await build({ ...small, ...packaged, entryPoints: ["src/main.ts"], outfile: out });
+  const { mangleCache } = await build({ ...small, ...packaged, mangleCache: {}, entryPoints: ["src/main.ts"], outfile: out });
   await packed(out);
+  const heads = join(dirname(out), "heads.js");
+  // The client hands it objects of its own, whose fields have short names.
+  await build({ ...small, ...packaged, mangleCache, entryPoints: ["src/heads/index.ts"], outfile: heads });
   if (option < 0) {
     const [step, dev] = ["../src/saccade/viewer/steps/step.js", "dev.js"];
     await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: join(here, step) });
     await build({ ...common, minify: true, ...packaged, entryPoints: ["src/dev.ts"], outfile: join(here, dev) });
-    await writeDigest(["../src/saccade/viewer/client.js", step, dev]);
+    await writeDigest(["../src/saccade/viewer/client.js", "../src/saccade/viewer/heads.js", step, dev]);
   }
 }

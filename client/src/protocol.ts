@@ -159,7 +159,18 @@ export interface Protocol {
     header: { total: number; found: [number, number, number, string, string, string][]; covered?: number };
   };
   step: { params: Place & { row: number }; header: Record<string, unknown> };
-  script: { params: Record<string, never>; header: { text: string } };
+  /**
+   * `loss` in nats a token with all heads on and without those that are off, and after `row` the likely tokens with both
+   * probabilities; the numbers are log-probabilities of all tokens, before and after. A model that predicts none has
+   * neither, and its numbers are the changes of its last hidden states.
+   */
+  heads: {
+    params: { run: string; off: [string, number][]; row: number | null };
+    header: { side: string; loss: [number | null, number | null] | null; next: [string, number, number][] | null };
+  };
+  /** Of every head, in the order of the run's calls: the slope of the loss by a gate on it. */
+  importance: { params: { run: string }; header: { loss: number } };
+  script: { params: { name: string }; header: { text: string } };
 }
 
 export type Op = keyof Protocol;

@@ -7,13 +7,13 @@ export function addStyle(css: string): void {
   texts.add(css.replace(/\$([\w-]+)/g, "var(--$1)"));
 }
 
-/** Puts all sheets into force. Constructed sheets need no permission of a Content-Security-Policy. */
+/** Puts all sheets into force, after those that are. Constructed sheets need no permission of a Content-Security-Policy. */
 export function adopt(root: DocumentOrShadowRoot): void {
-  root.adoptedStyleSheets = [...texts].map((css) => {
+  root.adoptedStyleSheets = [...root.adoptedStyleSheets, ...[...texts].map((css) => {
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(css);
     return sheet;
-  });
+  })];
 }
 
 /** All sheets as one text: for saved pages. */

@@ -19,4 +19,5 @@ export * from "./store";
 export * from "./transport";
 export * from "./words";
 export { fakeTransport } from "./fake";
+export * from "./heads/numbers";
 export * from "./panels/testing";

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client"
 VIEWER = ROOT / "src" / "saccade" / "viewer"
-BUILT = (VIEWER / "client.js", VIEWER / "steps" / "step.js", CLIENT / "dev.js")
+BUILT = (VIEWER / "client.js", VIEWER / "heads.js", VIEWER / "steps" / "step.js", CLIENT / "dev.js")
 
 
 def test_the_committed_files_are_those_of_these_sources():

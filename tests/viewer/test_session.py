@@ -251,7 +251,9 @@ GOOD = {
     "rows": {**PLACE, "start": 0, "stop": 4},
     "search": {"run": "0", "side": "text", "query": "hen", "limit": 5},
     "step": {**PLACE, "row": 8},
-    "script": {},
+    "heads": {"run": "0", "off": [["1", 2], ["0", 4]], "row": 8},
+    "importance": {"run": "0"},
+    "script": {"name": "heads"},
 }
 WRONG = {
     "run": ["1", 0, None, "../0"],
@@ -271,6 +273,8 @@ WRONG = {
     "top": [1001, -1],
     "query": [3, "x" * 1001],
     "limit": [1001],
+    "off": [None, "1", [["9", 0]], [["1", HEADS]], [["1"]], [[1, 2]], [["1", "2"]], [["1", 2]] * (LAYERS * HEADS + 1)],
+    "name": ["client", "../client", 3],
 }
 
 

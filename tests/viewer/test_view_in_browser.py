@@ -7,11 +7,14 @@ import os
 import queue
 import urllib.parse
 
+import numpy as np
 import pytest
+import torch
 
 import saccade
+from saccade.intervention import Ablate, Scale
 from saccade.viewer.server import _serve
-from saccade.viewer.server._view import open_session
+from saccade.viewer.server._view import open_session, start
 from saccade.viewer.server._widget import make_widget
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -49,7 +52,8 @@ def test_the_page_keeps_its_policy_and_asks_nobody_else(viewer, browser, size, s
     shown = Page(browser, **options).open(viewer.url)
     assert shown.complaints == []
     origin = urllib.parse.urlsplit(viewer.url).netloc
-    assert {urllib.parse.urlsplit(url).netloc for url in shown.asked} == {origin}
+    asked = [url.removeprefix("blob:") for url in shown.asked]  # a script that came through the client's channel
+    assert {urllib.parse.urlsplit(url).netloc for url in asked} == {origin}
     assert any(url.endswith("/api/words") for url in shown.asked)
     text = shown.page.evaluate("document.getElementById('saccade').firstElementChild.shadowRoot.textContent")
     assert "<img src=x onerror=alert(1)>" in text and "\u202e" not in shown.page.title()
@@ -146,7 +150,80 @@ def test_what_is_saved_does_not_hold_the_token(viewer, browser, tmp_path):
     again.goto((tmp_path / "saved.html").as_uri())
     again.get_by_role("searchbox", name="Search what is saved").fill("hen")
     again.get_by_text("1 of 1 place").wait_for()
+    again.get_by_role("tab", name="Heads off").click()
+    again.get_by_text("while its model is at hand, not in a saved page").locator("visible=true").wait_for()
     again.close()
+    page.close()
+
+
+def losses_of(page, now):
+    """Both losses and their difference, once the second is `now`."""
+    cells = page.get_by_role("table", name="Loss of the text").locator("tbody tr").first.locator("td")
+    cells.nth(1).filter(has_text=f"{now:.2f}").wait_for()
+    return [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+
+
+def test_a_head_is_switched_off_and_the_text_shows_what_it_did(browser):
+    """Against the model itself with the head ablated; words that lose probability are marked, and only those."""
+    session = open_session(TEXT, head=(1, 2))
+    reader = session.runs[0].source
+    ids = reader.whole(reader.encode(TEXT).ids)
+    found = []
+    with torch.no_grad():
+        for edits in ({"*": Scale(None, 1.0)}, {0: Ablate([4, 5]), 1: Ablate([3])}):
+            with saccade.intervene(reader.module, edits):
+                found.append(reader.module(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0])
+    before, after = (-float(one.mean()) for one in found)
+    change = (found[1] - found[0]).tolist()
+    with start(session) as viewer:
+        shown = Page(browser, viewport={"width": 1300, "height": 900}).open(viewer.url)
+        page = shown.page
+        tile = page.locator(".head[data-head='3 1']")
+        tile.focus()
+        page.keyboard.press("x")
+        page.get_by_role("tab", name="Heads off", selected=True).wait_for()
+        for head in ("4 0", "5 0"):
+            page.locator(f".head[data-head='{head}']").focus()
+            page.keyboard.press("x")
+        assert losses_of(page, after) == pytest.approx([before, after, after - before], abs=0.006)
+        assert tile.get_attribute("aria-label").endswith(", off") and "h-off" in tile.get_attribute("class")
+        words = page.locator(".h-word")
+        single = [word for word in session.runs[0].sides["text"].words if word.last - word.first == 1][1:]
+        for number, word in enumerate(session.runs[0].sides["text"].words):
+            if word in single and abs(change[word.first - 1]) > 0.001:
+                assert ("h-less" in words.nth(number).get_attribute("class")) == (change[word.first - 1] < 0)
+        words.nth(3).focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        chosen = page.locator(".h-word[aria-current=true]").filter(has_text=words.nth(4).inner_text())
+        chosen.wait_for()
+        assert page.locator(".h-said").inner_text() == chosen.get_attribute("aria-label")
+        assert " nats: from " in chosen.get_attribute("aria-label")
+        assert page.get_by_role("heading", name="The likeliest tokens after").inner_text().endswith("‘script’")
+        page.get_by_role("button", name="Switch layer 1 head 3 on").click()
+        assert "off" not in tile.get_attribute("aria-label")
+        page.get_by_role("button", name="All on").click()
+        assert losses_of(page, before) == pytest.approx([before, before, 0], abs=0.006)
+        page.get_by_label("Colour by").select_option("worth")
+        tile.locator(".h-worth").wait_for()
+        slopes = np.frombuffer(session.reply("importance", {"run": "0"}).buffers[0], "<f4").reshape(4, 8)
+        worth = float(tile.locator(".h-worth").inner_text().replace("\u2212", "-"))
+        assert worth == pytest.approx(-slopes[1, 3], abs=0.006)
+        assert shown.complaints == []
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_heads_do_fits_a_telephone(viewer, browser, scheme):
+    shown = Page(browser, viewport={"width": 390, "height": 800}, color_scheme=scheme).open(viewer.url)
+    page = shown.page
+    page.get_by_role("tab", name="Heads off").click()
+    own = page.get_by_role("button", name="Switch off layer 1 head 2")
+    own.click()
+    page.locator(".h-word.h-less").first.wait_for()
+    assert own.get_attribute("aria-pressed") == "true" and shown.complaints == []
+    panel = page.locator("[data-panel=heads]")
+    assert panel.evaluate("e => e.scrollWidth <= e.clientWidth")
     page.close()
 
 

@@ -15,6 +15,16 @@ export function once<A extends unknown[], T>(make: (...given: A) => Promise<T>):
   });
 }
 
+/**
+ * Loads what fills a panel once it is wanted. It comes as text through the client's own channel: a notebook has no
+ * address that it could be loaded from.
+ */
+export const loader = <T>(name: string): ((context: Context) => Promise<(el: HTMLElement, given: T) => () => void>) =>
+  once(async (context: Context) => {
+    const { text } = await context.ask("script", { name });
+    return (await import(URL.createObjectURL(new Blob([text], { type: "text/javascript" })))).show;
+  });
+
 /** The small maps and statistics of a run's heads; asked once. */
 export function overviewOf(context: Context, run: string, item: number): Promise<Overview> {
   const all = known.get(context) ?? new Map<string, Promise<Overview>>(), key = `${item} ${run}`;

@@ -15,7 +15,7 @@ const KEYS: readonly (readonly [string, ...string[]])[] = [
   ["Map", "drag", "move", "wheel, pinch, + − 0", "zoom", "arrow keys", "go from pair to pair and say its numbers",
     "Enter, Space", "choose the word of the row, of the key", "[ ] { }", "change head, layer"],
   ["Text, heads, tables", "click, Enter", "choose", "with Shift, Ctrl", "choose all words between, one more",
-    "arrow keys, Page up, Page down, Home, End", "go on", "Escape", "choose nothing"],
+    "arrow keys, Page up, Page down, Home, End", "go on", "Escape", "choose nothing", "x", "switch a head off or on"],
   ["Everywhere", "/", "search; Enter goes on, Shift + Enter back", "?", "this help"],
 ];
 

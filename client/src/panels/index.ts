@@ -2,6 +2,7 @@
 import type { Panel } from "../context";
 import { addStyle } from "../styles";
 import { facts } from "./facts";
+import { heads } from "./heads";
 import { help } from "./help";
 import { overview } from "./overview";
 import css from "./panels.css";
@@ -12,4 +13,4 @@ import { text } from "./text";
 
 addStyle(css);
 
-export const panels: readonly Panel[] = [overview, text, statistics, facts, steps, save, help];
+export const panels: readonly Panel[] = [overview, text, statistics, facts, steps, heads, save, help];

@@ -87,7 +87,7 @@ export const overview: Panel = {
     const make = (place: number): Tile => {
       const about = answer!.heads[place], call = byId(context.run().calls, about.call)!;
       const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-      const button = h("button", { class: "head", tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
+      const button = h("button", { class: "head", "data-head": `${about.head} ${call.id}`, tabindex: -1, "aria-label": describe(context, call, about) }, canvas,
         about.alarms.length > 0 && h("span", "alarm", "!"),
         about.entropy !== null && h("i", "quiet", decimal(about.entropy)),
         h("span", "name quiet", headNumber(call, about.head)),

@@ -1,15 +1,10 @@
 // Attention step by step: the numbers of the shown head for one row. What shows them is loaded when it is first wanted.
-import type { Context, Panel } from "../context";
+import type { Panel } from "../context";
 import { h } from "../dom";
-import { CHOICE, live, once, sameTokens } from "./data";
+import { CHOICE, live, loader, sameTokens } from "./data";
 import { placeOf } from "./lines";
 
-type Show = (el: HTMLElement, data: unknown) => () => void;
-/** `step.js` comes as text through the client's own channel: a notebook has no address that it could be loaded from. */
-const load = once(async (context: Context): Promise<Show> => {
-  const { text } = await context.ask("script", {}), url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-  return ((await import(url)) as { show: Show }).show;
-});
+const load = loader<unknown>("step");
 
 export const steps: Panel = {
   id: "step", title: "Step", place: "right",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_TOKENS = 20_000  # in one list of a request
@@ -36,6 +36,22 @@ class Params:
         if not isinstance(given, list) or not 1 <= len(given) <= MOST_TOKENS:
             raise RequestError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
         return sorted({_integer(name, one, 0, below - 1) for one in given})
+
+    def integer_or_none(self, name: str, low: int, high: int) -> int | None:
+        """As `integer`, or null."""
+        return None if self._value(name) is None else self.integer(name, low, high)
+
+    def heads(self, name: str, heads: Mapping[str, int]) -> list[tuple[str, int]]:
+        """Pairs of a call and a head of it, sorted and each once; `heads`: how many each call has."""
+        given = self._value(name)
+        if not isinstance(given, list) or len(given) > sum(heads.values()):
+            raise RequestError(f"{name}: expected a list of pairs [call, head], got {_shown(given)}")
+        found = set()
+        for pair in given:
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or pair[0] not in heads:
+                raise RequestError(f"{name}: expected a call of this run and a head, got {_shown(pair)}")
+            found.add((pair[0], _integer(name, pair[1], 0, heads[pair[0]] - 1)))
+        return sorted(found)
 
     def span(self, most: int) -> tuple[int, int]:
         """``start`` and ``stop`` of a range within `most` places."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
+from importlib import import_module, resources
 from textwrap import shorten
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import numpy as np
 from ..._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
+from ._heads import forget, importance_of, without_heads
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
 
@@ -93,6 +94,7 @@ class Session:
         """Free what the runs keep in memory and in files."""
         self.closed = True
         for run in self.runs:
+            forget(run)
             run.close()
 
     @cached_property
@@ -295,8 +297,26 @@ def _step(session: Session, params: Params) -> Answer:
     return steps_of_row(run, call, head, row), []
 
 
+def _heads(session: Session, params: Params) -> Answer:
+    run = session._run(params)
+    off = params.heads("off", {call.id: call.shape[1] for call in run.calls})
+    row = params.integer_or_none("row", 0, max(side.tokens for side in run.sides.values()) - 1)
+    return without_heads(run, off, row)
+
+
+def _importance(session: Session, params: Params) -> Answer:
+    return importance_of(session._run(params))
+
+
 def _script(session: Session, params: Params) -> Answer:
-    return {"text": step_script()}, []
+    return {"text": _SCRIPTS[params.choice("name", list(_SCRIPTS))]()}, []
+
+
+def _heads_script() -> str:
+    return resources.files("saccade.viewer").joinpath("heads.js").read_text(encoding="utf-8")
+
+
+_SCRIPTS: dict[str, Callable[[], str]] = {"heads": _heads_script, "step": step_script}
 
 
 def _alive(session: Session, params: Params) -> Answer:
@@ -308,6 +328,8 @@ _OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
     "alive": _alive,
     "cell": _cell,
     "column": _column,
+    "heads": _heads,
+    "importance": _importance,
     "open": _open,
     "overview": _overview,
     "row": _row,

@@ -22,7 +22,7 @@ MOST_STEPS = 2048  # tokens: the text is read again for each row, and the page s
 
 # What sees a forward pass is put into the modules of a model, which several runs share, and into functions of
 # transformers, which all models share. So one pass is seen at a time.
-_READING = threading.Lock()
+READING = threading.Lock()
 
 
 def has_steps(run: Run) -> bool:
@@ -33,7 +33,7 @@ def has_steps(run: Run) -> bool:
 def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]:
     """The header of a reply. The layers of a text are its calls, in order."""
     side = run.sides[call.rows]
-    with _READING:
+    with READING:
         found = _read_again(run, call, head, row)
     word, part = side.words[side.word_at(row)], _part(call)
     name = f"{part} {call.layer}.{head}" if isinstance(run.source, ReadPair) else f"{call.layer}.{head}"

@@ -9,7 +9,14 @@ from typing import Any
 # By what an operation costs: a word or a pair; a part of one head, after at most one walk over its pairs; a walk over
 # all pairs of a head, or of every head. Two walks fill the cores, and more would only keep each other waiting.
 THREADS = {"quick": 2, "part": 3, "walk": 2}
-KINDS = {"column": "part", "overview": "walk", "rows": "walk", "step": "walk"}
+KINDS = {
+    "column": "part",
+    "heads": "walk",
+    "importance": "walk",
+    "overview": "walk",
+    "rows": "walk",
+    "step": "walk",
+}
 FINE = 5  # levels below are computed from the pairs of the tile alone
 
 
