@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from saccade import prune
 from saccade.models import load
 from saccade.training import train_language_model
 from saccade.training.progress import ConsoleReporter
@@ -105,6 +106,15 @@ def test_starting_from_a_model(make_run, tmp_path):
     with pytest.raises(ValueError, match=expected):
         train_language_model(other)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_pruned_model_goes_on_with_the_heads_it_has(make_run, tmp_path):
+    first = train_language_model(make_run(out=tmp_path / "first"))
+    prune(first, {0: [1]})
+    first.save(tmp_path / "pruned")
+    for steps, resume in ((4, False), (5, True)):
+        found = train_language_model(make_run(steps, initial=tmp_path / "pruned", resume=resume))
+        assert found.model.decoder.blocks[0].attention.config.heads == 1
 
 
 def test_held_out_files_are_not_trained_on(make_run, story, tmp_path):

@@ -23,7 +23,7 @@ class LanguageRun:
         hold_out: files judged by instead of trained on; none is the last tenth of all text.
         vocabulary: how many tokens the BPE is to have; None is single characters.
         initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
-            the dropout. None starts from random weights.
+            the dropout and the heads that were pruned. None starts from random weights.
         resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
     """
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer
-from ..models.own.checkpoint import load_own
+from ..models.own.checkpoint import CONFIG, load_own
 from ..models.tokenizers.own import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
@@ -57,7 +58,7 @@ def train_language_model(
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
         Stopped: a signal came. It is a KeyboardInterrupt.
     """
-    processes = joined()
+    processes, run = joined(), _as_pruned(run)
     if not processes.is_main_process or reporter is None:
         reporter = Reporter()
     main = processes.is_main_process
@@ -84,6 +85,7 @@ def range_test_of(
 ) -> RangeTest:
     """The learning-rate range test (see `range_test`) of what a run would train; nothing is written."""
     accelerator_for(run.settings)
+    run = _as_pruned(run)
     both = texts(run)
     torch.manual_seed(run.settings.seed)
     lm = _new(run, both[0]) if run.initial is None else _continued(run, run.initial)
@@ -185,6 +187,17 @@ def _new(run: LanguageRun, training: list[str]) -> LanguageModel:
     tokenizer = train_characters(training) if run.vocabulary is None else train_bpe(training, run.vocabulary)
     config = ModelConfig(vocabulary=tokenizer.vocabulary, **run.shape)
     return LanguageModel(DecoderLM(config), tokenizer, name=str(run.out))
+
+
+def _as_pruned(run: LanguageRun) -> LanguageRun:
+    """The run with the heads that `initial` has left: no option of a run says them."""
+    if run.initial is None or not (run.initial / CONFIG).is_file():
+        return run
+    try:
+        removed = json.loads((run.initial / CONFIG).read_bytes()).get("pruned_heads")
+    except (ValueError, AttributeError):  # what is wrong with the folder is said when it is opened
+        return run
+    return run if removed is None else dataclasses.replace(run, shape={**run.shape, "pruned_heads": removed})
 
 
 def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
