@@ -28,6 +28,7 @@ class EditedOutput(NamedTuple):
 
     out: Tensor  # (B, Hq, Lq, Dv)
     call: AttentionCall | None  # the one call that gives it; None where it takes several to say it
+    weights: Callable[[], Tensor] | None = None  # makes (B, Hq, Lq, Lk); None: who computes the call has them
 
 
 class CallEdits(Protocol):

@@ -24,7 +24,7 @@ from saccade.nn import (
     MultiHeadAttention,
     Transformer,
 )
-from saccade.positions import RotaryConfig
+from saccade.positions import AlibiConfig, RotaryConfig, T5Config
 
 B, L, H, D = 2, 7, 4, 5
 E = H * D
@@ -173,6 +173,10 @@ def plain(oracle: Oracle, see: Tensor | None = None, bias: Tensor | None = None,
 
 MODELS: dict[str, EditedModel] = {
     "MultiHeadAttention": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, softcap=3.0)), "operator"),
+    "relative positions": EditedModel(
+        lambda: MultiHeadAttention(AttentionConfig(E, H, positions=T5Config(), scale=1.0)), "operator"
+    ),
+    "ALiBi": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, positions=AlibiConfig())), "operator"),
     "a sink": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, sink=True)), "operator"),
     "Decoder": EditedModel(
         lambda: Decoder(BlockConfig(AttentionConfig(E, H, kv_heads=2, head_width=6, positions=RotaryConfig())), 2),

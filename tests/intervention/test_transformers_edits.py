@@ -5,7 +5,6 @@ Shape legend: B batch, L length, H heads, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -70,41 +69,91 @@ FAMILIES = {
     "ESM": Family("Esm", {**SMALL, "hidden_size": 24, "position_embedding_type": "rotary", "mask_token_id": 3}),
     "DistilBERT": Family(
         "DistilBert",
-        {**SMALL, "dim": H * D, "n_layers": 2, "n_heads": H, "hidden_dim": 17, "dropout": 0.0, "attention_dropout": 0.0},
+        {
+            **SMALL,
+            "dim": H * D,
+            "n_layers": 2,
+            "n_heads": H,
+            "hidden_dim": 17,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
     ),
     "GPT-2": Family(
         "GPT2",
-        {**GPT, "n_embd": H * D, "n_layer": 2, "n_head": H, "n_positions": 32, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-         "embd_pdrop": 0.0},
+        {
+            **GPT,
+            "n_embd": H * D,
+            "n_layer": 2,
+            "n_head": H,
+            "n_positions": 32,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        },
     ),
     "GPT-Neo": Family(
         "GPTNeo",
-        {**GPT, "hidden_size": H * D, "num_layers": 2, "num_heads": H, "window_size": 3, "intermediate_size": 17,
-         "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32},
+        {
+            **GPT,
+            "hidden_size": H * D,
+            "num_layers": 2,
+            "num_heads": H,
+            "window_size": 3,
+            "intermediate_size": 17,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 32,
+        },
         implementations=("eager",),
         by_hand=True,
     ),
     "Llama": Family("Llama", {**SMALL, "num_key_value_heads": 2, "head_dim": 6}, group=2),
     "Gemma 2": Family(
         "Gemma2",
-        {**SMALL, "num_key_value_heads": 2, "head_dim": 6, "attn_logit_softcapping": 5.0, "sliding_window": 4,
-         "query_pre_attn_scalar": 6},
+        {
+            **SMALL,
+            "num_key_value_heads": 2,
+            "head_dim": 6,
+            "attn_logit_softcapping": 5.0,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 6,
+        },
         group=2,
         implementations=("eager",),
     ),
     "BART": Family("Bart", BART, call=2, padded=False, pair=True),
     "T5": Family(
         "T5",
-        {"d_model": 17, "d_kv": D, "d_ff": 13, "num_layers": 1, "num_decoder_layers": 1, "num_heads": H,
-         "vocab_size": 23, "pad_token_id": 0, "decoder_start_token_id": 0, "dropout_rate": 0.0},
+        {
+            "d_model": 17,
+            "d_kv": D,
+            "d_ff": 13,
+            "num_layers": 1,
+            "num_decoder_layers": 1,
+            "num_heads": H,
+            "vocab_size": 23,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.0,
+        },
         call=2,
         padded=False,
         pair=True,
     ),
     "T5's decoder": Family(
         "T5",
-        {"d_model": 17, "d_kv": D, "d_ff": 13, "num_layers": 1, "num_decoder_layers": 1, "num_heads": H,
-         "vocab_size": 23, "pad_token_id": 0, "decoder_start_token_id": 0, "dropout_rate": 0.0},
+        {
+            "d_model": 17,
+            "d_kv": D,
+            "d_ff": 13,
+            "num_layers": 1,
+            "num_decoder_layers": 1,
+            "num_heads": H,
+            "vocab_size": 23,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.0,
+        },
         padded=False,
         pair=True,
     ),
@@ -189,3 +238,74 @@ def test_edits_of_transformers(name, implementation, case):
         theirs = gradients(expected, rewritten, case.leaves)
         for own, wanted in zip(gradients(found, model, case.leaves), theirs, strict=True):
             torch.testing.assert_close(own, wanted, **tolerance)
+
+
+GENERATED = 5
+LEFT = torch.flip(REAL, [1]).long()
+GENERATING = {
+    "zero": lambda source: Ablate([1]),
+    "zero of an item": lambda source: Ablate([1], items=1),
+    "sharpened": lambda source: Scale([1], 2.0, what="logits"),
+    "masked": lambda source: Mask(HEADS, saccade.Window(2, 0)),
+    "output": lambda source: Patch([1], source, "output", range(L)),
+    "key": lambda source: Patch([1], source, "key", range(L)),
+    "value at positions": lambda source: Patch([1], source, "value", [4, 6]),
+}
+
+
+def positions(mask: Tensor) -> Tensor:
+    """As `generate` counts them: padding on the left is before the first."""
+    return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static", "disable_compile": True}])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", GENERATING)
+def test_generating(name, implementation, cache):
+    """With transformers' own caches, a static one among them, whose keys at the end hold nothing yet."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **{**SMALL, "num_key_value_heads": 2, "head_dim": 6, "eos_token_id": None}, attn_implementation=implementation
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.mul_(4)  # so that edits are seen in the logits
+    ids, other = torch.randint(4, 23, (2, B, L))
+    with saccade.watch(model, keep=True, alarms=False) as source:
+        model(other, attention_mask=LEFT, position_ids=positions(LEFT))
+    edit = GENERATING[name](source)
+    with saccade.intervene(model, {1: edit}) as run:
+        found = model.generate(
+            ids,
+            attention_mask=LEFT,
+            max_new_tokens=GENERATED,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **cache,
+        )
+    assert run.changed == {"model.layers.1.self_attn": GENERATED}
+    mask = torch.cat([LEFT, torch.ones(B, GENERATED - 1, dtype=torch.long)], 1)
+    whole = {"input_ids": found.sequences[:, :-1], "attention_mask": mask, "position_ids": positions(mask)}
+    with saccade.intervene(model, {1: edit}):
+        expected = model(**whole).logits[:, L - 1 :]
+    assert not torch.allclose(expected, model(**whole).logits[:, L - 1 :], atol=1e-2)
+    torch.testing.assert_close(torch.stack(found.logits, 1), expected, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["masked", "frozen", "of_weights", "zero"])
+def test_the_attentions_that_a_model_returns_are_the_edited_ones(name):
+    family = FAMILIES["BERT"]
+    model = model_of(family, "eager")
+    with saccade.watch(model, keep=True, alarms=False) as source:
+        run(model, family, 2)
+    clean = by_hand(family, 2)[1].calls[family.call]
+    case = CASES[name](sizes(family, clean), source, clean)
+    oracle = by_hand(family, 1, case)[1]
+    with saccade.intervene(model, {list(source.kept)[family.call]: case.edits}):
+        found = model(**given(family, 1), output_attentions=True).attentions[family.call]
+    rows = REAL[:, None, :, None]
+    expected = oracle.calls[family.call]["weights"]
+    torch.testing.assert_close(found.masked_fill(~rows, 0.0), expected.masked_fill(~rows, 0.0), atol=2e-6, rtol=1e-5)

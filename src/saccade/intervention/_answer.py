@@ -23,6 +23,7 @@ from .._weights import attention_weights
 from ..monitoring import CallSite
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
+from ._dense_weights import dense_weights
 from ._edit import Chosen, Edit, Part, Stage
 from ._edits import FORWARD_ONLY
 
@@ -60,7 +61,9 @@ class EditsOfCall:
         else:
             shown = None
             not_shown(self._edits[0][1].source, SEVERAL)
-        return EditedOutput(self._output(out, call), shown)
+        return EditedOutput(
+            self._output(out, call), shown, lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits)
+        )
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
         self._check(call)

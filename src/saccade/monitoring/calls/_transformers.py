@@ -18,7 +18,6 @@ from torch import Tensor
 from ... import _tap
 from ..._attention import attention
 from ..._call import AttentionCall, GraphTensor, ObservedCall
-from ..._weights import attention_weights
 from . import _thread
 
 Function = Callable[..., Any]
@@ -87,8 +86,8 @@ def _edited(
         return attention(*_factors(changed), **changed.arguments())
 
     edited = edits.answered(meaning, compute)
-    if weights is None and _wants_weights(module, more) and edited.call is not None:
-        weights = attention_weights(edited.call.query, edited.call.key, **edited.call.scoring()).to(given[0].dtype)
+    if edited.weights is not None and _wants_weights(module, more):
+        weights = edited.weights().to(given[0].dtype)
     return _tap.tell_edited(observers, edited, _name(function), module).transpose(1, 2), weights
 
 
