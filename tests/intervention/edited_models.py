@@ -154,6 +154,15 @@ class EncoderAndDecoder(nn.Module):
         return self.model(self.source, x)
 
 
+class PaddedEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = saccade.nn.Encoder(BlockConfig(AttentionConfig(E, H)), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x, padding=saccade.Padding(REAL))
+
+
 class EditedModel(NamedTuple):
     """A model and the place where the oracle stands for its attention."""
 
@@ -184,6 +193,7 @@ MODELS: dict[str, EditedModel] = {
         group=2,
         call=1,
     ),
+    "Encoder, padded": EditedModel(PaddedEncoder, "operator", padded=True, call=1),
     "cross-attention": EditedModel(Across, "operator", keys=CONTEXT),
     "Transformer": EditedModel(EncoderAndDecoder, "operator", keys=CONTEXT, call=2),
     "F.sdpa": EditedModel(lambda: Projected(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)), "sdpa"),
