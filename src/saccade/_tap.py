@@ -100,6 +100,11 @@ def edits_of(source: str) -> CallEdits | None:
     return None if THREAD.editor is None else THREAD.editor(source)
 
 
+def edited_here() -> bool:
+    """Whether calls of this thread may be changed now."""
+    return THREAD.editor is not None
+
+
 @contextmanager
 def aside() -> Iterator[tuple[Observer, ...]]:
     """Nobody is told of calls meanwhile: they belong to one that is told as a whole. Gives those to tell then."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import saccade
 from edit_cases import CASES, HEADS, Case, Sizes
+from published import written
 from rewritten_attention import Oracle
 from saccade.intervention import Ablate, Mask, Patch, Scale
 
@@ -309,3 +310,48 @@ def test_the_attentions_that_a_model_returns_are_the_edited_ones(name):
     rows = REAL[:, None, :, None]
     expected = oracle.calls[family.call]["weights"]
     torch.testing.assert_close(found.masked_fill(~rows, 0.0), expected.masked_fill(~rows, 0.0), atol=2e-6, rtol=1e-5)
+
+
+LOADED = {
+    "BERT": ("BertModel", {}),
+    "RoBERTa": ("RobertaModel", {"pad_token_id": 0}),
+    "DistilBERT": ("DistilBertModel", {}),
+    "GPT-2": ("GPT2LMHeadModel", {}),
+    "Llama": ("LlamaForCausalLM", {"hidden_act": "silu"}),
+    "BART": ("BartModel", {}),
+    "T5": ("T5Model", {}),
+    "ViT": ("ViTModel", {}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LOADED)
+def test_the_same_edits_of_the_same_model_in_saccade(name, tmp_path):
+    """Both open one folder; each call is edited under its own name. Saccade packs no batch with padding meanwhile."""
+    family, (kind, changes) = FAMILIES[name], LOADED[name]
+    config = getattr(transformers, f"{family.kind}Config")(**{**family.config, **changes})
+    theirs = written(tmp_path, kind, config).double()
+    ours = saccade.models.load(tmp_path, dtype=torch.float64).eval()
+    assert isinstance(ours, nn.Module)
+
+    def names(model: nn.Module) -> list[str]:
+        with saccade.watch(model, alarms=False) as seen:
+            model(**given(family, 1))
+        return [call.name for call in seen.calls]
+
+    window = saccade.Window(2, 2)
+    for edits in (
+        [Ablate(HEADS)],
+        [Mask(HEADS, window), Scale([0, 1], 3.0, what="logits")],
+        [Ablate([2], items=[1])],
+        [Ablate([0, 3], "mean")],
+    ):
+        found = []
+        for model in (theirs, ours):
+            site = names(model)[family.call]
+            with saccade.intervene(model, {site: edits}) as edited:
+                out = model(**given(family, 1))
+            assert edited.changed == {site: 1}
+            state = out.logits if kind.endswith("LM") or "LMHead" in kind else out.last_hidden_state
+            found.append(state[REAL] if family.padded else state)
+        torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
