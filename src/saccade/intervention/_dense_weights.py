@@ -17,7 +17,7 @@ from ._edit import Chosen, Edit, Part
 
 
 def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallSite]]) -> Tensor:
-    """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with the edits of weights and without those of outputs."""
+    """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
     found: Tensor | None = None
     for part in parts:
         own = attention_weights(part.call.query, part.call.key, **part.call.scoring())
