@@ -28,6 +28,7 @@ class EditedOutput(NamedTuple):
 
     out: Tensor  # (B, Hq, Lq, Dv)
     call: AttentionCall | None  # the one call that gives it; None where it takes several to say it
+    weights: Callable[[], Tensor] | None = None  # makes (B, Hq, Lq, Lk); None: who computes the call has them
 
 
 class CallEdits(Protocol):
@@ -97,6 +98,11 @@ def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: s
 def edits_of(source: str) -> CallEdits | None:
     """What this thread wants changed about the call that `source` is about to compute."""
     return None if THREAD.editor is None else THREAD.editor(source)
+
+
+def edited_here() -> bool:
+    """Whether calls of this thread may be changed now."""
+    return THREAD.editor is not None
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from saccade.nn import (
     MultiHeadAttention,
     Transformer,
 )
-from saccade.positions import RotaryConfig
+from saccade.positions import AlibiConfig, RotaryConfig, T5Config
 
 B, L, H, D = 2, 7, 4, 5
 E = H * D
@@ -154,6 +154,15 @@ class EncoderAndDecoder(nn.Module):
         return self.model(self.source, x)
 
 
+class PaddedEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = saccade.nn.Encoder(BlockConfig(AttentionConfig(E, H)), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x, padding=saccade.Padding(REAL))
+
+
 class EditedModel(NamedTuple):
     """A model and the place where the oracle stands for its attention."""
 
@@ -173,6 +182,10 @@ def plain(oracle: Oracle, see: Tensor | None = None, bias: Tensor | None = None,
 
 MODELS: dict[str, EditedModel] = {
     "MultiHeadAttention": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, softcap=3.0)), "operator"),
+    "relative positions": EditedModel(
+        lambda: MultiHeadAttention(AttentionConfig(E, H, positions=T5Config(), scale=1.0)), "operator"
+    ),
+    "ALiBi": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, positions=AlibiConfig())), "operator"),
     "a sink": EditedModel(lambda: MultiHeadAttention(AttentionConfig(E, H, sink=True)), "operator"),
     "Decoder": EditedModel(
         lambda: Decoder(BlockConfig(AttentionConfig(E, H, kv_heads=2, head_width=6, positions=RotaryConfig())), 2),
@@ -180,6 +193,7 @@ MODELS: dict[str, EditedModel] = {
         group=2,
         call=1,
     ),
+    "Encoder, padded": EditedModel(PaddedEncoder, "operator", padded=True, call=1),
     "cross-attention": EditedModel(Across, "operator", keys=CONTEXT),
     "Transformer": EditedModel(EncoderAndDecoder, "operator", keys=CONTEXT, call=2),
     "F.sdpa": EditedModel(lambda: Projected(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)), "sdpa"),

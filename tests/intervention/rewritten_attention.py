@@ -59,7 +59,8 @@ class Oracle:
         softcap: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:
-        change = self.rewrites.get(len(self.calls), Rewrite())
+        change, dtype = self.rewrites.get(len(self.calls), Rewrite()), query.dtype
+        query, key, value = query.double(), key.double(), value.double()
         group = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
         query, key, value = change.query(query), change.key(key), change.value(value)
@@ -71,7 +72,7 @@ class Oracle:
         out = change.out(weights @ value)
         kept = {"query": query, "key": key, "value": value, "weights": weights, "output": out}
         self.calls.append({name: tensor.detach().clone() for name, tensor in kept.items()})
-        return out
+        return out.to(dtype)
 
     def sdpa(
         self,

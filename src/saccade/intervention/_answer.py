@@ -22,6 +22,7 @@ from .._tap import DenseWeights, EditedOutput
 from ..monitoring import CallSite
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
+from ._dense_weights import dense_weights
 from ._edit import Chosen, Edit, Part, Stage
 from ._edits import FORWARD_ONLY
 from ._tiles_of_weights import WeightTiles, rows_of_tile, weighed
@@ -59,7 +60,9 @@ class EditsOfCall:
         else:
             shown = None
             not_shown(self._edits[0][1].source, SEVERAL)
-        return EditedOutput(self._output(out, call), shown)
+        return EditedOutput(
+            self._output(out, call), shown, lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits)
+        )
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
         self._check(call)

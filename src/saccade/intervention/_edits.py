@@ -19,7 +19,8 @@ from .._biases import Bias as BiasValue
 from .._call import AttentionCall, _stands_at
 from .._checks import make_call
 from .._masks import Mask as MaskValue
-from .._masks import as_mask
+from .._masks import Padding, as_mask
+from .._masks._algebra import And
 from .._masks._data import describe, whole
 from ..monitoring import CallSite
 from ._edit import Chosen, HeadEdit, Part, Stage, WeightsFunction, split
@@ -72,7 +73,7 @@ class Ablate(HeadEdit):
                     f"of {site.name}"
                 ) from None
         if self.to == "mean":
-            return _mean_over_items(own, call.real)
+            return _mean_over_items(own, _tokens(call))
         if self.to == "resample":
             return own[self._others(own.shape[0], site)]
         return torch.zeros_like(own)
@@ -85,6 +86,16 @@ class Ablate(HeadEdit):
         others = torch.empty_like(order)
         others[order] = order.roll(1)
         return others
+
+
+def _tokens(call: AttentionCall) -> Tensor | None:
+    """(B or 1, Lq) bool: rows that are tokens, as the call or padding in its mask says; None: all are."""
+    mask, found = as_mask(call.mask), call.real
+    for part in mask.parts if isinstance(mask, And) else () if mask is None else (mask,):
+        if isinstance(part, Padding) and part.queries is not None:
+            rows = part.queries.marks(call.query.shape[2], call.query.device)
+            found = rows if found is None else found & rows
+    return None if found is None else found.expand(call.query.shape[0], -1)
 
 
 def _mean_over_items(own: Tensor, real: Tensor | None) -> Tensor:
@@ -217,9 +228,12 @@ class Bias(HeadEdit):
 
     def _added(self, call: AttentionCall) -> BiasValue | Tensor | None:
         own = as_bias(call.bias)
+        bias = self.bias
+        if isinstance(bias, Tensor):
+            bias = bias.to(call.query.device, torch.promote_types(call.query.dtype, torch.float32))
         if own is None:
-            return self.bias
-        ours = as_bias(self.bias)
+            return bias
+        ours = as_bias(bias)
         assert ours is not None
         if isinstance(own, ALiBi) and isinstance(ours, ALiBi) and own.offset is None is ours.offset:
             return ALiBi(own.parameter + ours.parameter)

@@ -91,8 +91,6 @@ class Patch(Edit):
         if self.what != "weights" or not heads:
             return weights
         kept = self._kept(call, site)
-        if kept.key.shape[2] != weights.shape[-1]:
-            raise ValueError(_lengths_differ(site, kept, call))
         places = self._places(call, kept, "rows", site)
         every = range(call.query.shape[2])
         here, there = (every if rows is None else rows for rows in places)
@@ -100,6 +98,8 @@ class Patch(Edit):
         patched = [(n, source_row[row]) for n, row in enumerate(chosen.rows.tolist()) if row in source_row]
         if not patched:
             return weights
+        if kept.key.shape[2] != weights.shape[-1]:
+            raise ValueError(_lengths_differ(site, kept, call))
         at = [chosen.heads.index(head) for head in heads]
         found = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
         found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
@@ -160,6 +160,8 @@ class Patch(Edit):
             marks = torch.zeros(part.call.query.shape[2], dtype=torch.bool, device=share.device)
             marks[places.here] = True
             share = share & marks[None, None, :, None]
+        if not bool(share.any()):  # a step of decoding, after the tokens of the source
+            return [part]
         if kept.key.shape[2] != part.call.key.shape[2]:
             raise ValueError(_lengths_differ(site, kept, part.call))
 
@@ -191,8 +193,10 @@ class Patch(Edit):
             names = ", ".join(self.source.kept)
             raise ValueError(f"source: it has no call {site.name}; it is of another model, or kept only: {names}")
         if found.query.shape[:2] != call.query.shape[:2]:
+            packed = found.query.shape[0] == 1 < call.query.shape[0]
             raise ValueError(
                 f"source: {site.name} has {_items_and_heads(found.query)} there and {_items_and_heads(call.query)} here"
+                + ("; a batch with padding is packed into one row where nothing edits it" if packed else "")
             )
         return found if found.query.device == call.query.device else found.to(call.query.device)
 

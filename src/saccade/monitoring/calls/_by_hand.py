@@ -239,6 +239,9 @@ class ByHandFollower:
         if layout is None:
             return "its factors have leading axes that do not fit together"
         query, key, value = layout.queries(factors[0]), layout.keys(factors[1]), layout.keys(factors[2])
+        # some models multiply queries and keys in float32, and values as they are
+        wide = torch.promote_types(query.dtype, value.dtype)
+        query, key, value = query.to(wide), key.to(wide), value.to(wide)
         masks = [layout.scores(mask) for mask in scores.masks]
         mask = FromTensor(functools.reduce(torch.logical_and, masks)) if masks else None
         bias = None if scores.bias is None else layout.scores(scores.bias)

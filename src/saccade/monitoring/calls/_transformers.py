@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from ... import _tap
 from ..._attention import attention
 from ..._call import AttentionCall, GraphTensor, ObservedCall
-from ..._weights import attention_weights
 from . import _thread
 
 Function = Callable[..., Any]
@@ -68,7 +68,7 @@ def _edited(
     from ..._hooks.transformers import UnknownAttention, meaning_of
 
     try:
-        meaning = meaning_of(module, *given, attention_mask, **more)
+        meaning = _without_unused_keys(meaning_of(module, *given, attention_mask, **more))
     except UnknownAttention as error:
         raise ValueError(f"intervene: a call of {_name(function)} cannot be changed: {error}") from error
     weights: Tensor | None = None
@@ -86,9 +86,22 @@ def _edited(
         return attention(*_factors(changed), **changed.arguments())
 
     edited = edits.answered(meaning, compute)
-    if weights is None and _wants_weights(module, more) and edited.call is not None:
-        weights = attention_weights(edited.call.query, edited.call.key, **edited.call.scoring()).to(given[0].dtype)
+    if edited.weights is not None and _wants_weights(module, more):
+        weights = edited.weights().to(given[0].dtype)
     return _tap.tell_edited(observers, edited, _name(function), module).transpose(1, 2), weights
+
+
+def _without_unused_keys(call: AttentionCall) -> AttentionCall:
+    """Without the keys at the end of a static cache that hold nothing yet: edits count positions from the end."""
+    mask, keys = call.mask, call.key.shape[2]
+    if not isinstance(mask, Tensor) or mask.shape[-1] != keys or call.query.shape[2] >= keys:
+        return call
+    shown = mask.detach().flatten(0, -2).any(0).nonzero()
+    used = int(shown[-1]) + 1 if len(shown) else keys
+    if used == keys:
+        return call
+    bias = call.bias[..., :used] if isinstance(call.bias, Tensor) and call.bias.shape[-1] == keys else call.bias
+    return replace(call, key=call.key[:, :, :used], value=call.value[:, :, :used], mask=mask[..., :used], bias=bias)
 
 
 def _factors(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:

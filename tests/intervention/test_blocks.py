@@ -1,0 +1,336 @@
+"""What a block leaves as it was, and with what else it may be combined.
+
+Shape legend: B batch, L length, E width, H heads.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import checkpoint as checkpoints
+
+import saccade
+from edited_models import MODELS, REAL, B, E, H, L
+from saccade import _tap
+from saccade.acceleration import _rules
+from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale
+from saccade.monitoring.calls import _thread
+from saccade.nn import AttentionConfig, BlockConfig, Decoder
+
+EDITS = {"blocks.0": Scale([1], 0.3), "blocks.1": Ablate([0])}
+
+
+def decoder(**options: bool) -> Decoder:
+    return Decoder(BlockConfig(AttentionConfig(E, H)), 2, **options)
+
+
+def state(model: nn.Module) -> list[object]:
+    """What a block may touch."""
+    hooks = [(len(one._forward_hooks), len(one._forward_pre_hooks), one.forward) for one in model.modules()]
+    functions = F.scaled_dot_product_attention, checkpoints.CheckpointFunction, *vars(checkpoints).items()
+    thread = _tap.THREAD.observers, _tap.THREAD.editor, _thread.THREAD.watchers, _thread.THREAD.mode
+    return [hooks, functions, thread, _get_current_function_mode_stack()]
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("here")
+
+
+def test_everything_is_put_back_also_after_exceptions():
+    model = nn.Sequential(decoder(), Fails())
+    x, before = torch.randn(B, L, E), state(model)
+    plain = model[0](x)
+    with pytest.raises(KeyError), saccade.intervene(model, EDITS):
+        model(x)
+    with pytest.raises(ZeroDivisionError), saccade.intervene(model, EDITS), saccade.intervene(model[0], EDITS):
+        model[0](x)
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="has query heads 0 to 3, got 7"), saccade.intervene(model[0], {1: Ablate(7)}):
+        model[0](x)
+    assert state(model) == before
+    assert torch.equal(model[0](x), plain)
+
+
+def test_a_forward_that_fails_in_the_block_does_not_end_it():
+    model, x = nn.Sequential(decoder(), Fails()), torch.randn(B, L, E)
+    with saccade.intervene(model[0], EDITS):
+        expected = model[0](x)
+    with saccade.intervene(model, EDITS) as run:
+        with pytest.raises(KeyError):
+            model(x)
+        assert torch.equal(model[0](x), expected)
+    assert run.changed == {"0.blocks.0.attention": 2, "0.blocks.1.attention": 2}
+
+
+def test_blocks_nest_and_the_outer_edits_come_first():
+    model, x, ones = decoder(), torch.randn(B, L, E), torch.ones(1, 1, 5)
+    with saccade.intervene(model, {0: Ablate([1], ones)}):
+        expected = model(x)
+    with saccade.intervene(model, {0: Scale([1], 2.0)}), saccade.intervene(model.blocks, {0: Ablate([1], ones)}):
+        assert torch.equal(model(x), expected)
+    with saccade.intervene(model, {0: Ablate([1], ones)}), saccade.intervene(model, {0: Scale([1], 2.0)}):
+        doubled = model(x)
+    with saccade.intervene(model, {0: Ablate([1], 2 * ones)}):
+        torch.testing.assert_close(model(x), doubled)
+
+
+def test_copies_and_pickles_of_the_model_in_a_block_are_not_edited():
+    model, x = decoder(), torch.randn(B, L, E)
+    plain = model(x)
+    with saccade.intervene(model, {0: Ablate([1])}):
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        assert all(torch.equal(one(x), plain) for one in copies)
+        model(x)
+
+
+def test_other_threads_are_not_touched_and_are_counted():
+    model, x, found = decoder(), torch.randn(B, L, E), {}
+    plain = model(x)
+    with saccade.intervene(model, {0: Ablate([1])}) as run:
+        thread = threading.Thread(target=lambda: found.update(out=model(x)))
+        thread.start()
+        thread.join()
+        model(x)
+    assert torch.equal(found["out"], plain)
+    assert [missed.count for missed in run.unobserved.values()] == [1]
+    assert run.changed == {"blocks.0.attention": 1}
+
+
+def test_threads_with_blocks_of_their_own_at_the_same_time():
+    model, x, found = decoder(), torch.randn(B, L, E), {}
+    expected = {}
+    for head in range(2):
+        with saccade.intervene(model, {0: Ablate([head])}):
+            expected[head] = model(x)
+    barrier = threading.Barrier(2)
+
+    def go(head: int) -> None:
+        with saccade.intervene(model, {0: Ablate([head])}):
+            barrier.wait()
+            found[head] = model(x)
+            barrier.wait()
+
+    threads = [threading.Thread(target=go, args=(head,)) for head in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[head], expected[head]) for head in range(2))
+
+
+def test_generators_that_are_left_in_the_middle():
+    model, x = decoder(), torch.randn(B, L, E)
+    plain = model(x)
+
+    def outputs():
+        with saccade.intervene(model, {0: Ablate([1])}):
+            while True:
+                yield model(x)
+
+    one, other = outputs(), outputs()
+    edited = next(one)
+    next(other)
+    one.close()
+    assert torch.equal(model(x), edited)  # the other's block is on
+    other.close()
+    assert torch.equal(model(x), plain)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.reentrant = decoder(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return self.inner(x)
+        return checkpoints.checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("backward", ["in the block", "after it"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_training(reentrant, backward):
+    """A backward pass that repeats the forward repeats it with the edits; counted is the forward alone."""
+    model, x = Checkpointed(None), torch.randn(B, L, E)
+    found = []
+    for model.reentrant in (None, reentrant):
+        leaves = [x.clone().requires_grad_(), *model.parameters()]
+        with saccade.intervene(model, EDITS) as run:
+            loss = model(leaves[0]).square().sum()
+            if backward == "in the block":
+                found.append(torch.autograd.grad(loss, leaves) if not model.reentrant else reached(loss, leaves))
+        if backward == "after it":
+            found.append(torch.autograd.grad(loss, leaves) if not model.reentrant else reached(loss, leaves))
+        assert run.changed == {"inner.blocks.0.attention": 1, "inner.blocks.1.attention": 1}
+        assert run.steps == 1 and not run.unobserved
+    for own, expected in zip(*found, strict=True):
+        assert torch.equal(own, expected)
+
+
+def reached(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients by `backward`, which alone a reentrant checkpoint takes."""
+    for leaf in leaves:
+        leaf.grad = None
+    loss.backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def test_checkpoints_in_checkpoints_and_saccades_own():
+    plain, own = decoder(), decoder(checkpointing=True)
+    own.load_state_dict(plain.state_dict())
+    x, found = torch.randn(B, L, E), []
+    for model, forward in ((plain, plain), (own, lambda x: checkpoints.checkpoint(own, x, use_reentrant=False))):
+        with saccade.intervene(model.train(), EDITS):
+            loss = forward(x).square().sum()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+def test_compiled_modules_are_named():
+    model, x = decoder(), torch.randn(B, L, E)
+    model.blocks[0].compile(backend="eager")
+    plain = model(x)
+    with saccade.intervene(model, {"blocks.1": Scale([1], 1.0)}) as run:
+        assert torch.equal(model(x), plain)
+    assert run.changed == {"blocks.1.attention": 1}
+    assert "torch.compile" in run.unobserved["blocks.0"].reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_model_that_is_compiled_whole_is_refused(how):
+    model, x = decoder(), torch.randn(B, L, E)
+    if how == "wrapped":
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    else:
+        model.compile(backend="eager", fullgraph=True)
+    with pytest.raises(ValueError, match="no attention call fits 0.*compiled by torch.compile"):  # noqa: SIM117
+        with saccade.intervene(model, {0: Ablate([1])}):
+            model(x)
+
+
+class Twice(nn.Module):
+    """Layers that share their weights: one module, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = decoder().blocks[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize("key", [1, "layer.attention#2"])
+def test_one_call_of_a_module_that_is_called_twice(key):
+    model, x = Twice(), torch.randn(B, L, E)
+    middle = model.layer(x)
+    with saccade.intervene(model.layer, {0: Ablate([1])}):
+        expected = model.layer(middle)
+    with saccade.intervene(model, {key: Ablate([1])}) as run:
+        assert torch.equal(model(x), expected)
+    assert run.changed == {"layer.attention#2": 1}
+
+
+@pytest.mark.parametrize("name", ["Decoder", "F.sdpa", "nn.TransformerEncoder", "nn.MultiheadAttention with weights"])
+@pytest.mark.parametrize("what", [["output"], ["query", "key", "value"]])
+@torch.no_grad()
+def test_everything_of_a_run_gives_that_run_again_to_the_bit(name, what):
+    model = MODELS[name].make()
+    x, other = torch.randn(2, B, L, E)
+    with saccade.watch(model, keep=True, alarms=False) as source:
+        expected = model(x)
+    with saccade.intervene(model, {"*": [Patch(None, source, one) for one in what]}):
+        assert torch.equal(model(x), expected)
+        with saccade.watch(model, keep=True, alarms=False) as seen:
+            model(other)
+    for call, kept in source.kept.items():
+        assert torch.equal(seen.kept[call].out, kept.out)
+
+
+@pytest.mark.parametrize("name", ["Decoder", "F.sdpa", "einsum", "nn.MultiheadAttention with weights"])
+def test_a_mean_over_one_item_changes_nothing(name):
+    model, x = MODELS[name].make(), torch.randn(1, L, E)
+    if hasattr(model, "attention"):
+        model = model.attention
+        run = lambda: model(x, x, x, key_padding_mask=~REAL[:1])[0]  # noqa: E731
+    else:
+        run = lambda: model(x)  # noqa: E731
+    plain = run()
+    with saccade.intervene(model, {"*": Ablate([1, 2], "mean")}):
+        assert torch.equal(run(), plain)
+
+
+def test_a_frozen_pattern_passes_gradients_through_values_alone():
+    model, x = MODELS["F.sdpa"].make(), torch.randn(B, L, E, requires_grad=True)
+    with saccade.watch(model, keep=True, alarms=False) as source:
+        model(x)
+    with saccade.intervene(model, {"*": Freeze(None, source)}):
+        out = model(x)
+    grads = torch.autograd.grad(out.sum(), [*model.query.parameters(), *model.key.parameters()], allow_unused=True)
+    assert all(one is None or not one.any() for one in grads)
+    assert torch.autograd.grad(model(x).sum(), model.value.weight)[0].any()
+
+
+COMBINED = {
+    "mean": Ablate([1], "mean"),
+    "zero": Ablate([1]),
+    "masked": Mask([1], saccade.Window(1, 1)),
+    "sharpened": Scale([1], 2.0, what="logits"),
+    "biased": Bias([1], saccade.ALiBi(torch.rand(H))),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMBINED)
+def test_accelerated_and_watched_in_either_order(name, monkeypatch):
+    monkeypatch.setattr(_rules, "small", lambda call: None)
+    monkeypatch.setattr(_rules, "_biased", lambda meaning: None)
+    model, x, edit = MODELS["nn.TransformerEncoder"].make().eval(), torch.randn(B, L, E), COMBINED[name]
+    path = "encoder.layers.1.self_attn"
+    with saccade.intervene(model, {1: edit}):
+        expected = model(x)[REAL]
+    one, two = (saccade.intervene(model, {1: edit}) for _ in range(2))
+    inside, outside = (saccade.watch(model, keep=True, alarms=False) for _ in range(2))
+    with saccade.accelerate() as taken, one, inside:
+        torch.testing.assert_close(model(x)[REAL], expected, atol=2e-6, rtol=1e-5)
+    with outside, two, saccade.accelerate():
+        torch.testing.assert_close(model(x)[REAL], expected, atol=2e-6, rtol=1e-5)
+    assert taken.calls == 2
+    assert one.changed == two.changed == {path: 1}
+    for watched in (inside, outside):
+        if name == "biased":  # of some heads: no one call says it
+            assert list(watched.kept) == ["encoder.layers.0.self_attn"] and list(watched.unobserved) == [path]
+        else:
+            assert not watched.unobserved and len(watched.kept) == 2
+        if name == "masked":
+            weights = watched.weights(path)[:, 1]
+            far = (torch.arange(L)[:, None] - torch.arange(L)).abs() > 1
+            assert not weights[:, far].any() and torch.allclose(weights.sum(-1)[REAL], torch.ones(()))
+
+
+def test_a_watch_names_calls_alike_where_some_cannot_be_shown():
+    model = MODELS["F.sdpa"].make()
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(self.part(self.part(x)))
+
+    model, x = Three(), torch.randn(B, L, E)
+    with saccade.watch(model, alarms=False) as seen, saccade.intervene(model, {"part#2": Bias([1], torch.randn(L, L))}):
+        model(x)
+    assert [call.name for call in seen.calls] == ["part", "part#3"]
+    assert list(seen.unobserved) == ["part#2"]
