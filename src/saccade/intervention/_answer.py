@@ -113,10 +113,14 @@ class EditsOfCall:
         of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
         value = _together(parts, heads, lambda part: part.call.value[:, of_key])
         tiles = {id(part): WeightTiles(part.call, heads) for part in parts}
+
+        def of_part(part: Part) -> Tensor:
+            return tiles[id(part)].rows(rows)
+
         found = out.new_empty(out.shape[0], len(heads), *out.shape[2:])
         for rows in torch.arange(out.shape[2], device=out.device).split(rows_of_tile(call, heads)):
             chosen = Chosen(heads, rows)
-            weights = _together(parts, heads, lambda part, rows=rows: tiles[id(part)].rows(rows), rows)
+            weights = _together(parts, heads, of_part, rows)
             for edit, site in self._edits:
                 weights = edit.weights(weights, chosen, call, site)
             first, last = int(rows[0]), int(rows[-1]) + 1
