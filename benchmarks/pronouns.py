@@ -33,7 +33,7 @@ import torch
 from pronoun_sentences import KINDS, Kind, Sentence, sentences
 
 from saccade._numbers import two_decimals
-from saccade.analysis._uncertainty import LEVEL, student
+from saccade._uncertainty import LEVEL, student
 from saccade.inspection import TextModel, weights_of
 from saccade.inspection._models import SaccadeModel
 from saccade.models import LanguageModel, load

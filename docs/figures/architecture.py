@@ -31,6 +31,7 @@ HELPERS = {
     "_plain_values",
     "_seeding",
     "_terminal",
+    "_uncertainty",
     "_whole_file",
 }  # imported from everywhere, and left out
 WIDTH, ROW, BOX = 1000, 50, 26

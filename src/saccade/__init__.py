@@ -38,8 +38,10 @@ __all__ = [
     "diagram",
     "draw",
     "explain",
+    "head_importance",
     "intervene",
     "merge",
+    "patching",
     "statistics",
     "step",
     "verify",
@@ -83,8 +85,10 @@ _HOMES = {  # of all names but the masks
     "diagram": "viewer._diagram",
     "draw": "viewer",
     "explain": "_explain",
+    "head_importance": "attribution",
     "intervene": "intervention",
     "merge": "_attention",
+    "patching": "attribution",
     "statistics": "_statistics",
     "step": "viewer",
     "verify": "verification",
@@ -144,7 +148,7 @@ if TYPE_CHECKING:
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
     from .acceleration import Acceleration, accelerate
-    from .attribution import attribute, why_attends
+    from .attribution import attribute, head_importance, patching, why_attends
     from .intervention import intervene
     from .monitoring import watch
     from .verification import verify

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._uncertainty import LEVEL, half_width
 from ._corpus import CorpusScores, deviation, mean
 from ._scores import SCORES
-from ._uncertainty import LEVEL, half_width
 
 
 class ScoreChange(NamedTuple):

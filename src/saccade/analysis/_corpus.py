@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
+from .._uncertainty import half_width
 from ..inspection import RULES, TextModel, role_of
 from ..inspection._chance import above_chance
 from ._scores import FEW, SCORES, mark, measure_text
 from ._texts import Text
-from ._uncertainty import half_width
 
 SHORTEST = 2 * FEW  # tokens of a text: below that, too few rows see more than FEW keys
 THIRDS = ("early", "middle", "late")

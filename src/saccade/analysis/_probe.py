@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .._uncertainty import over_groups
 from ..inspection import TextModel
 from ._alignment import AlignedText, align_all
 from ._hidden import hidden_states
 from ._labels import LabelledSentence
-from ._uncertainty import over_groups
 
 HELD_OUT = 0.25  # of the sentences
 STEPS = 1000  # of the optimizer, at most

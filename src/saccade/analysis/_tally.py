@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._uncertainty import wilson
+from .._uncertainty import wilson
 
 
 class AnswerShare(NamedTuple):

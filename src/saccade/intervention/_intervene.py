@@ -86,7 +86,7 @@ class Intervention(StepCounts):
             return ()
         site = self._walk.site(source)
         self._seen[site.name] = site
-        met = [key for key in self._edits if _fits(site, key)]
+        met = [key for key in self._edits if fits(site, key)]
         for key in met:
             self._unmet.pop(key, None)
         found = [edit for key in met for edit in self._edits[key]]
@@ -166,7 +166,8 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
     return Intervention(model, found)
 
 
-def _fits(site: CallSite, wanted: Layers) -> bool:
+def fits(site: CallSite, wanted: Layers) -> bool:
+    """Whether a key of the edits is for a call."""
     if isinstance(wanted, int):
         return site.layer == wanted
     if fnmatchcase(site.name, wanted) or fnmatchcase(site.path, wanted):

@@ -99,10 +99,10 @@ FAULTS = (
     ),
     Fault(
         "bootstrap-level",
-        "src/saccade/analysis/_uncertainty.py",
+        "src/saccade/_uncertainty.py",
         "[(1 - LEVEL) / 2, (1 + LEVEL) / 2]",
         "[1 - LEVEL, LEVEL]",
-        ("tests/analysis/test_uncertainty.py",),
+        ("tests/test_uncertainty.py",),
         "Intervals are too narrow.",
     ),
     Fault(

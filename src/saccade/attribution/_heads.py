@@ -1,0 +1,96 @@
+"""A number for each head of each attention call.
+
+Shape legend: C calls, H query heads of a call, N heads of all calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._numbers import compact
+from ..monitoring._tables import aligned
+
+
+class CallHeads(NamedTuple):
+    """An attention call as `saccade.watch` names it, its layer, and how many query heads it has."""
+
+    name: str
+    layer: int
+    heads: int
+
+
+class Head(NamedTuple):
+    """One query head of a call, from 0."""
+
+    call: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMap:
+    """A number for each head; calls may have different numbers of heads.
+
+    Attributes:
+        calls: in the order in which the model makes them.
+        values: (N,) float64, the heads of all calls one after the other; NaN where a head was not measured.
+    """
+
+    calls: tuple[CallHeads, ...]
+    values: Tensor
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The N heads."""
+        return tuple(Head(call.name, call.layer, head) for call in self.calls for head in range(call.heads))
+
+    def by_call(self) -> dict[str, Tensor]:
+        """(H,) of each call, by its name."""
+        parts = self.values.split([call.heads for call in self.calls])
+        return {call.name: part for call, part in zip(self.calls, parts, strict=True)}
+
+    def grid(self) -> Tensor:
+        """(C, most heads of a call), NaN where a call has fewer."""
+        found = torch.full((len(self.calls), max(call.heads for call in self.calls)), math.nan, dtype=torch.float64)
+        for row, part in zip(found, self.by_call().values(), strict=True):
+            row[: len(part)] = part
+        return found
+
+    def ranked(self) -> list[tuple[Head, float]]:
+        """The heads that were measured, by the size of their numbers, the largest first."""
+        heads = self.heads
+        order = torch.where(self.values.isnan(), -math.inf, self.values.abs()).argsort(descending=True, stable=True)
+        return [(heads[i], float(self.values[i])) for i in order.tolist() if not self.values[i].isnan()]
+
+    def text(self) -> str:
+        """A line for each call, a column for each head."""
+        grid = self.grid()
+        rows = [["layer", "call", *(f"head {head}" for head in range(grid.shape[1]))]]
+        for call, numbers in zip(self.calls, grid.tolist(), strict=True):
+            cells = ["" if math.isnan(value) else compact(value) for value in numbers]
+            rows.append([str(call.layer), call.name or "(the model)", *cells])
+        return "\n".join(aligned(rows))
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadMap:
+    """The map of (H,) numbers by call name."""
+    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().to("cpu", torch.float64) for call in calls]))
+
+
+def table_of(calls: Sequence[CallHeads], **columns: HeadMap | None) -> list[dict[str, Any]]:
+    """A line for each head, with the columns that there are."""
+    there = {name: column.values.tolist() for name, column in columns.items() if column is not None}
+    heads = HeadMap(tuple(calls), torch.empty(0)).heads
+    return [{**head._asdict(), **{name: column[i] for name, column in there.items()}} for i, head in enumerate(heads)]

@@ -1,0 +1,271 @@
+"""What the loss of a model hangs on, head by head: `head_importance`.
+
+Shape legend: T batches, H query heads of a call, N heads of all calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._masks._data import describe
+from .._uncertainty import half_width
+from ..intervention import Ablate
+from ._heads import CallHeads, Head, HeadMap, head_map
+from ._importance_result import HeadImportance, Removal, kept_count
+from ._runs import AtCalls, CallList, Gates, Progress, edited, evaluating, gradients, run_model, scalar
+
+Loss = Callable[[nn.Module, Any], Any]
+BY = ("gradient", "ablation", "greedy")
+
+
+def head_importance(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss | None = None,
+    *,
+    by: str = "gradient",
+    to: str = "zero",
+    keep: float | None = None,
+    progress: Progress | None = None,
+) -> HeadImportance:
+    """How much a model's loss hangs on each of its heads.
+
+    ::
+
+        found = saccade.head_importance(model, batches)       # model(**batch).loss
+        print(found)
+        saccade.prune(model, found.least(keep=0.5))
+
+    By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head, of which the size is taken
+    on each batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one
+    item it is theirs). One forward and one backward pass a batch for all heads; to first order, what the loss falls by
+    when the head goes is the signed derivative.
+
+        value_h = mean over batches |d loss / d g_h|          signed_h = mean over batches d loss / d g_h
+
+    By "ablation": the loss without the head, less the loss with it, exactly; N + 1 forwards a batch. By "greedy": the
+    head whose ablation costs least goes, again and again, and costs are measured anew each time; about
+    (N^2 - M^2) / 2 forwards a batch for M heads that stay.
+
+    Found are the heads of all calls that `saccade.intervene` reaches; a module that is called several times in a
+    forward has a call for each. Measured in evaluation mode, without dropout; afterwards the model is as it was, its
+    gradients too. Batches count alike, whatever their sizes.
+
+    Args:
+        model: any PyTorch model.
+        batches: what `loss` takes; each is used once, for "greedy" they are held.
+        loss: `loss(model, batch)` gives a scalar tensor. None: the `loss` of what the model gives for the batch, which
+            is a dict of keyword arguments (with labels), a tuple of arguments, or one argument.
+        by: "gradient", "ablation" or "greedy".
+        to: what an ablated head gives, as in `saccade.intervention.Ablate`: "zero", "mean" or "resample".
+        keep: of "greedy": how many heads stay, or as which share of all. None is half.
+        progress: `progress(done, total)` is told after each forward of "ablation" and "greedy", of which the total is
+            known when the first batch is; for "gradient" after each batch, where batches have a length.
+
+    Returns:
+        A number for each head, with 95 % intervals over batches, which need two of them.
+
+    Raises:
+        TypeError: model is not a module, another kind of loss.
+        ValueError: another word, no batches, a loss that is missing, no scalar or not finite, or that no gradient
+            reaches the heads from; a model without attention calls that can be reached.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    if by not in BY:
+        raise ValueError(f"by must be one of {', '.join(BY)}; got {by!r}")
+    if by != "greedy" and keep is not None:
+        raise ValueError(f"keep is of by='greedy'; by={by!r} measures all heads, and its result has least(keep)")
+    if by == "gradient" and to != "zero":
+        raise ValueError(f"to is of ablation: a gradient is that of taking the head away, got to={to!r}")
+    work = _Work(model, loss, to, progress)
+    with evaluating(model):
+        if by == "gradient":
+            return _by_gradient(work, batches)
+        return _by_ablation(work, batches) if by == "ablation" else _greedy(work, list(batches), keep)
+
+
+@dataclass
+class _Work:
+    """The model and its loss, and what was met while it ran."""
+
+    model: nn.Module
+    loss: Loss | None
+    to: str
+    progress: Progress | None
+    calls: dict[str, CallHeads] = field(default_factory=dict)
+    unobserved: dict[str, str] = field(default_factory=dict)
+    done: int = 0
+
+    def value(self, batch: Any) -> Tensor:
+        if self.loss is not None:
+            return scalar(self.loss(self.model, batch), "loss")
+        out = run_model(self.model, batch, "batches")
+        found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if found is None:
+            raise ValueError(
+                "loss: what the model gives has none; give batches with labels, or loss=function(model, batch)"
+            )
+        return scalar(found, "loss")
+
+    def without(self, batch: Any, removed: Mapping[str, Sequence[int]]) -> float:
+        """The loss with heads ablated."""
+        edit = AtCalls({name: Ablate(list(heads), self.to) for name, heads in removed.items()})
+        with torch.no_grad(), edited(self.model, edit):
+            return float(self.value(batch))
+
+    def listed(self, batch: Any) -> float:
+        """The loss as it is; the calls that there are are met."""
+        seen = CallList(self.calls)
+        with torch.no_grad(), edited(self.model, seen) as run:
+            found = float(self.value(batch))
+        self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
+        return found
+
+    def told(self, total: int) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, total)
+
+    @property
+    def heads(self) -> list[Head]:
+        return list(HeadMap(tuple(self.calls.values()), torch.empty(0)).heads)
+
+
+def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
+    total = len(batches) if hasattr(batches, "__len__") else 0
+    losses, found = [], []
+    for batch in batches:
+        gates = Gates()
+        with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
+            value = work.value(batch)
+        work.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
+        found.append(gradients(value, "loss", gates.gates))
+        losses.append(float(value.detach()))
+        work.told(total or len(losses))
+    _some(losses)
+    calls = tuple(work.calls.values())
+    signed = torch.stack([_whole(calls, one) for one in found])
+    mean, low, high = _interval(signed.abs())
+    return HeadImportance(
+        by="gradient",
+        values=HeadMap(calls, mean),
+        low=_map(calls, low),
+        high=_map(calls, high),
+        signed=HeadMap(calls, signed.mean(0)),
+        loss=sum(losses) / len(losses),
+        batches=len(losses),
+        unobserved=work.unobserved,
+    )
+
+
+def _whole(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> Tensor:
+    """(N,), 0 for calls that did not happen: nothing hung on them."""
+    return head_map(calls, {call.name: by_call.get(call.name, torch.zeros(call.heads)) for call in calls}).values
+
+
+def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
+    total = len(batches) if hasattr(batches, "__len__") else 0
+    losses: list[float] = []
+    rises: list[dict[Head, float]] = []
+    for batch in batches:
+        losses.append(work.listed(batch))
+        heads = work.heads
+        forwards = (total or len(losses)) * (len(heads) + 1)
+        work.told(forwards)
+        rises.append({})
+        for head in heads:
+            rises[-1][head] = work.without(batch, {head.call: [head.head]}) - losses[-1]
+            work.told(forwards)
+    _some(losses)
+    calls = tuple(work.calls.values())
+    by_batch = [[rise.get(head, 0.0) for head in work.heads] for rise in rises]
+    mean, low, high = _interval(torch.tensor(by_batch, dtype=torch.float64))
+    return HeadImportance(
+        by="ablation",
+        values=HeadMap(calls, mean),
+        low=_map(calls, low),
+        high=_map(calls, high),
+        loss=sum(losses) / len(losses),
+        batches=len(losses),
+        unobserved=work.unobserved,
+    )
+
+
+def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportance:
+    _some(batches)
+    whole = torch.tensor([work.listed(batch) for batch in batches], dtype=torch.float64)
+    heads = work.heads
+    stay = kept_count(0.5 if keep is None else keep, len(heads))
+    total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
+    left, removed, now = list(range(len(heads))), [], whole
+    # (T, N), of the last round that tried the head; where all stay, none is tried
+    rises = torch.full((len(batches), len(heads)), math.nan, dtype=torch.float64)
+    while len(left) > stay:
+        tried = {at: _losses(work, batches, [heads[n] for n, *_ in removed] + [heads[at]], total) for at in left}
+        for at, losses in tried.items():
+            rises[:, at] = losses - now
+        best = min(left, key=lambda at: float(tried[at].mean()))
+        now = tried[best]
+        left.remove(best)
+        removed.append((best, now))
+    calls = tuple(work.calls.values())
+    mean, low, high = _interval(rises)
+    return HeadImportance(
+        by="greedy",
+        values=HeadMap(calls, mean),
+        low=_map(calls, low),
+        high=_map(calls, high),
+        loss=float(whole.mean()),
+        batches=len(batches),
+        removed=tuple(_removal(heads[at], losses, whole) for at, losses in removed),
+        unobserved=work.unobserved,
+    )
+
+
+def _losses(work: _Work, batches: Sequence[Any], without: Sequence[Head], total: int) -> Tensor:
+    """(T,) the losses without some heads."""
+    by_call: dict[str, list[int]] = {}
+    for head in without:
+        by_call.setdefault(head.call, []).append(head.head)
+    found = []
+    for batch in batches:
+        found.append(work.without(batch, by_call))
+        work.told(total)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _removal(head: Head, losses: Tensor, whole: Tensor) -> Removal:
+    rise, low, high = _interval((losses - whole)[:, None])
+    return Removal(
+        head,
+        float(losses.mean()),
+        float(rise),
+        None if low is None else float(low),
+        None if high is None else float(high),
+    )
+
+
+def _interval(found: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(N,) the mean over batches of (T, N), and Student's 95 % interval of it; None of one batch."""
+    mean, count = found.mean(0), found.shape[0]
+    if count < 2:
+        return mean, None, None
+    half = torch.from_numpy(half_width(found.std(0).numpy(), np.asarray(count)))
+    return mean, mean - half, mean + half
+
+
+def _map(calls: tuple[CallHeads, ...], values: Tensor | None) -> HeadMap | None:
+    return None if values is None else HeadMap(calls, values)
+
+
+def _some(found: Sequence[Any]) -> None:
+    if not found:
+        raise ValueError("batches: expected at least one batch, got none")

@@ -1,0 +1,102 @@
+"""The two runs that patching compares, and one head after the other taken from the one into the other.
+
+Shape legend: B batch, H query heads of a call, L rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..intervention import Patch
+from ..intervention._edit import Edit
+from ..monitoring import KeptCall, Observations, watch
+from ._heads import CallHeads
+from ._runs import AtCalls, Probe, by_query_head, edited, gradients, run_model, scalar
+
+Metric = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """One input through the model: its metric, and what every call of it had."""
+
+    inputs: Any
+    name: str
+    metric: float
+    seen: Observations
+
+    @property
+    def calls(self) -> tuple[CallHeads, ...]:
+        """In the order in which the model makes them."""
+        kept = self.seen.kept
+        return tuple(CallHeads(site.name, site.layer, kept[site.name].query.shape[1]) for site in self.seen.calls)
+
+
+def watched(model: nn.Module, inputs: Any, metric: Metric, name: str) -> WatchedRun:
+    """ValueError where the model ran more than once, or nothing of it could be seen."""
+    with watch(model, keep=True, alarms=False) as seen:
+        out = run_model(model, inputs, name)
+    if len(seen.kept) < max(1, len(seen.calls)):
+        lost = "; ".join(f"{call}: {what.reason}" for call, what in seen.unobserved.items())
+        raise ValueError(f"model: it has no attention calls that can be patched{': ' if lost else ''}{lost}")
+    if seen.steps != 1:
+        raise ValueError(f"{name}: expected one forward of the model, and there were {seen.steps}")
+    return WatchedRun(inputs, name, float(scalar(metric(out), "metric")), seen)
+
+
+@dataclass(frozen=True)
+class PatchRuns:
+    """The model, the run that is changed (`base`) and the one from which something is put into it (`source`)."""
+
+    model: nn.Module
+    metric: Metric
+    base: WatchedRun
+    source: WatchedRun
+    what: str
+    positions: tuple[int, ...] | None
+
+    @property
+    def calls(self) -> tuple[CallHeads, ...]:
+        return self.base.calls
+
+    def value(self, *edits: Edit) -> Tensor:
+        """The metric of the base input, with edits."""
+        with edited(self.model, *edits):
+            return scalar(self.metric(run_model(self.model, self.base.inputs, self.base.name)), "metric")
+
+    def patch(self, call: str, head: int) -> Edit:
+        """One head from the source."""
+        return AtCalls({call: Patch([head], self.source.seen, self.what, self.positions)})
+
+    def change_by_head(self, call: str, gradient: Tensor) -> Tensor:
+        """(H,) what the metric changes by to first order, of its gradient (B, H, L, D) by what is patched."""
+        heads = gradient.shape[1]
+        own, other = (_kept(run.seen.kept[call], self.what, heads) for run in (self.base, self.source))
+        if self.positions is not None:
+            places = torch.tensor(self.positions, device=gradient.device)
+            own, other, gradient = (one.index_select(2, places) for one in (own, other, gradient))
+        return ((other - own).double() * gradient.double()).sum((0, 2, 3))
+
+
+def _kept(call: KeptCall, what: str, heads: int) -> Tensor:
+    found: Tensor | None = call.out if what == "output" else getattr(call, what)
+    assert found is not None
+    return by_query_head(found, heads)
+
+
+def exact_change(runs: PatchRuns, call: str, head: int) -> float:
+    """What the metric changes by when the head is patched."""
+    return float(runs.value(runs.patch(call, head))) - runs.base.metric
+
+
+def first_order(runs: PatchRuns) -> Mapping[str, Tensor]:
+    """(H,) by call: what the metric changes by when a head is patched, to first order, in one backward pass."""
+    probe = Probe(runs.what)
+    with torch.enable_grad():
+        found = gradients(runs.value(probe), "metric", probe.zeros)
+    return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}

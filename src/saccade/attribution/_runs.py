@@ -1,0 +1,210 @@
+"""Running a model for a number: in evaluation mode, with edits of calls by their names, and edits that read gradients.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._call import AttentionCall
+from .._masks._data import describe
+from ..intervention import Intervention, intervene
+from ..intervention._choice import Choice
+from ..intervention._edit import Edit, Part
+from ..monitoring import CallSite
+from ._heads import CallHeads
+
+ALL = Choice(None, None)
+Progress = Callable[[int, int], None]
+
+
+def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
+    """What the model gives for keyword arguments, a tuple of arguments, one argument, or a function of the model."""
+    if isinstance(inputs, str):
+        raise TypeError(f"{name}: expected what the model takes, such as token ids, got text; tokenize it first")
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    if callable(inputs) and not isinstance(inputs, (Tensor, nn.Module)):
+        return inputs(model)
+    return model(inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each module is in the mode in which it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def edited(model: nn.Module, *edits: Edit) -> Iterator[Intervention]:
+    """All calls of the model, with edits that know by themselves which of them they are for."""
+    with intervene(model, {"*": list(edits)}) as run:
+        yield run
+
+
+def scalar(found: Any, name: str) -> Tensor:
+    """A number that a user's function gave. TypeError, ValueError where it is none, or not finite."""
+    if not isinstance(found, Tensor):
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise TypeError(f"{name}: expected a scalar, got {describe(found)}")
+        found = torch.tensor(float(found), dtype=torch.float64)
+    if found.numel() != 1 or found.is_complex():
+        raise ValueError(f"{name}: expected a scalar, got {describe(found)}")
+    if not math.isfinite(number := float(found.detach())):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    return found.reshape(())
+
+
+def gradients(value: Tensor, name: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError where it is of none."""
+    found: tuple[Tensor | None, ...] = (None,) * len(of)
+    if value.requires_grad and of:
+        found = torch.autograd.grad(value, list(of.values()), allow_unused=True)
+    if all(one is None for one in found):
+        raise ValueError(
+            f"{name}: no gradient reaches the heads from it: it is computed under torch.no_grad(), detached, turned "
+            "into a Python number, or by a model without attention that can be reached"
+        )
+    return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class AtCalls(Edit):
+    """Edits of calls by their exact names: a pattern of `intervene` may fit several calls of one module."""
+
+    edits: Mapping[str, Edit]
+    choice: Choice = ALL
+
+    def _own(self, site: CallSite) -> Edit:
+        return self.edits.get(site.name, _NOTHING)
+
+    def parts(self, part: Part, site: CallSite) -> list[Part]:
+        return self._own(site).parts(part, site)
+
+    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._own(site).tensors(call, site)
+
+    def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        return self._own(site).weights(weights, call, site)
+
+    def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
+        return self._own(site).replaced(call, site)
+
+    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        return self._own(site).output(out, call, site)
+
+
+class _Nothing(Edit):
+    """An edit that changes nothing."""
+
+    choice = ALL
+
+
+_NOTHING = _Nothing()
+
+
+@dataclass(frozen=True, eq=False)
+class CallList(Edit):
+    """Changes nothing, and lists the calls that there are.
+
+    Attributes:
+        found: by name.
+    """
+
+    found: dict[str, CallHeads] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        self.found.setdefault(site.name, CallHeads(site.name, site.layer, out.shape[1]))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Gates(Edit):
+    """A factor of 1 on the output of each head, whose gradient is asked for.
+
+    Attributes:
+        gates: (Hq,) by call name, made when the call first happens.
+    """
+
+    gates: dict[str, Tensor] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        if site.name not in self.gates:
+            wide = torch.promote_types(out.dtype, torch.float32)
+            self.gates[site.name] = torch.ones(out.shape[1], dtype=wide, device=out.device, requires_grad=True)
+        return out * self.gates[site.name].to(out.dtype)[:, None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe(Edit):
+    """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is what is asked for.
+
+    Args:
+        what: "output", "query", "key" or "value"; keys and values are seen by query head.
+        heads: by call name, those heads whose own gradient ends here: the 0 is all that they pass on. None: all calls,
+            where nothing ends.
+
+    Attributes:
+        zeros: (B, Hq, L, D) by call name.
+        seen: the tensors themselves, with their graph.
+    """
+
+    what: str
+    heads: Mapping[str, tuple[int, ...]] | None = None
+    zeros: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    def parts(self, part: Part, site: CallSite) -> list[Part]:
+        return [replace(part, call=self._probed(part.call, site))]
+
+    def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        # attention by hand asks for its weights first, when nobody knows its values yet
+        known = self.what != "value" or call.value is not call.key
+        return self._probed(call, site) if known else call
+
+    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+        return self._with_zero(out, site) if self.what == "output" else out
+
+    def _probed(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        if self.what == "output":
+            return call
+        tensor = by_query_head(getattr(call, self.what), call.query.shape[1])
+        found = self._with_zero(tensor, site)
+        return call if found is tensor else replace(call, **{self.what: found})  # type: ignore[arg-type]
+
+    def _with_zero(self, tensor: Tensor, site: CallSite) -> Tensor:
+        heads = range(tensor.shape[1]) if self.heads is None else self.heads.get(site.name, ())
+        if not heads:
+            return tensor
+        self.seen.setdefault(site.name, tensor)
+        if site.name not in self.zeros:
+            self.zeros[site.name] = torch.zeros_like(tensor, requires_grad=True)
+        if self.heads is not None:
+            own = torch.zeros(tensor.shape[1], dtype=torch.bool, device=tensor.device)
+            own[list(heads)] = True
+            tensor = torch.where(own[:, None, None], tensor.detach(), tensor)
+        return tensor + self.zeros[site.name]
+
+
+def by_query_head(tensor: Tensor, heads: int) -> Tensor:
+    """Queries, or keys and values (B, Hkv, L, D), as each of the query heads reads them."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], 1)
