@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .._terminal._console import Console
-    from ..attribution import Attribution
+    from ..attribution import Attribution, WhyAttends
     from ..inspection import Predictor, TextModel, Tokens
 
 Progress = Callable[[int, int], None]
@@ -28,11 +28,13 @@ class Measured:
         numbers: for programs.
         show: prints it.
         draw: the figure's bytes, as "svg", "png" or "pdf".
+        following: a command worth trying now, without its model and text.
     """
 
     numbers: dict[str, Any]
     show: Callable[[Console], None]
     draw: Callable[[str], bytes]
+    following: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,9 @@ def importance(model: TextModel, text: str, by: str, target: str | None, told: P
         "sentences": shown.importance_sentences(found),
         "attribution": None if attributed is None else attributed.as_json(),
     }
-    return Measured(numbers, show, lambda kind: shown.draw_importance(found, kind, what, attributed))
+    most = found.ranked()[0][0]
+    following = ("step", "--head", str(most)) if by != "gradient" else ("heads", "--importance", "--by", "ablation")
+    return Measured(numbers, show, lambda kind: shown.draw_importance(found, kind, what, attributed), following)
 
 
 def _attributed(
@@ -178,7 +182,8 @@ def patched(
         "patching": found.as_json(),
         "sentences": shown.patching_sentences(found),
     }
-    return Measured(numbers, show, lambda kind: shown.draw_patching(found, kind, what))
+    following = ("step", "--head", str(found.ranked()[0][0]))
+    return Measured(numbers, show, lambda kind: shown.draw_patching(found, kind, what), following)
 
 
 def _check_lengths(clean: _Read, corrupted: _Read, positions: list[int] | None) -> None:
@@ -238,7 +243,21 @@ def explained(
         shown.print_why(console, found)
 
     numbers = {"format": 1, "text": text, "model": model.name, "why": found.as_json()}
-    return Measured(numbers, show, lambda kind: shown.draw_why(found, kind))
+    return Measured(numbers, show, lambda kind: shown.draw_why(found, kind), _earlier(found, words))
+
+
+def _earlier(found: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
+    """What the earlier head did that wrote most into the query or the key."""
+    written = [
+        (float(share), one, word)
+        for word, shares in zip(words, (found.of_query, found.of_key), strict=True)
+        for one, share in zip(found.components, shares, strict=True)
+        if one.kind == "head"
+    ]
+    if not written:
+        return "step", "--head", f"{found.layer}.{found.head}", "--word", words[0]
+    _, head, word = max(written, key=lambda one: abs(one[0]))
+    return "step", "--head", f"{head.layer}.{head.head}", "--word", word
 
 
 def _facts(model: TextModel, given: _Read) -> dict[str, Any]:

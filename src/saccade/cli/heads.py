@@ -14,7 +14,7 @@ from ._errors import UserError, require
 from ._heads_measured import Measured
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import given_text, parse_head
+from ._texts import command_line, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..inspection import TextModel
@@ -121,7 +121,7 @@ def heads(
         found = _patched(opened, given.text, question.patch, how, positions, quiet=common.as_numbers)
     else:
         found = _important(opened, given.text, question, how, quiet=common.as_numbers)
-    _give(found, common)
+    _give(found, common, given.again)
 
 
 # What is asked
@@ -209,7 +209,7 @@ def _why(
     return explained(opened, text, words, head, how.against)
 
 
-def _give(found: Measured, common: CommonOptions) -> None:
+def _give(found: Measured, common: CommonOptions, again: list[str]) -> None:
     if common.out is not None:
         from ..viewer import check_target, write_whole
 
@@ -221,8 +221,11 @@ def _give(found: Measured, common: CommonOptions) -> None:
         return
     console = result_console()
     found.show(console)
-    if common.out is not None:
-        from rich.text import Text
+    console.print()
+    from rich.text import Text
 
-        console.print()
+    if common.out is not None:
         console.print(Text.assemble(("Figure  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
+    name, *options = found.following
+    model = ["--model", common.model] if common.model else []
+    console.print(Text.assemble(("Next    ", "dim"), command_line(name, *model, *options, *again)), soft_wrap=True)

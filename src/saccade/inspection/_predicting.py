@@ -41,13 +41,14 @@ class Predictor:
         return self._logits(ids.to(next(self.module.parameters()).device))
 
     def places(self, ids: Tensor) -> list[int]:
-        """Those columns of (1, L) whose token the loss is of: all that are predicted, or of a masked model at most 16,
-        evenly apart."""
+        """Those columns of (1, L) whose token the loss is of: all that are predicted; of a masked model those that are
+        no mask yet, at most 16, evenly apart."""
         first, end = len(self.reader.before), ids.shape[1] - len(self.reader.after)
         if self.mask is None:
             return list(range(max(first, 1), end))
-        count = min(end - first, MOST_MASKED)
-        return [first + (2 * i + 1) * (end - first) // (2 * count) for i in range(count)]
+        known = [place for place in range(first, end) if int(ids[0, place]) != self.mask]
+        count = min(len(known), MOST_MASKED)
+        return [known[(2 * i + 1) * len(known) // (2 * count)] for i in range(count)]
 
     def loss(self, ids: Tensor) -> Tensor:
         """The mean of -log p (nats) over `places`: of each token from those before it; of a masked model from all
@@ -57,7 +58,7 @@ class Predictor:
         """
         places = self.places(ids)
         if not places:
-            raise ValueError("text: of one token alone none is predicted; give a longer one")
+            raise ValueError("text: it has no token that is predicted from others; give a longer one")
         if self.mask is None:
             found = self.logits(ids)[0, [place - 1 for place in places]]
         else:
@@ -128,6 +129,6 @@ def _of_published(model: PublishedModel) -> Predictor:
 
 def _no_token_head(name: str) -> str:
     return (
-        f"model: {name} has no head that gives logits of tokens, so nothing is predicted; expected a checkpoint of a "
-        "language model, whose config.json names a ...ForCausalLM, ...LMHeadModel or ...ForMaskedLM"
+        f"model: {name} reads a text without predicting its tokens: it is an encoder-decoder, or has no head for them; "
+        "expected a language model, whose config.json names a ...ForCausalLM, ...LMHeadModel or ...ForMaskedLM"
     )

@@ -31,7 +31,8 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     if len(most) > 1:
         out.append(f"After it come {_listed([(head, by_head[head]) for head in most[1:]])}.")
     if least:
-        out.append(f"Least matter {_listed([(head, by_head[head]) for head in least])}.")
+        said = "Least matter" if found.by == "gradient" else "Least needed are"
+        out.append(f"{said} {_listed([(head, by_head[head]) for head in least])}.")
     against = sum(rise < 0 for rise in by_head.values())
     if against:
         out.append(f"{against} of {len(ranked)} heads make this text less likely: without one of them the loss falls.")

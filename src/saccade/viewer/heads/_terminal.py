@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from ..._numbers import counted
 from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
 from ._sentences import importance_sentences, patching_sentences, rises
@@ -72,7 +73,7 @@ def print_attributed(console: Console, found: Attribution) -> None:
     lines = [Line(str(one), value, _sources(found, one)) for one, value in of_heads[:HEADS]]
     rest = of_heads[HEADS:]
     if rest:
-        lines.append(Line(f"{len(rest)} more heads", sum(value for _, value in rest)))
+        lines.append(Line(counted(len(rest), "more head"), sum(value for _, value in rest)))
     kinds = dict.fromkeys(one.kind for one in found.components if one.kind != "head")
     for kind in kinds:
         total = sum(found.of(*one) for one in found.components if one.kind == kind)
