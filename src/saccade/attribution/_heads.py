@@ -71,6 +71,11 @@ class HeadMap:
         order = torch.where(self.values.isnan(), -math.inf, self.values.abs()).argsort(descending=True, stable=True)
         return [(heads[i], float(self.values[i])) for i in order.tolist() if not self.values[i].isnan()]
 
+    def named(self, head: Head) -> str:
+        """ "3.1", layer and head, where one call alone is of that layer; otherwise the call's name and the head."""
+        alone = sum(call.layer == head.layer for call in self.calls) == 1
+        return str(head) if alone else f"{head.call}.{head.head}"
+
     def text(self) -> str:
         """A line for each call, a column for each head."""
         grid = self.grid()
@@ -86,7 +91,7 @@ class HeadMap:
 
 def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadMap:
     """The map of (H,) numbers by call name."""
-    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().to("cpu", torch.float64) for call in calls]))
+    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))
 
 
 def table_of(calls: Sequence[CallHeads], **columns: HeadMap | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ Shape legend: T batches, H query heads of a call, N heads of all calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .._masks._data import describe
 from .._uncertainty import half_width
-from ..intervention import Ablate
+from ..intervention import Ablate, Intervention
 from ._heads import CallHeads, Head, HeadMap, head_map
 from ._importance_result import HeadImportance, Removal, kept_count
 from ._runs import AtCalls, CallList, Gates, Progress, edited, evaluating, gradients, run_model, scalar
@@ -126,8 +126,13 @@ class _Work:
         seen = CallList(self.calls)
         with torch.no_grad(), edited(self.model, seen) as run:
             found = float(self.value(batch))
-        self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
+        if not self.calls:
+            raise ValueError("loss: it ran no forward of the model that this thread could see")
+        self.missed(run)
         return found
+
+    def missed(self, run: Intervention) -> None:
+        self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
 
     def told(self, total: int) -> None:
         self.done += 1
@@ -140,39 +145,26 @@ class _Work:
 
 
 def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
-    total = len(batches) if hasattr(batches, "__len__") else 0
+    total = len(batches) if isinstance(batches, Sized) else 0
     losses, found = [], []
     for batch in batches:
         gates = Gates()
         with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
             value = work.value(batch)
-        work.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
+        work.missed(run)
         found.append(gradients(value, "loss", gates.gates))
         losses.append(float(value.detach()))
         work.told(total or len(losses))
     _some(losses)
     calls = tuple(work.calls.values())
-    signed = torch.stack([_whole(calls, one) for one in found])
-    mean, low, high = _interval(signed.abs())
-    return HeadImportance(
-        by="gradient",
-        values=HeadMap(calls, mean),
-        low=_map(calls, low),
-        high=_map(calls, high),
-        signed=HeadMap(calls, signed.mean(0)),
-        loss=sum(losses) / len(losses),
-        batches=len(losses),
-        unobserved=work.unobserved,
-    )
-
-
-def _whole(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> Tensor:
-    """(N,), 0 for calls that did not happen: nothing hung on them."""
-    return head_map(calls, {call.name: by_call.get(call.name, torch.zeros(call.heads)) for call in calls}).values
+    # a call that did not happen for a batch: nothing of its loss hung on it
+    absent = {call.name: torch.zeros(call.heads) for call in calls}
+    signed = torch.stack([head_map(calls, {**absent, **one}).values for one in found])
+    return _result(work, "gradient", losses, signed.abs(), signed=HeadMap(calls, signed.mean(0)))
 
 
 def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
-    total = len(batches) if hasattr(batches, "__len__") else 0
+    total = len(batches) if isinstance(batches, Sized) else 0
     losses: list[float] = []
     rises: list[dict[Head, float]] = []
     for batch in batches:
@@ -185,48 +177,45 @@ def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
             rises[-1][head] = work.without(batch, {head.call: [head.head]}) - losses[-1]
             work.told(forwards)
     _some(losses)
-    calls = tuple(work.calls.values())
     by_batch = [[rise.get(head, 0.0) for head in work.heads] for rise in rises]
-    mean, low, high = _interval(torch.tensor(by_batch, dtype=torch.float64))
-    return HeadImportance(
-        by="ablation",
-        values=HeadMap(calls, mean),
-        low=_map(calls, low),
-        high=_map(calls, high),
-        loss=sum(losses) / len(losses),
-        batches=len(losses),
-        unobserved=work.unobserved,
-    )
+    return _result(work, "ablation", losses, torch.tensor(by_batch, dtype=torch.float64))
 
 
 def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportance:
     _some(batches)
-    whole = torch.tensor([work.listed(batch) for batch in batches], dtype=torch.float64)
+    losses = [work.listed(batch) for batch in batches]
     heads = work.heads
     stay = kept_count(0.5 if keep is None else keep, len(heads))
     total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
-    left, removed, now = list(range(len(heads))), [], whole
-    # (T, N), of the last round that tried the head; where all stay, none is tried
+    whole = now = torch.tensor(losses, dtype=torch.float64)
+    left, gone, steps = list(range(len(heads))), list[Head](), list[Removal]()
+    # (T, N), of the last round that tried the head; NaN where none did
     rises = torch.full((len(batches), len(heads)), math.nan, dtype=torch.float64)
     while len(left) > stay:
-        tried = {at: _losses(work, batches, [heads[n] for n, *_ in removed] + [heads[at]], total) for at in left}
-        for at, losses in tried.items():
-            rises[:, at] = losses - now
+        tried = {at: _losses(work, batches, [*gone, heads[at]], total) for at in left}
+        for at, found in tried.items():
+            rises[:, at] = found - now
         best = min(left, key=lambda at: float(tried[at].mean()))
         now = tried[best]
         left.remove(best)
-        removed.append((best, now))
+        gone.append(heads[best])
+        steps.append(_removal(heads[best], now, whole))
+    return _result(work, "greedy", losses, rises, removed=tuple(steps))
+
+
+def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, **more: Any) -> HeadImportance:
+    """Of numbers (T, N)."""
     calls = tuple(work.calls.values())
-    mean, low, high = _interval(rises)
+    mean, low, high = _interval(found)
     return HeadImportance(
-        by="greedy",
-        values=HeadMap(calls, mean),
-        low=_map(calls, low),
-        high=_map(calls, high),
-        loss=float(whole.mean()),
-        batches=len(batches),
-        removed=tuple(_removal(heads[at], losses, whole) for at, losses in removed),
+        by,
+        HeadMap(calls, mean),
+        None if low is None else HeadMap(calls, low),
+        None if high is None else HeadMap(calls, high),
+        loss=sum(losses) / len(losses),
+        batches=len(losses),
         unobserved=work.unobserved,
+        **more,
     )
 
 
@@ -260,10 +249,6 @@ def _interval(found: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return mean, None, None
     half = torch.from_numpy(half_width(found.std(0).numpy(), np.asarray(count)))
     return mean, mean - half, mean + half
-
-
-def _map(calls: tuple[CallHeads, ...], values: Tensor | None) -> HeadMap | None:
-    return None if values is None else HeadMap(calls, values)
 
 
 def _some(found: Sequence[Any]) -> None:

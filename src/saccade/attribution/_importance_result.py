@@ -101,7 +101,7 @@ class HeadImportance:
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
         steps = [{**step._asdict(), **step.head._asdict()} for step in self.removed]
-        return plain_values(  # type: ignore[no-any-return]
+        return plain_values(
             {
                 "by": self.by,
                 "loss": self.loss,
@@ -121,10 +121,12 @@ class HeadImportance:
         lines = [f"{what}; {counted(self.batches, 'batch').replace('batchs', 'batches')}, loss {compact(self.loss)}"]
         lines += ["", self.values.text(), ""]
         if self.removed:
-            steps = ", ".join(f"{step.head} ({compact(step.loss)})" for step in self.removed)
+            steps = ", ".join(f"{self.values.named(step.head)} ({compact(step.loss)})" for step in self.removed)
             lines.append(f"removed, with the loss after each: {steps}")
         else:
-            top = ", ".join(f"{head} {self._with_interval(head, value)}" for head, value in self.ranked()[:5])
+            top = ", ".join(
+                f"{self.values.named(head)} {self._with_interval(head, value)}" for head, value in self.ranked()[:5]
+            )
             lines.append(f"most: {top}")
         return "\n".join([*lines, *(f"not reached: {name}: {why}" for name, why in self.unobserved.items())])
 

@@ -22,7 +22,7 @@ from ..intervention._intervene import Layers, fits
 from ._heads import CallHeads, HeadMap, head_map
 from ._patching_result import Patching, Receiver
 from ._patching_runs import PatchRuns, exact_change, first_order, watched
-from ._paths import path_change, path_first_order, senders
+from ._paths import KINDS, path_change, path_first_order, senders
 from ._runs import Progress, evaluating
 
 Through = tuple[Layers, Heads, str]
@@ -167,7 +167,7 @@ def _receivers(runs: PatchRuns, through: Through | Sequence[Through] | None) -> 
         return ()
     found: dict[tuple[str, str], tuple[int, ...]] = {}
     for given in [through] if isinstance(through[0], (int, str)) else through:
-        if not isinstance(given, tuple) or len(given) != 3 or given[2] not in ("query", "key", "value"):
+        if not isinstance(given, tuple) or len(given) != 3 or given[2] not in KINDS:
             raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {given!r}")
         calls = _calls(runs, given[0], "through")
         if len(calls) != 1:

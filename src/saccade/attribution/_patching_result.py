@@ -113,7 +113,7 @@ class Patching:
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
         agreement = self.agreement
-        return plain_values(  # type: ignore[no-any-return]
+        return plain_values(
             {
                 "what": self.what,
                 "direction": self.direction,
@@ -136,7 +136,7 @@ class Patching:
             "",
             self.effects.text(),
             "",
-            "most: " + ", ".join(f"{head} {compact(value)}" for head, value in self.ranked()[:5]),
+            "most: " + ", ".join(f"{self.effects.named(head)} {compact(value)}" for head, value in self.ranked()[:5]),
         ]
         if self.agreement is not None:
             lines.append(f"by gradient: {self.agreement}")

@@ -80,7 +80,8 @@ class PatchRuns:
         if self.positions is not None:
             places = torch.tensor(self.positions, device=gradient.device)
             own, other, gradient = (one.index_select(2, places) for one in (own, other, gradient))
-        return ((other - own).double() * gradient.double()).sum((0, 2, 3))
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        return ((other - own).to(wide) * gradient.to(wide)).sum((0, 2, 3))
 
 
 def _kept(call: KeptCall, what: str, heads: int) -> Tensor:

@@ -20,6 +20,8 @@ from ._patching_result import Receiver
 from ._patching_runs import PatchRuns
 from ._runs import AtCalls, Probe, edited, gradients, run_model
 
+KINDS = ("query", "key", "value")  # of a receiver
+
 
 def senders(runs: PatchRuns, receivers: Sequence[Receiver]) -> list[str]:
     """The calls before the last receiver, by name."""
@@ -44,19 +46,17 @@ def _frozen(runs: PatchRuns, receivers: Sequence[Receiver]) -> Edit:
 
 def path_first_order(runs: PatchRuns, receivers: Sequence[Receiver]) -> Mapping[str, Tensor]:
     """(H,) by call: the same to first order: the metric's gradient by the receivers, times theirs by the heads."""
-    kinds = {one.what for one in receivers}
-    told = {what: {one.call: one.heads for one in receivers if one.what == what} for what in kinds}
+    told = {what: {one.call: one.heads for one in receivers if one.what == what} for what in KINDS}
     probes = {what: Probe(what, heads) for what, heads in told.items()}
     with torch.enable_grad():
         value = runs.value(*probes.values())
         zeros = {(what, name): zero for what, probe in probes.items() for name, zero in probe.zeros.items()}
-        by_receiver = gradients(value, "metric", zeros)  # type: ignore[arg-type]
+        slopes = gradients(value, "metric", zeros)
         heads, readers = Probe("output"), {what: Probe(what, heads) for what, heads in told.items()}
         runs.value(_frozen(runs, receivers), heads, *readers.values())
-        total = sum(
-            (readers[what].seen[name][:, told[what][name]] * gradient[:, told[what][name]]).sum()
-            for (what, name), gradient in by_receiver.items()
-        )
+        products = [
+            (readers[what].seen[name] * slope)[:, told[what][name]].sum() for (what, name), slope in slopes.items()
+        ]
         before = {name: heads.zeros[name] for name in senders(runs, receivers)}
-        found = gradients(total, "through", before)
+        found = gradients(torch.stack(products).sum(), "through", before)
     return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}

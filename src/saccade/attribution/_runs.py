@@ -6,10 +6,10 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ._heads import CallHeads
 
 ALL = Choice(None, None)
 Progress = Callable[[int, int], None]
+K = TypeVar("K", bound=Hashable)
 
 
 def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
@@ -71,14 +72,14 @@ def scalar(found: Any, name: str) -> Tensor:
     return found.reshape(())
 
 
-def gradients(value: Tensor, name: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gradients(value: Tensor, name: str, of: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError where it is of none."""
     found: tuple[Tensor | None, ...] = (None,) * len(of)
     if value.requires_grad and of:
         found = torch.autograd.grad(value, list(of.values()), allow_unused=True)
     if all(one is None for one in found):
         raise ValueError(
-            f"{name}: no gradient reaches the heads from it: it is computed under torch.no_grad(), detached, turned "
+            f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned "
             "into a Python number, or by a model without attention that can be reached"
         )
     return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}
@@ -99,6 +100,9 @@ class AtCalls(Edit):
 
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         return self._own(site).tensors(call, site)
+
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._own(site).values(call, site)
 
     def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._own(site).weights(weights, call, site)
@@ -177,9 +181,10 @@ class Probe(Edit):
         return [replace(part, call=self._probed(part.call, site))]
 
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        # attention by hand asks for its weights first, when nobody knows its values yet
-        known = self.what != "value" or call.value is not call.key
-        return self._probed(call, site) if known else call
+        return self._probed(call, site) if self.what in ("query", "key") else call
+
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._probed(call, site) if self.what == "value" else call
 
     def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         return self._with_zero(out, site) if self.what == "output" else out
@@ -187,20 +192,19 @@ class Probe(Edit):
     def _probed(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         if self.what == "output":
             return call
-        tensor = by_query_head(getattr(call, self.what), call.query.shape[1])
-        found = self._with_zero(tensor, site)
-        return call if found is tensor else replace(call, **{self.what: found})  # type: ignore[arg-type]
+        if self.heads is not None and site.name not in self.heads:
+            return call
+        heads = call.query.shape[1]
+        wide = replace(call, key=by_query_head(call.key, heads), value=by_query_head(call.value, heads))
+        return replace(wide, **{self.what: self._with_zero(getattr(wide, self.what), site)})  # type: ignore[arg-type]
 
     def _with_zero(self, tensor: Tensor, site: CallSite) -> Tensor:
-        heads = range(tensor.shape[1]) if self.heads is None else self.heads.get(site.name, ())
-        if not heads:
-            return tensor
         self.seen.setdefault(site.name, tensor)
         if site.name not in self.zeros:
             self.zeros[site.name] = torch.zeros_like(tensor, requires_grad=True)
         if self.heads is not None:
             own = torch.zeros(tensor.shape[1], dtype=torch.bool, device=tensor.device)
-            own[list(heads)] = True
+            own[list(self.heads[site.name])] = True
             tensor = torch.where(own[:, None, None], tensor.detach(), tensor)
         return tensor + self.zeros[site.name]
 

@@ -72,7 +72,7 @@ class EditsOfCall:
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
         changed = call
         for edit, site in self._edits:
-            changed = edit.tensors(changed, site)
+            changed = edit.values(changed, site)
         if changed.value is not call.value:
             out = with_value(changed.value)
         parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]

@@ -63,7 +63,11 @@ class Edit(ABC):
         return [part]
 
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
-        """Other queries, keys and values of attention written by hand."""
+        """Other queries and keys of attention written by hand, whose values are not known yet."""
+        return call
+
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        """Other values of attention written by hand."""
         return call
 
     def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:

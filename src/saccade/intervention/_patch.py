@@ -74,15 +74,16 @@ class Patch(Edit):
         if self.what == "output":
             return [part]
         if self.what == "query" or self._whole_groups(part.call):
-            return [replace(part, call=self.tensors(part.call, site))]
+            return [replace(part, call=self.values(self.tensors(part.call, site), site))]
         return split(part, self.choice.share(part.call), lambda call: self._with_groups(call, site))
 
     def tensors(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         if self.what == "query":
             return replace(call, query=self._patched(call.query, call, site, self.choice.heads_of(call)))
-        if self.what in ("key", "value"):
-            return self._with_groups(call, site)
-        return call
+        return self._with_groups(call, site) if self.what == "key" else call
+
+    def values(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        return self._with_groups(call, site) if self.what == "value" else call
 
     def weights(self, weights: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
         if self.what != "weights":

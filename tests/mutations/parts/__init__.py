@@ -10,6 +10,7 @@ from . import (
     decoding,
     kernels,
     masks,
+    measures,
     models,
     monitoring,
     pictures,
@@ -39,4 +40,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "decoding": decoding.FAULTS,
     "pictures": pictures.FAULTS,
     "attributions": attributions.FAULTS,
+    "measures": measures.FAULTS,
 }

@@ -13,8 +13,9 @@ import numpy as np
 from ...attribution import Attribution, HeadImportance, Patching, WhyAttends
 from .._axes import INK, colour_bar, paint_map
 from .._figure import saved
+from ._numbers import decimals, short
 from ._sentences import rises
-from ._terminal import decimals, layer_labels, short
+from ._terminal import layer_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..._numbers import compact, percent
+from ..._numbers import percent
 from ...attribution import Head, HeadImportance, HeadMap, Patching
+from ._numbers import decimals
 
 NAMED = 5  # heads that are named as the ones that matter most, and least
 
@@ -20,27 +21,32 @@ def rises(found: HeadImportance) -> HeadMap:
 def importance_sentences(found: HeadImportance) -> list[str]:
     """The five heads that matter most, those that matter least, and in which order heads were removed."""
     by_head = dict(zip(found.heads, rises(found).values.tolist(), strict=True))
+    name, digits = found.values.named, decimals(max(map(abs, by_head.values())))
+
+    def listed(heads: Sequence[Head]) -> str:
+        return _joined([f"{name(head)} ({by_head[head]:+.{digits}f})" for head in heads])
+
     ranked = [head for head, _ in found.ranked()]
     if found.removed:
         return _removals(found)
     most, least = ranked[:NAMED], ranked[max(NAMED, len(ranked) - NAMED) :][::-1]
     rise = by_head[most[0]]
-    moved = f"{'rise' if rise > 0 else 'fall'}{'' if found.by == 'gradient' else 's'} by {compact(abs(rise))} nats"
+    moved = f"{'rise' if rise > 0 else 'fall'}{'' if found.by == 'gradient' else 's'} by {abs(rise):.{digits}f} nats"
     moved = f"would {moved}, to first order" if found.by == "gradient" else moved
-    out = [f"Head {most[0]} matters most for this text: without it the loss {moved}."]
+    out = [f"Head {name(most[0])} matters most for this text: without it the loss {moved}."]
     if len(most) > 1:
-        out.append(f"After it come {_listed([(head, by_head[head]) for head in most[1:]])}.")
+        out.append(f"After it come {listed(most[1:])}.")
     if least:
         said = "Least matter" if found.by == "gradient" else "Least needed are"
-        out.append(f"{said} {_listed([(head, by_head[head]) for head in least])}.")
+        out.append(f"{said} {listed(least)}.")
     against = sum(rise < 0 for rise in by_head.values())
     if against:
-        out.append(f"{against} of {len(ranked)} heads make this text less likely: without one of them the loss falls.")
+        out.append(f"Below 0, where the text is likelier without the head: {against} of {len(ranked)}.")
     return out
 
 
 def _removals(found: HeadImportance) -> list[str]:
-    steps = ", ".join(f"{step.head} ({step.loss:.3f})" for step in found.removed)
+    steps = ", ".join(f"{found.values.named(step.head)} ({step.loss:.3f})" for step in found.removed)
     out = [f"Removed in this order, with the loss after each: {steps}."]
     best = min(found.removed, key=lambda step: step.loss)
     count = found.removed.index(best) + 1
@@ -60,13 +66,14 @@ def patching_sentences(found: Patching) -> list[str]:
     metrics = found.metrics("exact" if found.exact is not None else "gradient")
     value = dict(zip(metrics.heads, metrics.values.tolist(), strict=True))
     head, effect = ranked[0]
+    name = found.effects.named
     about = "" if found.exact is not None else " (to first order)"
     out = [
-        f"Head {head} carries most: with its output from the clean run, the corrupted run's metric goes from "
+        f"Head {name(head)} carries most: with its output from the clean run, the corrupted run's metric goes from "
         f"{found.corrupted:+.2f} to {value[head]:+.2f}{about}, {_share(effect)} of the way to the clean run's."
     ]
     if len(ranked) > 1:
-        out.append(f"After it come {_joined([f'{head} ({_share(effect)})' for head, effect in ranked[1:]])}.")
+        out.append(f"After it come {_joined([f'{name(head)} ({_share(effect)})' for head, effect in ranked[1:]])}.")
     if found.agreement is not None:
         out.append(f"The gradient's estimates against the exact ones: {found.agreement}.")
     return out
@@ -74,14 +81,6 @@ def patching_sentences(found: Patching) -> list[str]:
 
 def _share(effect: float) -> str:
     return percent(effect) if effect >= 0 else f"-{percent(-effect)}"
-
-
-def _listed(heads: Sequence[tuple[Head, float]]) -> str:
-    return _joined([f"{head} ({_signed(value)})" for head, value in heads])
-
-
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + compact(value)
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 from ..._numbers import counted
 from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
+from ._numbers import decimals, short
 from ._sentences import importance_sentences, patching_sentences, rises
 
 LONGEST_LAYER, LONGEST_NAME = 24, 44
@@ -149,20 +150,11 @@ def print_map(console: Console, found: HeadMap, title: str, note: str) -> None:
 def layer_labels(calls: Sequence[CallHeads]) -> list[str]:
     """The number of each layer; the names of calls where a layer has several."""
     numbers = [str(call.layer) for call in calls]
-    return numbers if len(set(numbers)) == len(numbers) else [_clip(call.name, LONGEST_LAYER) for call in calls]
-
-
-def decimals(most: float) -> int:
-    """As many as show three digits of the largest number, two at least."""
-    return max(2, min(9, 2 - math.floor(math.log10(most)))) if most > 0 else 2
-
-
-def short(value: float, digits: int) -> str:
-    """+.12, -.03; a dot for what rounds to 0, nothing for NaN."""
-    if math.isnan(value):
-        return ""
-    text = f"{value:+.{digits}f}"
-    return "·" if float(text) == 0 else text.replace("0.", ".", 1) if text[1:3] == "0." else text
+    return (
+        numbers
+        if len(set(numbers)) == len(numbers)
+        else [_clip(call.name or "(the model)", LONGEST_LAYER) for call in calls]
+    )
 
 
 def _cell(value: float, most: float, digits: int, width: int, colours: bool) -> tuple[str, str | Style]:

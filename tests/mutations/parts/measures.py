@@ -1,0 +1,120 @@
+"""Faults in what is measured of heads: importance, patching, paths."""
+
+from __future__ import annotations
+
+from ..fault import Fault
+
+RUNS, IMPORTANCE, RESULT, PATCHING, PATCH_RUNS, PATHS, PATCHES = (
+    f"src/saccade/attribution/_{name}.py"
+    for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "paths", "patching_result")
+)
+OF_IMPORTANCE, OF_PATCHING, OF_PATHS = (
+    f"tests/attribution/test_{name}.py" for name in ("importance", "patching", "paths")
+)
+
+FAULTS = (
+    Fault(
+        "gates-signs",
+        IMPORTANCE,
+        "losses, signed.abs(), signed=",
+        "losses, signed, signed=",
+        (OF_IMPORTANCE,),
+        "Batches whose gradients have other signs cancel.",
+    ),
+    Fault(
+        "gates-by-path",
+        RUNS,
+        "self.edits.get(site.name, _NOTHING)",
+        "self.edits.get(site.path, _NOTHING)",
+        (OF_IMPORTANCE,),
+        "All calls of a shared layer are edited as one.",
+    ),
+    Fault(
+        "modes-back",
+        RUNS,
+        "            module.training = True",
+        "            model.train()",
+        (OF_IMPORTANCE,),
+        "Modules that were in evaluation mode train afterwards.",
+    ),
+    Fault(
+        "greedy-anew",
+        IMPORTANCE,
+        "            rises[:, at] = found - now",
+        "            rises[:, at] = found - whole",
+        (OF_IMPORTANCE,),
+        "What a head costs beside those that have gone has their cost in it.",
+    ),
+    Fault(
+        "least-of-call",
+        RESULT,
+        "if spare and left[head.call] > 1:",
+        "if spare:",
+        (OF_IMPORTANCE,),
+        "A layer loses all of its heads.",
+    ),
+    Fault(
+        "greedy-ranked",
+        RESULT,
+        "(head in gone, -gone.get(head, 0), -number[head])",
+        "(head in gone, gone.get(head, 0), -number[head])",
+        (OF_IMPORTANCE,),
+        "The head that went first counts for more than the one that went last.",
+    ),
+    Fault(
+        "noising",
+        PATCHING,
+        '("corrupted", "clean") if direction == "denoising" else ("clean", "corrupted")',
+        '("corrupted", "clean")',
+        (OF_PATCHING,),
+        "Noising is denoising.",
+    ),
+    Fault(
+        "gradient-positions",
+        PATCH_RUNS,
+        "(one.index_select(2, places) for one in (own, other, gradient))",
+        "(one for one in (own, other, gradient))",
+        (OF_PATCHING,),
+        "The gradient counts rows that are not patched.",
+    ),
+    Fault(
+        "gradient-groups",
+        RUNS,
+        "tensor.repeat_interleave(heads // tensor.shape[1], 1)",
+        "tensor.repeat(1, heads // tensor.shape[1], 1, 1)",
+        (OF_PATCHING,),
+        "Query heads read the key heads of others.",
+    ),
+    Fault(
+        "ranks-of-ties",
+        PATCHES,
+        "(last - (counts - 1) / 2)[group]",
+        "last[group]",
+        (OF_PATCHING,),
+        "Equal effects take the last rank of theirs.",
+    ),
+    Fault(
+        "path-frozen",
+        PATHS,
+        "with told, edited(runs.model, _frozen(runs, receivers), runs.patch(call, head)):",
+        "with told, edited(runs.model, runs.patch(call, head)):",
+        (OF_PATHS,),
+        "What reaches the receiver by way of other heads counts, too.",
+    ),
+    Fault(
+        "path-last",
+        PATHS,
+        "names[: max(names.index(one.call) for one in receivers)]",
+        "names[: min(names.index(one.call) for one in receivers)]",
+        (OF_PATHS,),
+        "Heads between two receivers are neither held nor measured.",
+    ),
+    Fault(
+        "path-twice",
+        RUNS,
+        "tensor = torch.where(own[:, None, None], tensor.detach(), tensor)",
+        "tensor = torch.where(own[:, None, None], tensor, tensor)",
+        (OF_PATHS,),
+        "What a receiver does to the next one's queries counts twice.",
+    ),
+)
