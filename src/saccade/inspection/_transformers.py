@@ -153,7 +153,7 @@ def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
     if config.is_encoder_decoder or not (is_next or (named.endswith("ForMaskedLM") and mask is not None)):
         return None
     local = Path(model.name).expanduser().is_dir()
-    kind = transformers.AutoModelForCausalLM if is_next else transformers.AutoModelForMaskedLM
+    kind: Any = transformers.AutoModelForCausalLM if is_next else transformers.AutoModelForMaskedLM
     with quiet(), offline() if local else nullcontext():
         try:
             module, report = kind.from_pretrained(
