@@ -5,6 +5,7 @@ Shape legend: C calls, H heads of a call, R rows, K columns.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CELL = 0.42  # inches, so that a number of four digits fits at 6 points
-LEAST_WIDTH = 4.4  # inches, of a title
+LEAST_WIDTH, MARGIN = 4.4, 1.6  # inches, of a panel and of what stands beside its map
+LINE, LETTER = 0.15, 0.053  # inches, of a title at 8 points
 SIDE_BY_SIDE = 12  # columns up to which two maps stand beside each other
 LARGEST = 7  # components of a side that have a line of their own
 
@@ -113,30 +115,40 @@ def _drawn(panels: Sequence[_Panel], kind: str) -> bytes:
     from matplotlib.figure import Figure
 
     across = len(panels) > 1 and max(panel.values.shape[1] for panel in panels) <= SIDE_BY_SIDE
-    widths = [max(LEAST_WIDTH, CELL * panel.values.shape[1] + 1.6) for panel in panels]
-    heights = [CELL * panel.values.shape[0] + 1.1 for panel in panels]
+    widths = [max(LEAST_WIDTH, CELL * panel.values.shape[1] + MARGIN) for panel in panels]
+    titles = [_wrapped(panel.title, width) for panel, width in zip(panels, widths, strict=True)]
+    heights = [
+        CELL * panel.values.shape[0] + 0.8 + LINE * len(title) for panel, title in zip(panels, titles, strict=True)
+    ]
     size = (sum(widths), max(heights)) if across else (max(widths), sum(heights))
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(1 if across else len(panels), len(panels) if across else 1, squeeze=False)
-    for axes, panel in zip(grid.flat, panels, strict=True):
+    for axes, panel, title in zip(grid.flat, panels, titles, strict=True):
         _paint(axes, panel)
+        axes.set_title("\n".join(title), fontsize=8, loc="left", parse_math=False)
     return saved(figure, kind)
 
 
 def _paint(axes: Axes, panel: _Panel) -> None:
     most = panel.most or _most(panel.values) or 1.0
     image = paint_map(axes, panel.values, (panel.rows, panel.columns), most, numbers=False)
+    axes.set_aspect("auto")  # a map of few heads is as wide as its title
     digits = decimals(most)
     for (row, column), value in np.ndenumerate(panel.values):
         ink = _ink(image.cmap(image.norm(value))[:3])
         axes.text(column, row, short(value, digits), ha="center", va="center", fontsize=6, color=ink)
     if max(map(len, panel.columns)) <= 2:
         axes.tick_params(axis="x", rotation=0)
-    axes.set_title(panel.title, fontsize=8, loc="left", parse_math=False)
     axes.set_ylabel(panel.sides[0], fontsize=8)
     axes.set_xlabel(panel.sides[1], fontsize=8)
     colour_bar([axes], image)
+
+
+def _wrapped(title: str, width: float) -> list[str]:
+    """Lines that stand above a map, so many inches wide with its margins."""
+    letters = int((width - MARGIN) / LETTER)
+    return [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
 
 
 def _most(values: np.ndarray) -> float:
