@@ -113,6 +113,19 @@ def test_several_receivers_are_told_at_once():
             assert float(found.exact.by_call()[f"attention.{layer}"][head]) == pytest.approx(expected, abs=1e-12)
 
 
+def test_receivers_that_nothing_reaches_are_an_error():
+    class Towers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = HandModel(1), HandModel(1)
+
+        def forward(self, x):
+            return self.one(x) * self.other(x)
+
+    with pytest.raises(ValueError, match="nothing that the heads before the receivers give reaches them"):
+        saccade.patching(Towers(), CLEAN, CORRUPTED, metric, by="gradient", through=("other.*", 0, "key"))
+
+
 @pytest.mark.parametrize(
     ("make", "receivers"),
     [

@@ -19,7 +19,7 @@ from .._uncertainty import half_width
 from ..intervention import Ablate, Intervention
 from ._heads import CallHeads, Head, HeadMap, head_map
 from ._importance_result import HeadImportance, Removal, kept_count
-from ._runs import AtCalls, CallList, Gates, Progress, edited, evaluating, gradients, run_model, scalar
+from ._runs import AtCalls, CallList, Gates, Progress, edited, evaluating, gradients, no_gradient, run_model, scalar
 
 Loss = Callable[[nn.Module, Any], Any]
 BY = ("gradient", "ablation", "greedy")
@@ -152,7 +152,7 @@ def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
         with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
             value = work.value(batch)
         work.missed(run)
-        found.append(gradients(value, "loss", gates.gates))
+        found.append(gradients(value, gates.gates, no_gradient("loss", "ablation")))
         losses.append(float(value.detach()))
         work.told(total or len(losses))
     _some(losses)

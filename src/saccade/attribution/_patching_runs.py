@@ -16,9 +16,10 @@ from ..intervention import Patch
 from ..intervention._edit import Edit
 from ..monitoring import KeptCall, Observations, watch
 from ._heads import CallHeads
-from ._runs import AtCalls, Probe, by_query_head, edited, gradients, run_model, scalar
+from ._runs import AtCalls, Probe, by_query_head, edited, gradients, no_gradient, run_model, scalar
 
 Metric = Callable[[Any], Any]
+NO_GRADIENT = no_gradient("metric", "exact")
 
 
 @dataclass(frozen=True)
@@ -99,5 +100,5 @@ def first_order(runs: PatchRuns) -> Mapping[str, Tensor]:
     """(H,) by call: what the metric changes by when a head is patched, to first order, in one backward pass."""
     probe = Probe(runs.what)
     with torch.enable_grad():
-        found = gradients(runs.value(probe), "metric", probe.zeros)
+        found = gradients(runs.value(probe), probe.zeros, NO_GRADIENT)
     return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}

@@ -17,10 +17,11 @@ from ..intervention import Patch
 from ..intervention._edit import Edit
 from ..monitoring import watch
 from ._patching_result import Receiver
-from ._patching_runs import PatchRuns
+from ._patching_runs import NO_GRADIENT, PatchRuns
 from ._runs import AtCalls, Probe, edited, gradients, run_model
 
 KINDS = ("query", "key", "value")  # of a receiver
+UNREACHED = "through: nothing that the heads before the receivers give reaches them"
 
 
 def senders(runs: PatchRuns, receivers: Sequence[Receiver]) -> list[str]:
@@ -51,12 +52,12 @@ def path_first_order(runs: PatchRuns, receivers: Sequence[Receiver]) -> Mapping[
     with torch.enable_grad():
         value = runs.value(*probes.values())
         zeros = {(what, name): zero for what, probe in probes.items() for name, zero in probe.zeros.items()}
-        slopes = gradients(value, "metric", zeros)
+        slopes = gradients(value, zeros, NO_GRADIENT)
         heads, readers = Probe("output"), {what: Probe(what, heads) for what, heads in told.items()}
         runs.value(_frozen(runs, receivers), heads, *readers.values())
         products = [
             (readers[what].seen[name] * slope)[:, told[what][name]].sum() for (what, name), slope in slopes.items()
         ]
         before = {name: heads.zeros[name] for name in senders(runs, receivers)}
-        found = gradients(torch.stack(products).sum(), "through", before)
+        found = gradients(torch.stack(products).sum(), before, UNREACHED)
     return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}

@@ -72,16 +72,21 @@ def scalar(found: Any, name: str) -> Tensor:
     return found.reshape(())
 
 
-def gradients(value: Tensor, name: str, of: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError where it is of none."""
+def no_gradient(name: str, instead: str) -> str:
+    """What to say of a user's number that gradients do not leave."""
+    return (
+        f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned into a "
+        f"Python number, or does not depend on them; by={instead!r} needs none"
+    )
+
+
+def gradients(value: Tensor, of: Mapping[K, Tensor], none: str) -> dict[K, Tensor]:
+    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError (`none`) if on none."""
     found: tuple[Tensor | None, ...] = (None,) * len(of)
     if value.requires_grad and of:
         found = torch.autograd.grad(value, list(of.values()), allow_unused=True)
     if all(one is None for one in found):
-        raise ValueError(
-            f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned "
-            "into a Python number, or by a model without attention that can be reached"
-        )
+        raise ValueError(none)
     return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}
 
 
