@@ -114,7 +114,8 @@ def as_predictor(model: TextModel) -> Predictor:
     found = with_token_head(model)
     if found is None:
         raise ValueError(_no_token_head(model.name))
-    return Predictor(model, found.module, found.mask, lambda ids: found.module(input_ids=ids).logits)
+    more = {"use_cache": False} if getattr(found.module.config, "use_cache", None) is not None else {}
+    return Predictor(model, found.module, found.mask, lambda ids: found.module(input_ids=ids, **more).logits)
 
 
 def _of_published(model: PublishedModel) -> Predictor:
