@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._numbers import counted
 from ._errors import UserError
@@ -143,38 +143,19 @@ def patched(
     predictor = as_predictor(model)
     clean, corrupted = _read(model, text), _read(model, other)
     _check_lengths(clean, corrupted, positions)
-    places = [predictor.predicting(one.ids) for one in (clean, corrupted)]
-    first, second = _compared(predictor, (clean, corrupted), places, _targets(predictor, target))
-
-    def metric(out: tuple[Tensor, int]) -> Tensor:
-        logits = out[0][0, out[1]].log_softmax(-1)
-        return logits[first] - (0.0 if second is None else logits[second])
-
-    def run(one: _Read, place: int) -> Callable[[object], tuple[Tensor, int]]:
-        return lambda _: (predictor.logits(one.ids), place)
-
+    runs = [_Run(predictor, one.ids, predictor.predicting(one.ids)) for one in (clean, corrupted)]
+    metric = _Metric(*_compared(runs, _targets(predictor, target)))
     ways = ("exact", "gradient") if by is None else (by,)
-    found = patching(
-        predictor.module,
-        run(clean, places[0]),
-        run(corrupted, places[1]),
-        metric,
-        by=ways,
-        positions=positions,
-        progress=told,
-    )
-    written = [model.written(token) for token in (first, second) if token is not None]
+    found = patching(predictor.module, *runs, metric, by=ways, positions=positions, progress=told)
+    written = [model.written(token) for token in (metric.token, metric.against) if token is not None]
     what = " less ".join(f"log p of {name!r}" for name in written)
 
     def show(console: Console) -> None:
         _print_facts(console, model, clean)
         shown.print_patching(console, found, what)
-        if second is None and target is None:
-            console.print(
-                f"Both texts are continued by {written[0]!r}; --target A,B compares two words of yours.",
-                style="dim",
-                highlight=False,
-            )
+        if metric.against is None and target is None:
+            said = f"Both texts are continued by {written[0]!r}; --target A,B compares two words of yours."
+            console.print(said, style="dim", highlight=False)
 
     numbers = _facts(model, clean) | {
         "other": {"text": corrupted.text, "tokens": corrupted.pieces},
@@ -184,6 +165,29 @@ def patched(
     }
     following = ("step", "--head", str(found.ranked()[0][0]))
     return Measured(numbers, show, lambda kind: shown.draw_patching(found, kind, what), following)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One forward, as `patching` calls it: the logits (V,) of the token asked for."""
+
+    predictor: Predictor
+    ids: Tensor
+    place: int
+
+    def __call__(self, module: object = None) -> Tensor:
+        return self.predictor.logits(self.ids)[0, self.place]
+
+
+class _Metric(NamedTuple):
+    """The log-probability of a token, less that of another."""
+
+    token: int
+    against: int | None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        found = logits.float().log_softmax(-1)
+        return found[self.token] if self.against is None else found[self.token] - found[self.against]
 
 
 def _check_lengths(clean: _Read, corrupted: _Read, positions: list[int] | None) -> None:
@@ -211,9 +215,7 @@ def _side_by_side(one: Sequence[str], other: Sequence[str]) -> str:
     return f"from token {first} on, {told(one)} against {told(other)}"
 
 
-def _compared(
-    predictor: Predictor, texts: Sequence[_Read], places: Sequence[int], wanted: Sequence[int]
-) -> tuple[int, int | None]:
+def _compared(runs: Sequence[_Run], wanted: Sequence[int]) -> tuple[int, int | None]:
     """The token whose log-probability is measured, and the one whose is taken off: what the clean text is continued by
     and what the corrupted one is; one alone where both are continued alike."""
     import torch
@@ -221,7 +223,7 @@ def _compared(
     if wanted:
         return wanted[0], wanted[1] if len(wanted) > 1 else None
     with torch.no_grad():
-        first, second = (int(predictor.logits(one.ids)[0, at].argmax()) for one, at in zip(texts, places, strict=True))
+        first, second = (int(run().argmax()) for run in runs)
     return first, None if first == second else second
 
 

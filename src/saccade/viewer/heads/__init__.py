@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from ._figure import draw_attributed, draw_importance, draw_patching, draw_why
+from ._figure import draw_importance, draw_patching, draw_why
 from ._sentences import importance_sentences, patching_sentences
 from ._terminal import print_attributed, print_importance, print_patching, print_why
 
 __all__ = [
-    "draw_attributed",
     "draw_importance",
     "draw_patching",
     "draw_why",

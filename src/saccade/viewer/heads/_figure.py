@@ -52,11 +52,6 @@ def draw_importance(found: HeadImportance, kind: str, measured: str, attributed:
     return _drawn(panels, kind)
 
 
-def draw_attributed(found: Attribution, kind: str) -> bytes:
-    """What each head writes towards a token."""
-    return _drawn([_of_attribution(found)], kind)
-
-
 def draw_patching(found: Patching, kind: str, measured: str) -> bytes:
     """The effects of each head, exactly and by gradient."""
     labels = layer_labels(found.effects.calls)
