@@ -195,6 +195,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "view": "[TEXT_OR_FILE]...",
         "diagram": "KIND",
         "step": "[TEXT]...",
+        "heads": "[TEXT]...",
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
         "prune": "MODEL",

@@ -1,9 +1,9 @@
-"""What the parts of a model are for, measured.
+"""What the parts of a model are for: logits as sums over heads and layers, and heads measured.
 
-`_importance.py`: what the loss hangs on; `_patching.py`: which heads carry what differs between two inputs. Both run
-the model with edits of its calls (`_runs.py`) and give a number for each head (`_heads.py`). Logits as sums over heads,
-feed-forward layers and embeddings: `_steps.py` has the mathematics, `_residual.py` the model, `_questions.py` the ways
-in. Names are imported when they are first used, as those of `saccade` are.
+Begin with `_steps.py`, the mathematics of sums, then `_residual.py`. Measured are by `_importance.py` what the loss
+hangs on, by `_patching.py` which heads carry what differs between two inputs. Both run the model with edits of its
+calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are imported when they are first used, as those
+of `saccade` are.
 """
 
 from __future__ import annotations

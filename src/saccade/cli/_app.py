@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, diagram, embed, generate, look, prune, step, train, verify, view
+from . import bench, compare, diagram, embed, generate, heads, look, prune, step, train, verify, view
 
 EXAMPLES = """
 Examples:
@@ -20,6 +20,8 @@ Examples:
   saccade diagram attention --text "She said it was cold" --out attention.svg
 
   saccade step "The cat sat because it was soft." --word it
+
+  saccade heads "The cat sat on the mat. The cat sat on the" --why the:2 mat
 
   saccade generate "It was a dark night"
 
@@ -76,5 +78,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, view, step, diagram, generate, train, embed, prune, verify, bench, compare):
+for command in (look, view, step, heads, diagram, generate, train, embed, prune, verify, bench, compare):
     command.register(app)

@@ -12,6 +12,7 @@ from ._findings import MapFinding, find, name_of
 from ._look import Look, look
 from ._models import TextModel, Tokens, weights_of
 from ._open import open_model
+from ._predicting import Predictor, as_predictor
 from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
@@ -27,12 +28,14 @@ __all__ = [
     "AttentionMap",
     "Look",
     "MapFinding",
+    "Predictor",
     "Step",
     "Steps",
     "Target",
     "TextModel",
     "Tokens",
     "Word",
+    "as_predictor",
     "as_text_model",
     "collect",
     "example",

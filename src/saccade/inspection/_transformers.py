@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -130,6 +130,40 @@ def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
             raise
         except Exception as error:  # heads that do not divide the width, and all else that a first reading finds
             raise UnreadableCheckpoint(f"configuration: it cannot read a text ({shortened(error)})") from error
+
+
+class TokenHeadModel(NamedTuple):
+    """A module of transformers that gives logits of tokens, and its mask token; None where it predicts the next."""
+
+    module: Any
+    mask: int | None
+
+
+def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
+    """The checkpoint opened again, with the head that its config.json names; None where that gives no logits of tokens.
+
+    ValueError: weights of the head that are missing or cannot be read.
+    """
+    import transformers
+
+    config: Any = model.module.config
+    named = str((config.architectures or [""])[0])
+    is_next = named.endswith(("ForCausalLM", "LMHeadModel"))
+    mask = model._tokenizer.mask_token_id
+    if config.is_encoder_decoder or not (is_next or (named.endswith("ForMaskedLM") and mask is not None)):
+        return None
+    local = Path(model.name).expanduser().is_dir()
+    kind: Any = transformers.AutoModelForCausalLM if is_next else transformers.AutoModelForMaskedLM
+    with quiet(), offline() if local else nullcontext():
+        try:
+            module, report = kind.from_pretrained(
+                model.name, output_loading_info=True, local_files_only=local, trust_remote_code=False
+            )
+        except Exception as error:  # of a dozen libraries below
+            raise ValueError(f"{model.name}: {shortened(error)}") from error
+    if report["missing_keys"]:
+        raise ValueError(f"{model.name}: its weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
+    return TokenHeadModel(module.eval(), None if is_next else mask)
 
 
 def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:

@@ -50,7 +50,7 @@ def draw_figure(look: Look, kind: str) -> bytes:
     axes.set_xlabel("looked at (key)" + "; grey: comes later, not seen" * later, fontsize=8)
     axes.set_ylabel("looks (query)", fontsize=8)
     _draw_breaks(axes, look.breaks(columns), [i for i in look.breaks(rows) if i])
-    return _saved(figure, kind)
+    return saved(figure, kind)
 
 
 def _draw_breaks(axes: Axes, keys: list[int], queries: list[int]) -> None:
@@ -60,7 +60,8 @@ def _draw_breaks(axes: Axes, keys: list[int], queries: list[int]) -> None:
             line(place - 0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
+def saved(figure: Figure, kind: str) -> bytes:
+    """A figure as the bytes of a "png", "svg" or "pdf"; alike for alike figures, and marked as ours."""
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box; no reason to fail
@@ -69,6 +70,8 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
             with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
                 figure.savefig(out, format="svg", metadata={"Title": "Saccade", "Creator": "Saccade", "Date": None})
+        elif kind == "pdf":
+            figure.savefig(out, format="pdf", metadata={"Creator": "Saccade", "CreationDate": None})
         else:
             figure.savefig(out, format="png", dpi=300, metadata={"Software": "Saccade"})
     return out.getvalue()

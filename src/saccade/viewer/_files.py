@@ -12,6 +12,7 @@ _OURS = (
     b"<dc:title>Saccade",
     b'data-generator="Saccade"',
     b'<testsuites name="saccade',
+    b"/Creator (Saccade)",
 )
 
 
@@ -49,6 +50,8 @@ def _is_ours(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             beginning = file.read(8192)
+            # A PDF says at its end who made it, before the table of its objects.
+            end = file.read()[-65536:] if beginning.startswith(b"%PDF") else b""
     except OSError:
         return False
-    return any(mark in beginning for mark in _OURS)
+    return any(mark in beginning + end for mark in _OURS)

@@ -1,0 +1,231 @@
+"""`saccade heads`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._errors import UserError, require
+from ._heads_measured import Measured
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
+from ._texts import command_line, given_text, parse_head
+
+if TYPE_CHECKING:
+    from ..inspection import TextModel
+
+FIGURES = (".svg", ".png", ".pdf")
+BY = {"importance": ("gradient", "ablation", "greedy"), "patch": ("gradient", "exact")}
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionOptions:
+    """What is asked  [default: what each head does for the prediction of TEXT]"""
+
+    importance: bool = option(
+        False, "How much the prediction of TEXT hangs on each head, and nothing else.", "--importance"
+    )
+    patch: str | None = option(
+        None,
+        "Which heads carry what differs between TEXT and this one, a text or a file with as many tokens: each head's "
+        "output in TEXT is put into the run of OTHER.",
+        metavar="OTHER",
+    )
+    why: tuple[str, str] | None = option(
+        None,
+        "Why the first word attends to the second: cat, its second occurrence cat:2, or its number from 1.",
+        metavar="WORD WORD",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class HowOptions:
+    """How"""
+
+    by: str | None = option(
+        None,
+        "gradient, ablation (each head alone, exactly) or greedy (one after the other); with --patch gradient or exact."
+        "  [default: gradient; with --patch both]",
+        metavar="WAY",
+    )
+    target: str | None = option(
+        None,
+        "The word whose prediction is looked at, or two: mat,dog for mat rather than dog.  [default: the model's own "
+        "next token; with --patch that of TEXT rather than that of OTHER]",
+        metavar="WORD[,WORD]",
+    )
+    positions: str | None = option(
+        None,
+        "With --patch the tokens that are patched, from 0, as 3,5-7; texts may then differ in length, and the same "
+        "number means the same place.",
+        metavar="LIST",
+    )
+    head: str | None = option(
+        None,
+        "With --why the head, as 1.4: layer 1 head 4.  [default: the one that gives the pair most weight]",
+        metavar="LAYER.HEAD",
+    )
+    against: str | None = option(None, "With --why another word: why that key rather than this one.", metavar="WORD")
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """Options"""
+
+    model: str | None = option(
+        None,
+        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
+        "[default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    out: Path | None = option(None, "Draw the maps for a paper: an .svg, .png or .pdf.", metavar="FILE")
+    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
+    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("heads", cls=GroupedCommand, short_help="Show what the heads of a model do for a text, and why.")(
+        flattened(heads)
+    )
+
+
+def heads(
+    *,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
+    ] = None,
+    question: QuestionOptions,
+    how: HowOptions,
+    common: CommonOptions,
+) -> None:
+    """Show what each head does for the prediction of TEXT: a map of layers x heads, sentences, and a picture.
+
+    Asks one of four things: the overview, --importance, --patch or --why.
+    """
+    _check(question, how)
+    given = given_text(text, "heads")
+    _check_out(common)
+    head, positions = parse_head(how.head), _parsed_positions(how.positions)
+    from ..inspection import open_model
+
+    opened = open_model(common.model)
+    if question.why is not None:
+        found = _why(opened, given.text, question.why, how, head)
+    elif question.patch is not None:
+        found = _patched(opened, given.text, question.patch, how, positions, quiet=common.as_numbers)
+    else:
+        found = _important(opened, given.text, question, how, quiet=common.as_numbers)
+    _give(found, common, given.again)
+
+
+# What is asked
+
+
+def _check(question: QuestionOptions, how: HowOptions) -> None:
+    asked = [name for name, value in vars(question).items() if value]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(f'--{name}' for name in asked)} came; ask one of them at a time")
+    kind = asked[0] if asked else "overview"
+    fits = {
+        "by": ("overview", "importance", "patch"),
+        "target": ("overview", "patch"),
+        "positions": ("patch",),
+        "head": ("why",),
+        "against": ("why",),
+    }
+    for name, value in vars(how).items():
+        if value is not None and kind not in fits[name]:
+            raise UserError(f"--{name} goes with {_named(fits[name])}, not with {_named([kind])}")
+    ways = BY["patch" if kind == "patch" else "importance"]
+    if how.by is not None and how.by not in ways:
+        raise UserError(f"--by {how.by}: expected {', '.join(ways[:-1])} or {ways[-1]} {_of(kind)}")
+
+
+def _named(kinds: Any) -> str:
+    return " or ".join("the overview" if kind == "overview" else f"--{kind}" for kind in kinds)
+
+
+def _of(kind: str) -> str:
+    return "with --patch" if kind == "patch" else "(exact is of --patch)"
+
+
+def _check_out(common: CommonOptions) -> None:
+    if common.out is None:
+        return
+    if common.out.suffix.lower() not in FIGURES:
+        raise UserError(f"--out {common.out}: a figure is written to an .svg, .png or .pdf; --json prints numbers")
+    require("matplotlib", "plot")
+    from ..viewer import check_target
+
+    check_target(common.out, force=common.force)
+
+
+def _parsed_positions(positions: str | None) -> list[int] | None:
+    if positions is None:
+        return None
+    found: list[int] = []
+    for part in positions.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"--positions {positions}: expected tokens from 0, such as 3 or 3,5-7")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return list(dict.fromkeys(found))
+
+
+# The answers
+
+
+def _important(opened: TextModel, text: str, question: QuestionOptions, how: HowOptions, *, quiet: bool) -> Measured:
+    from ..analysis.tables import shown_progress
+    from ._heads_measured import importance
+
+    with shown_progress("heads", quiet=quiet) as told:
+        return importance(opened, text, how.by or "gradient", how.target, told, alone=question.importance)
+
+
+def _patched(
+    opened: TextModel, text: str, other: str, how: HowOptions, positions: list[int] | None, *, quiet: bool
+) -> Measured:
+    from ..analysis.tables import shown_progress
+    from ._heads_measured import patched
+    from ._texts import text_or_file
+
+    corrupted = text_or_file(other).text
+    with shown_progress("heads", quiet=quiet) as told:
+        return patched(opened, text, corrupted, how.by, how.target, positions, told)
+
+
+def _why(
+    opened: TextModel, text: str, words: tuple[str, str], how: HowOptions, head: tuple[int, int] | None
+) -> Measured:
+    from ._heads_measured import explained
+
+    return explained(opened, text, words, head, how.against)
+
+
+def _give(found: Measured, common: CommonOptions, again: list[str]) -> None:
+    if common.out is not None:
+        from ..viewer import check_target, write_whole
+
+        target = check_target(common.out, force=common.force)
+        write_whole(target, found.draw(common.out.suffix.lower()[1:]))
+    if common.as_numbers:
+        numbers = found.numbers | {"figure": None if common.out is None else str(common.out)}
+        typer.echo(json.dumps(numbers, separators=(",", ":"), allow_nan=False))
+        return
+    console = result_console()
+    found.show(console)
+    console.print()
+    from rich.text import Text
+
+    if common.out is not None:
+        console.print(Text.assemble(("Figure  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
+    name, *options = found.following
+    model = ["--model", common.model] if common.model else []
+    console.print(Text.assemble(("Next    ", "dim"), command_line(name, *model, *options, *again)), soft_wrap=True)

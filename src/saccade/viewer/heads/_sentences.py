@@ -1,0 +1,87 @@
+"""Sentences about what was measured of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..._numbers import percent
+from ...attribution import Head, HeadImportance, HeadMap, Patching
+from ._numbers import decimals
+
+NAMED = 5  # heads that are named as the ones that matter most, and least
+
+
+def rises(found: HeadImportance) -> HeadMap:
+    """What the loss rises by without each head; of a gradient to first order."""
+    if found.signed is None:
+        return found.values
+    return HeadMap(found.signed.calls, -found.signed.values)
+
+
+def importance_sentences(found: HeadImportance) -> list[str]:
+    """The five heads that matter most, those that matter least, and in which order heads were removed."""
+    by_head = dict(zip(found.heads, rises(found).values.tolist(), strict=True))
+    name, digits = found.values.named, decimals(max(map(abs, by_head.values())))
+
+    def listed(heads: Sequence[Head]) -> str:
+        return _joined([f"{name(head)} ({by_head[head]:+.{digits}f})" for head in heads])
+
+    ranked = [head for head, _ in found.ranked()]
+    if found.removed:
+        return _removals(found)
+    most, least = ranked[:NAMED], ranked[max(NAMED, len(ranked) - NAMED) :][::-1]
+    rise = by_head[most[0]]
+    moved = f"{'rise' if rise > 0 else 'fall'}{'' if found.by == 'gradient' else 's'} by {abs(rise):.{digits}f} nats"
+    moved = f"would {moved}, to first order" if found.by == "gradient" else moved
+    out = [f"Head {name(most[0])} matters most for this text: without it the loss {moved}."]
+    if len(most) > 1:
+        out.append(f"After it come {listed(most[1:])}.")
+    if least:
+        said = "Least matter" if found.by == "gradient" else "Least needed are"
+        out.append(f"{said} {listed(least)}.")
+    against = sum(rise < 0 for rise in by_head.values())
+    if against:
+        out.append(f"Below 0, where the text is likelier without the head: {against} of {len(ranked)}.")
+    return out
+
+
+def _removals(found: HeadImportance) -> list[str]:
+    steps = ", ".join(f"{found.values.named(step.head)} ({step.loss:.3f})" for step in found.removed)
+    out = [f"Removed in this order, with the loss after each: {steps}."]
+    best = min(found.removed, key=lambda step: step.loss)
+    count = found.removed.index(best) + 1
+    if best.loss < found.loss:
+        out.append(
+            f"The loss is least, {best.loss:.3f}, without the first {count}; with all heads it is {found.loss:.3f}."
+        )
+    last = found.removed[-1]
+    left = len(found.heads) - len(found.removed)
+    out.append(f"The {left} heads that stay have a loss of {last.loss:.3f}: the text needs them most.")
+    return out
+
+
+def patching_sentences(found: Patching) -> list[str]:
+    """Which heads bring how much of the metric back, which work against it, and how well both ways agree."""
+    ranked = found.ranked()[:NAMED]
+    metrics = found.metrics("exact" if found.exact is not None else "gradient")
+    value = dict(zip(metrics.heads, metrics.values.tolist(), strict=True))
+    head, effect = ranked[0]
+    name = found.effects.named
+    about = "" if found.exact is not None else " (to first order)"
+    out = [
+        f"Head {name(head)} carries most: with its output from the clean run, the corrupted run's metric goes from "
+        f"{found.corrupted:+.2f} to {value[head]:+.2f}{about}, {_share(effect)} of the way to the clean run's."
+    ]
+    if len(ranked) > 1:
+        out.append(f"After it come {_joined([f'{name(head)} ({_share(effect)})' for head, effect in ranked[1:]])}.")
+    if found.agreement is not None:
+        out.append(f"The gradient's estimates against the exact ones: {found.agreement}.")
+    return out
+
+
+def _share(effect: float) -> str:
+    return percent(effect) if effect >= 0 else f"-{percent(-effect)}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(parts[:-1])]), *parts[-1:]])

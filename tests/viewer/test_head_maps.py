@@ -1,0 +1,77 @@
+"""Maps of layers x heads: what a cell shows, how wide maps wrap, and where colours have their zero."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from saccade.attribution import CallHeads, HeadImportance, HeadMap
+from saccade.viewer.heads import _figure, _terminal, importance_sentences
+
+CALLS = (CallHeads("a", 0, 3), CallHeads("b", 1, 2))
+VALUES = torch.tensor([0.5, -0.25, 0.0004, -1.0, math.nan], dtype=torch.float64)
+
+
+def printed(found, width):
+    console = Console(file=io.StringIO(), width=width, highlight=False, no_color=True)
+    _terminal.print_map(console, found, "title", "")
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_cells_have_signs_and_what_is_missing_is_empty():
+    lines = printed(HeadMap(CALLS, VALUES), 80)
+    assert lines[1].split() == "layer head 0 head 1 head 2".split()
+    assert [line.split() for line in lines[2:]] == [["0", "+.50", "-.25", "·"], ["1", "-1.00"]]
+    small = printed(HeadMap(CALLS, VALUES / 1000), 80)
+    assert small[3].split() == ["1", "-.00100"]
+
+
+def test_a_narrow_terminal_has_blocks_of_heads():
+    calls = (CallHeads("a", 0, 11), CallHeads("b", 1, 11))
+    values = torch.arange(1, 23, dtype=torch.float64) / 100
+    lines = printed(HeadMap(calls, values), 34)
+    assert max(map(len, lines)) <= 34
+    shown = [float(cell) for line in lines[1:] if line[:1].isdigit() for cell in line.split()[1:]]
+    assert sorted(shown) == pytest.approx(values.tolist())
+
+
+def test_calls_of_one_layer_are_told_by_their_names():
+    calls = (CallHeads("self", 0, 1), CallHeads("cross", 0, 1))
+    assert [line.split()[0] for line in printed(HeadMap(calls, torch.tensor([1.0, 2.0])), 60)[2:]] == ["self", "cross"]
+
+
+def test_the_rise_of_a_gradient_is_its_opposite():
+    size, signed = (HeadMap(CALLS[:1], values) for values in (VALUES[:3].abs(), VALUES[:3]))
+    found = HeadImportance("gradient", size, None, None, 3.0, 1, signed=signed)
+    said = importance_sentences(found)
+    assert (
+        said[0] == "Head 0.0 matters most for this text: without it the loss would fall by 0.500 nats, to first order."
+    )
+    assert said[1] == "After it come 0.1 (+0.250) and 0.2 (-0.000)."
+
+
+def test_white_is_zero_and_each_number_can_be_read_on_its_colour():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.add_subplot()
+    values = np.array([[0.9, -0.1, 0.3], [np.nan, 0.0, -0.2]])
+    _figure._paint(axes, _figure._panel("title", values, ["0", "1"]))
+    (image,) = axes.images
+    assert (image.norm.vmin, image.norm.vmax) == (-0.9, 0.9)
+    assert image.cmap(image.norm(0.0))[:3] == pytest.approx((1, 1, 1), abs=0.01)
+    shown = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}
+    assert shown[0, 0] == ("+.900", "white") and shown[1, 0] == ("-.100", _figure.INK)
+    assert shown[0, 1][0] == "" and shown[1, 1][0] == "·" and len(shown) == 6
+
+
+def test_components_beyond_the_largest_are_summed():
+    matrix = np.random.default_rng(3).normal(size=(13, 13))
+    lines, names = _figure._largest(matrix, [f"part {i}" for i in range(13)])
+    assert len(names) == 8 and names[-1] == "6 others"
+    assert np.array_equal(lines.sum(0), np.ones(13))  # each component stands in one line
+    assert (lines @ matrix).sum() == pytest.approx(matrix.sum())
+    assert f"part {np.abs(matrix).max(1).argmax()}" in names
