@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .._numbers import counted
 from ._errors import UserError
@@ -143,7 +143,7 @@ def patched(
     predictor = as_predictor(model)
     clean, corrupted = _read(model, text), _read(model, other)
     _check_lengths(clean, corrupted, positions)
-    runs = [_Run(predictor, one.ids, predictor.predicting(one.ids)) for one in (clean, corrupted)]
+    runs = _Run.of(predictor, clean), _Run.of(predictor, corrupted)
     metric = _Metric(*_compared(runs, _targets(predictor, target)))
     ways = ("exact", "gradient") if by is None else (by,)
     found = patching(predictor.module, *runs, metric, by=ways, positions=positions, progress=told)
@@ -175,11 +175,16 @@ class _Run:
     ids: Tensor
     place: int
 
+    @classmethod
+    def of(cls, predictor: Predictor, given: _Read) -> _Run:
+        return cls(predictor, given.ids, predictor.predicting(given.ids))
+
     def __call__(self, module: object = None) -> Tensor:
         return self.predictor.logits(self.ids)[0, self.place]
 
 
-class _Metric(NamedTuple):
+@dataclass(frozen=True)
+class _Metric:
     """The log-probability of a token, less that of another."""
 
     token: int
