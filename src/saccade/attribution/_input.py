@@ -64,16 +64,21 @@ class Input:
 
     def place(self, name: str, wanted: int | str) -> int:
         """The column of a token: a number (negative ones count from the end), or the last token of a word."""
+        return self.places(name, wanted)[-1]
+
+    def places(self, name: str, wanted: int | str) -> list[int]:
+        """The column of a token, or those of a word."""
         count = self.ids.shape[1]
         if isinstance(wanted, str):
             if self.words is None:
                 raise ValueError(f"{name}: words are those of a text; with token ids give a position, got {wanted!r}")
-            return self.words[find_word(self.words, wanted)[0]].last - 1
+            word = self.words[find_word(self.words, wanted)[0]]
+            return list(range(word.first, word.last))
         if not isinstance(wanted, int) or isinstance(wanted, bool):
             raise TypeError(f"{name}: expected a position or a word of the text, got {wanted!r}")
         if not -count <= wanted < count:
             raise ValueError(f"{name}: the model reads {count} tokens, 0 to {count - 1}; got {wanted}")
-        return wanted % count
+        return [wanted % count]
 
 
 def read_input(model: object, text: str | Tensor | Sequence[int]) -> Input:

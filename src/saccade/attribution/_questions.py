@@ -92,7 +92,8 @@ def why_attends(
     Args:
         model, text: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
         query, key: the token that attends and the one it attends to, each a column (negative ones count from the end)
-            or a word of the text (`word`, or `word:2` for its second occurrence; its last token counts).
+            or a word of the text (`word`, or `word:2` for its second occurrence). Of a word that attends the last token
+            counts, of one that is attended to the token with the largest weight.
         head: (layer, head); None is the one that gives this pair the largest weight.
         against: another key, as `key`, whose logit is taken off.
 

@@ -157,9 +157,11 @@ def explained(
     given: Input, query: int | str, key: int | str, head: tuple[int, int] | None, against: int | str | None
 ) -> WhyAttends:
     """As `saccade.why_attends`."""
-    other = None if against is None else given.place("against", against)
-    rows = given.place("query", query), given.place("key", key), *(() if other is None else (other,))
-    place = _largest_weight(given, rows[0], rows[1]) if head is None else _checked(given.model, head)
+    place = None if head is None else _checked(given.model, head)
+    row = given.place("query", query)
+    place, column = _largest_weight(given, row, given.places("key", key), place)
+    other = None if against is None else _largest_weight(given, row, given.places("against", against), place)[1]
+    rows = row, column, *(() if other is None else (other,))
     calls: list[HeadInputs] = []
 
     def keep(layer: int, call: ObservedCall) -> None:
@@ -223,17 +225,26 @@ def _checked(model: ResidualModel, head: object) -> tuple[int, int]:
     return head
 
 
-def _largest_weight(given: Input, query: int, key: int) -> tuple[int, int]:
-    """The head that gives the pair the largest weight."""
-    best, found = -1.0, (0, 0)
+def _largest_weight(
+    given: Input, query: int, keys: list[int], head: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """The head and the key with the largest weight of these keys; of one head where it is given."""
+    if head is not None and len(keys) == 1:
+        return head, keys[0]
+    best, found = -1.0, ((0, 0), keys[0])
 
     def compare(layer: int, call: ObservedCall) -> None:
         nonlocal best, found
-        largest, head = weights_of(call, rows=[query], keys=[key])[0, :, 0, 0].max(0)
+        if head is not None and layer != head[0]:
+            return
+        chosen = slice(None) if head is None else [head[1]]
+        weights = weights_of(call, rows=[query], keys=keys, heads=chosen)[0, :, 0]
+        largest, at = weights.flatten().max(0)
         if float(largest) > best:
-            best, found = float(largest), (layer, int(head))
+            number, key = divmod(int(at), len(keys))
+            best, found = float(largest), ((layer, number if head is None else head[1]), keys[key])
 
-    record(given.model, given.ids, (query,), observe=compare)
+    record(given.model, given.ids, (query,), until=None if head is None else head[0], observe=compare)
     return found
 
 
