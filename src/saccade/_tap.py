@@ -64,7 +64,7 @@ class PassiveMode:
 
 
 class _Blocks:
-    """How many blocks of a thread edit calls. Who ends one on another thread still reaches it."""
+    """How many blocks of a thread want padding in place. Who ends one on another thread still reaches it."""
 
     count = 0
 
@@ -110,8 +110,8 @@ def edits_of(source: str) -> CallEdits | None:
 
 
 @contextmanager
-def editing() -> Iterator[None]:
-    """A block in which calls of this thread are changed, in forwards and between them."""
+def padding_in_place() -> Iterator[None]:
+    """A block in which this thread's models keep the items of a batch apart: calls are edited, or kept for edits."""
     blocks = THREAD.blocks
     blocks.count += 1
     try:
@@ -120,7 +120,7 @@ def editing() -> Iterator[None]:
         blocks.count -= 1
 
 
-def edited_here() -> bool:
+def wants_padding_in_place() -> bool:
     """Whether this thread is in such a block."""
     return THREAD.blocks.count > 0
 

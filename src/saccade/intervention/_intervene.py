@@ -14,7 +14,7 @@ from torch import nn
 
 from .._call import ObservedCall
 from .._masks._data import describe
-from .._tap import editing
+from .._tap import padding_in_place
 from ..monitoring import CallSite
 from ..monitoring._record import StepCounts
 from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled
@@ -54,7 +54,7 @@ class Intervention(StepCounts):
         if self._open is not None:
             raise RuntimeError("intervene: this intervention is on already; for one inside of it, call intervene again")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(editing())
+            stack.enter_context(padding_in_place())
             stack.enter_context(attention_functions())
             stack.callback(self._walk.remove)
             _thread.edited_by(EditsOfCall)
@@ -80,7 +80,7 @@ class Intervention(StepCounts):
 
         @contextlib.contextmanager
         def repeating() -> Iterator[None]:
-            with editing(), attention_functions(), repeated_with(self), self._walk.repeat(place):
+            with padding_in_place(), attention_functions(), repeated_with(self), self._walk.repeat(place):
                 yield
 
         return repeating
