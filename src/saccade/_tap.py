@@ -63,7 +63,16 @@ class PassiveMode:
     """Mixed into a `TorchFunctionMode` that only looks: a call may be answered past it, if the observers are told."""
 
 
+class _Blocks:
+    """How many blocks of a thread want padding in place. Who ends one on another thread still reaches it."""
+
+    count = 0
+
+
 class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.blocks = _Blocks()
+
     observers: tuple[Observer, ...] = ()
     editor: Editor | None = None  # it is asked only where there are observers, too
 
@@ -100,9 +109,20 @@ def edits_of(source: str) -> CallEdits | None:
     return None if THREAD.editor is None else THREAD.editor(source)
 
 
-def edited_here() -> bool:
-    """Whether calls of this thread may be changed now."""
-    return THREAD.editor is not None
+@contextmanager
+def padding_in_place() -> Iterator[None]:
+    """A block in which this thread's models keep the items of a batch apart: calls are edited, or kept for edits."""
+    blocks = THREAD.blocks
+    blocks.count += 1
+    try:
+        yield
+    finally:
+        blocks.count -= 1
+
+
+def wants_padding_in_place() -> bool:
+    """Whether this thread is in such a block."""
+    return THREAD.blocks.count > 0
 
 
 @contextmanager

@@ -183,6 +183,33 @@ def reached(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return [leaf.grad for leaf in leaves]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_function_that_one_module_calls_twice(reentrant):
+    """The repetition of its second call is the second call again, and no hook of a module says so."""
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.checkpointed = MODELS["einsum"].make().double(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                forward = self.inner.forward
+                x = checkpoints.checkpoint(forward, x, use_reentrant=reentrant) if self.checkpointed else forward(x)
+            return x
+
+    model, x, found = Calls(), torch.randn(B, L, E, dtype=torch.float64), []
+    model.num_heads = H
+    for model.checkpointed in (False, True):
+        leaves = [x.clone().requires_grad_(), *model.parameters()]
+        with saccade.intervene(model, {"#2": [Scale([1], 0.3), Scale([2], 2.0, what="logits")]}) as run:
+            loss = model(leaves[0]).square().sum()
+        found.append(reached(loss, leaves))
+        assert run.changed == {"#2": 1}
+    for own, expected in zip(*found, strict=True):
+        assert torch.equal(own, expected)
+
+
 def test_checkpoints_in_checkpoints_and_saccades_own():
     plain, own = decoder(), decoder(checkpointing=True)
     own.load_state_dict(plain.state_dict())

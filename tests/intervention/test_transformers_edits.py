@@ -339,17 +339,24 @@ def test_the_same_edits_of_the_same_model_in_saccade(name, tmp_path):
             model(**given(family, 1))
         return [call.name for call in seen.calls]
 
+    def patches(model: nn.Module) -> list[Any]:
+        with saccade.watch(model, keep=True, alarms=False) as source:
+            model(**given(family, 2))
+        return [Patch(HEADS, source, what, [4, 2]) for what in ("query", "key", "output")]
+
     window = saccade.Window(2, 2)
     for edits in (
         [Ablate(HEADS)],
-        [Mask(HEADS, window), Scale([0, 1], 3.0, what="logits")],
         [Ablate([2], items=[1])],
         [Ablate([0, 3], "mean")],
+        [Mask(HEADS, window), Scale([0, 1], 3.0, what="logits")],
+        patches,
     ):
         found = []
         for model in (theirs, ours):
             site = names(model)[family.call]
-            with saccade.intervene(model, {site: edits}) as edited:
+            own = edits(model) if callable(edits) else edits
+            with saccade.intervene(model, {site: own}) as edited:
                 out = model(**given(family, 1))
             assert edited.changed == {site: 1}
             state = out.logits if kind.endswith("LM") or "LMHead" in kind else out.last_hidden_state

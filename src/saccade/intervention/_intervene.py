@@ -14,6 +14,7 @@ from torch import nn
 
 from .._call import ObservedCall
 from .._masks._data import describe
+from .._tap import padding_in_place
 from ..monitoring import CallSite
 from ..monitoring._record import StepCounts
 from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled
@@ -53,6 +54,7 @@ class Intervention(StepCounts):
         if self._open is not None:
             raise RuntimeError("intervene: this intervention is on already; for one inside of it, call intervene again")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(padding_in_place())
             stack.enter_context(attention_functions())
             stack.callback(self._walk.remove)
             _thread.edited_by(EditsOfCall)
@@ -78,7 +80,7 @@ class Intervention(StepCounts):
 
         @contextlib.contextmanager
         def repeating() -> Iterator[None]:
-            with attention_functions(), repeated_with(self), self._walk.repeat(place):
+            with padding_in_place(), attention_functions(), repeated_with(self), self._walk.repeat(place):
                 yield
 
         return repeating
@@ -152,6 +154,9 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
     Blocks nest, the outer one's edits come first, and a `watch` sees the calls as they are computed. A call with edits
     may be computed by another kernel than without, which changes roundings. `observe=` and `return_weights=True` of
     Saccade's modules show a call as the model makes it.
+
+    A region that `torch.utils.checkpoint` repeats in a backward pass is repeated with its edits, also after the block.
+    Models of `saccade.models` compute padding in place meanwhile, so that items and positions are those of the batch.
 
     Args:
         model: the module whose forwards are changed.

@@ -193,10 +193,8 @@ class Patch(Edit):
             names = ", ".join(self.source.kept)
             raise ValueError(f"source: it has no call {site.name}; it is of another model, or kept only: {names}")
         if found.query.shape[:2] != call.query.shape[:2]:
-            packed = found.query.shape[0] == 1 < call.query.shape[0]
             raise ValueError(
                 f"source: {site.name} has {_items_and_heads(found.query)} there and {_items_and_heads(call.query)} here"
-                + ("; a batch with padding is packed into one row where nothing edits it" if packed else "")
             )
         return found if found.query.device == call.query.device else found.to(call.query.device)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._masks import Documents, Padding
-from .._tap import edited_here
+from .._tap import wants_padding_in_place
 from ..nn import KVCache
 from ..positions import Offset
 
@@ -158,7 +158,7 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
 
     Args:
         packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values,
-            nor where an item has padding between its real tokens, nor while attention calls are edited.
+            nor where an item has padding between its real tokens, nor while attention calls are edited or kept.
 
     Raises:
         TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
@@ -178,8 +178,8 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
         return TokenLayout(batch, length)
     counts = real.sum(1).tolist()
     # Packing would close a hole between real tokens, and distances across it (windows, rotary, T5's bias) would shrink.
-    # Edits are told of items and positions, which a packed row has not.
-    if not packed or edited_here() or not any(counts) or _has_holes(real):
+    # Edits, and calls that are kept for them, are of items and positions, which a packed row has not.
+    if not packed or wants_padding_in_place() or not any(counts) or _has_holes(real):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
     return _packed(real, counts)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from .._call import ObservedCall
 from .._masks._data import describe, whole
+from .._tap import padding_in_place
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._gradients import GradientNorms
@@ -69,6 +70,8 @@ class ModelWatch(Observations):
             raise RuntimeError("watch: this watch is on already; for one inside of it, call watch(model) again")
         with contextlib.ExitStack() as stack:
             stack.enter_context(attention_functions())
+            if self._choice.keep is not None:
+                stack.enter_context(padding_in_place())
             stack.callback(self._walk.remove)
             self._walk.install()
             self._open = stack.pop_all()
@@ -206,7 +209,7 @@ def watch(
         heads: which query heads are aggregated; None is all.
         keep: which calls to keep q, k, v, out, lse and the rest of, so that `weights` can compute any part of their map
             and `saccade.intervene` put them into another run: True for all, or as `layers`. Of each call the latest is
-            kept.
+            kept. Models of `saccade.models` compute padding in place meanwhile, where they pack it away otherwise.
         gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
             that runs after the block.
         top, received, groups, histograms: as in `saccade.statistics`, for `on_record`; groups may be a function of the

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..._tap import wants_padding_in_place
 from ...nn import Encoder
 from ...nn.stacks import LayerObserver
 from ..heads import ItemHead, SpanHead, refuse_labels
@@ -105,7 +106,8 @@ class TextEncoder(Model):
             raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         layout = token_layout(batch, length, attention_mask)
-        layout = layout if layout.padding is not None else layout.packed(input_ids.device)
+        if layout.padding is None and not wants_padding_in_place():
+            layout = layout.packed(input_ids.device)
         x = self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask, padding=layout.padding)
         packed = layout.packed(input_ids.device)
         return x if packed is layout else packed.take(x), packed
