@@ -5,7 +5,9 @@ import json
 import pytest
 from pretend_lm import PretendLM, at_ids, broad, duplicate, itself, previous, repeat, sink
 
+from saccade import prune
 from saccade.inspection import RULES, measure_roles, role_of
+from saccade.models import load
 
 WORDS = "cat dog hen fox owl bee ant elk emu yak cow pig rat bat eel cod asp ape kid doe ewe ram hog koi".split()
 
@@ -74,6 +76,18 @@ def test_rules_are_asked_in_order_and_thresholds_count():
 @pytest.mark.parametrize("context", [17, 61, 257])
 def test_short_contexts_and_texts_of_more_than_one_window(context):
     assert roles(with_patterns(previous, repeat, sink, context=context)) == ["previous", "repeat", "sink"]
+
+
+def test_layers_may_have_different_numbers_of_heads():
+    """What is left of layer 0 sees what it saw: its scores are those of the whole model, in the order of what is left."""
+    text = ordinary_text()
+    whole = measure_roles(load(), text)["heads"]
+    pruned = load()
+    prune(pruned, {0: [1, 6], 3: [0]})
+    found = measure_roles(pruned, text)["heads"]
+    assert [sum(one["layer"] == layer for one in found) for layer in range(4)] == [6, 8, 8, 7]
+    expected = [one["scores"] for one in whole if one["layer"] == 0 and one["head"] not in (1, 6)]
+    assert [one["scores"] for one in found if one["layer"] == 0] == expected
 
 
 def test_too_little_text_is_refused():

@@ -35,7 +35,7 @@ class RoleRule(NamedTuple):
     measured_on: str
 
 
-Scores = dict[str, np.ndarray]
+Scores = dict[str, list[np.ndarray]]  # by name, (H,) of each layer
 
 # In this order: a head that copies rests on the first token when there is nothing to copy, so copying is asked first.
 RULES = (
@@ -86,9 +86,9 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
         "rules": [rule._asdict() for rule in RULES],
         "chance": {name: round(value, 4) for name, value in chance.items()},
         "heads": [
-            _describe(layer, head, {name: float(scores[name][layer, head]) for name in SCORES}, chance)
-            for layer in range(scores["self"].shape[0])
-            for head in range(scores["self"].shape[1])
+            _describe(layer, head, {name: float(scores[name][layer][head]) for name in SCORES}, chance)
+            for layer, measured in enumerate(scores["self"])
+            for head in range(len(measured))
         ],
     }
 
@@ -151,7 +151,7 @@ def _measure_text(lm: LanguageModel, tokens: torch.Tensor, marks: torch.Tensor) 
     one = float((1 / (rows + 1.0)).mean())
     marked = float((marks.double().cumsum(1)[:, rows] / (rows + 1.0)).mean())
     chance = {"previous": one, "self": one, "sink": one, "delimiter": marked, "broad": 0.0}
-    return _stack(totals, len(tokens)), chance
+    return _by_layer(totals, len(tokens)), chance
 
 
 def _text_scores(w: torch.Tensor, mark: torch.Tensor, rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -185,7 +185,7 @@ def _measure_repeats(lm: LanguageModel, ordinary: list[int], seed: int) -> tuple
 
     observe_weights(lm, tokens, visit)
     one = float((1 / (rows + 1.0)).mean())
-    return _stack(totals, REPEATS), {"duplicate": one, "repeat": one}, length
+    return _by_layer(totals, REPEATS), {"duplicate": one, "repeat": one}, length
 
 
 def _head_mean(x: torch.Tensor) -> torch.Tensor:
@@ -198,6 +198,7 @@ def _add(total: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:
         total[name] = total[name] + value if name in total else value
 
 
-def _stack(layers: dict[int, dict[str, torch.Tensor]], count: int) -> dict[str, np.ndarray]:
+def _by_layer(layers: dict[int, dict[str, torch.Tensor]], count: int) -> Scores:
+    """Layers may have different numbers of heads."""
     names = next(iter(layers.values()))
-    return {name: torch.stack([layers[i][name] / count for i in sorted(layers)]).numpy() for name in names}
+    return {name: [(layers[i][name] / count).numpy() for i in sorted(layers)] for name in names}
