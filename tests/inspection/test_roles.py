@@ -79,7 +79,7 @@ def test_short_contexts_and_texts_of_more_than_one_window(context):
 
 
 def test_layers_may_have_different_numbers_of_heads():
-    """What is left of layer 0 sees what it saw: its scores are those of the whole model, in the order of what is left."""
+    """What is left of layer 0 sees what it saw: its scores are those of the whole model, in the order they had."""
     text = ordinary_text()
     whole = measure_roles(load(), text)["heads"]
     pruned = load()
