@@ -27,7 +27,7 @@ from torch import Tensor
 from ... import _tap
 from ..._call import GraphTensor, ObservedCall, without_autocast
 from ..._masks import FromTensor
-from ..._tracing import TensorLabels, View, writes
+from ..._tracing import TensorLabels, View, tensors_in, writes
 from . import _thread
 from ._by_hand_edits import FunctionRun, ScoresRun, edited_output, edited_weights
 from ._four_axes import AxisLayout, ScoreTerm, alike
@@ -66,6 +66,7 @@ class ByHandFollower:
     def __init__(self, origins: TensorOrigins) -> None:
         self._origins = origins
         self._known = TensorLabels[ObservedScores | SoftmaxWeights]()
+        self._made_of = TensorLabels[ObservedProduct]()  # the product that a tensor before a softmax is made of
         self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._completed: tuple[SoftmaxWeights, ObservedProduct] | None = None  # of the call that was found last
@@ -104,6 +105,15 @@ class ByHandFollower:
         if found is not None and isinstance(result, Tensor):
             self._follow(found[1], found[0], func, args, kwargs, result)
         return None
+
+    def made(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Follow, however it is reshaped, what a product has become part of, up to a softmax. For edits alone."""
+        if func in _SOFTMAX or not isinstance(result, Tensor) or result in self._made_of:
+            return
+        found = (self._made_of.get(tensor) for tensor in tensors_in(args))
+        product = next((one for one in found if one is not None), None)
+        if product is not None:
+            self._made_of.put(result, product)
 
     def edited(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, call: ObservedCall | None
@@ -149,6 +159,7 @@ class ByHandFollower:
             unused()
         self._open.clear()
         self._known.clear()
+        self._made_of.clear()
 
     def _forget(self, number: int) -> None:
         """The weights of one softmax: they are one attention call, whatever else they are multiplied by."""
@@ -186,6 +197,8 @@ class ByHandFollower:
             bias = None if product.added is None else ScoreTerm(product.added.detach(), lead)
             came = None if _tap.THREAD.editor is None else ScoresRun(run)
             self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias, came=came))
+            if came is not None:
+                self._made_of.put(result, product)
         return None
 
     def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
@@ -226,7 +239,9 @@ class ByHandFollower:
             dropout = _dropped(func, args, kwargs) if func in _DROPOUT else before.dropout
             self._known.put(result, replace(before, lead=lead, dropout=dropout))
         else:
-            came = None if before.came is None else before.came.then(FunctionRun(func, args, kwargs), args[at])
+            others = (self._made_of.get(arg) for i, arg in enumerate(args) if i != at and isinstance(arg, Tensor))
+            alone = all(other is None or other is product for other in others)  # Transformer-XL adds a second product
+            came = before.came.then(FunctionRun(func, args, kwargs), args[at]) if before.came and alone else None
             self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead, came=came))
 
     def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:

@@ -72,7 +72,7 @@ def edited_weights(
     """What a softmax gives, with the edits.
 
     Args:
-        own: the product of queries and keys. came: how the logits came from it; None: by writing into them.
+        own: the product of queries and keys. came: how the logits came from it; None: that is not known.
         softmax: the call, which gave `result`.
     """
     left, right = (view(factor) for view, factor in zip(own.views, own.factors, strict=True))
@@ -86,8 +86,8 @@ def edited_weights(
             return given.reshape(shape)
         if came is None:
             raise ValueError(
-                "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, "
-                "and what that means for others is not known"
+                "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, or "
+                "adds a second product to them, and what these would be for others is not known"
             )
         new_left = None if other_query is query else _as_factor(other_query, left, own.views[0], own.factors[0])
         new_right = None if other_key is key else _as_factor(other_key, right, own.views[1], own.factors[1])

@@ -54,6 +54,8 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
                 self._origins.sees(func, args, kwargs, result)
         except Exception as error:  # as in `counted_if_it_fails`, which costs more, and this runs for every function
             _thread.missed("what queries and keys are made of", f"{type(error).__name__}: {error}")
+        if _tap.THREAD.editor is not None:
+            self._by_hand.made(func, args, result)
         if not by_hand:
             return result
         call: ObservedCall | None = None
