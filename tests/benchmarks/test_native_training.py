@@ -136,6 +136,7 @@ def rows(text, heading):
     return {first: rest for first, *rest in cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [NATIVE])
 def test_the_page_has_losses_times_and_shares(backend, tiny, tmp_path, capsys):
     training.main(tiny)
@@ -179,6 +180,7 @@ def test_losses_that_rounding_does_not_explain_are_not_written(backend, tiny, tm
     assert not (tmp_path / "page.md").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [NATIVE])
 def test_bf16_is_autocast(backend, tiny, tmp_path):
     training.main([*tiny, "--dtype", "bf16", "--steps", "2", "--long-steps", "2"])

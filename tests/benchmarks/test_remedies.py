@@ -35,6 +35,7 @@ def rows(text, heading):
     return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
 
 
+@pytest.mark.slow
 def test_both_tables_have_every_row(tmp_path, monkeypatch, capsys):
     peaks = {one.name: (k + 1) * 2**20 for k, one in enumerate(remedies.CONFIGURATIONS)}
     measured = lambda sizes, one: remedies.Measured(peaks[one.name], (2**20, 2**20, 2**21))  # noqa: E731
@@ -120,6 +121,7 @@ def test_the_formula_counts_what_autograd_keeps(configuration):
     assert few == tokens * (head + (4 * TINY.width if configuration.checkpointing else block))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_formula_counts_the_operations(checkpointing, monkeypatch):
     """Against PyTorch's count of every matrix product; the window's tiles are products, too, where PyTorch computes."""
@@ -171,6 +173,7 @@ def test_padding_and_the_masks_change_no_real_token():
     assert loss == pytest.approx(sum(alone).item() / 19, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", ["CHECKPOINTING", "ACCUMULATION", "WINDOW", "PACKED", "BF16", "TOGETHER"])
 def test_a_remedy_that_computes_something_else_is_not_timed(monkeypatch, remedy):
     configuration = getattr(remedies, remedy)

@@ -45,6 +45,7 @@ def no_work(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_a_comparison_prints_its_tables_and_ends_with_advice(capsys):
     assert cli.main([*TINY, "--mechanism", "linear", "--mechanism", "window:size=5", "--no-layers"]) == 0
     shown = capsys.readouterr()
@@ -110,6 +111,7 @@ def test_a_file_of_tensors(no_work, tmp_path):
     assert (settings.limits.bytes, settings.seed) == (2**29, 9)
 
 
+@pytest.mark.slow
 def test_files_are_written_and_shown_again(no_work, tmp_path, capsys):
     files = {kind: tmp_path / f"it.{kind}" for kind in ("json", "md", "svg")}
     given = ["--json", str(files["json"]), "--markdown", str(files["md"]), "--plot", str(files["svg"])]

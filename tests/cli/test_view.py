@@ -124,6 +124,7 @@ def test_a_file_standard_input_and_a_part_of_a_text(run, folder, tmp_path, monke
     assert run("--model", folder, "--no-browser")[3][1]["runs"][0]["text"] == TEXT
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_context_is_read_when_that_is_asked_for(run, folder):
     status, _, err, _ = run(STORY, "--model", folder, "--no-browser")
     assert status == 2
@@ -158,6 +159,7 @@ def test_generated_text_is_told_from_the_prompt(run, folder):
     assert again["runs"] == seen["runs"]  # the likeliest tokens are always the same
 
 
+@pytest.mark.slow
 def test_a_continuation_that_the_context_ends_is_told(run, folder):
     _, _, err, _ = run(TEXT, "--generate", 100_000, "--model", folder, "--no-browser", "--keep")
     assert err == (

@@ -21,6 +21,7 @@ WORDS = (
 ).split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "ours"])
 @pytest.mark.parametrize("size", [3, 1000])
 def test_a_model_that_looks_everywhere_alike(kind, size):
@@ -54,6 +55,7 @@ def test_alike_is_over_the_keys_that_a_mask_shows():
         torch.testing.assert_close(weights, expected.expand_as(weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "heads"), [(128, 8), (60, 3)])
 def test_an_untrained_model(width, heads):
     torch.manual_seed(7)
@@ -68,6 +70,7 @@ def test_an_untrained_model(width, heads):
             assert "tells more than chance" in said.sentence, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "layers", "seed"), [(256, 6, 3), (256, 6, 5), (256, 6, 13), (64, 2, 21)])
 def test_luck_that_rows_share_is_no_sink(width, layers, seed):
     """Deep rows of an untrained model are alike, so one key may please them all: found in 5 of 100 such short texts."""
@@ -90,6 +93,7 @@ def test_the_largest_of_averages_over_one_key():
     assert (found > largest_mean(mean_of(even), 1, 0)).mean() > 2 * LUCK
 
 
+@pytest.mark.slow
 def test_the_largest_of_random_weights():
     draw = np.random.default_rng(3)
     for keys in (2, 3, 8, 100):

@@ -126,6 +126,7 @@ def test_without_a_head_the_one_that_looks_most_at_a_word_of_the_source(pair):
     assert f"of 9 heads, {steps.place} is shown" in steps.notes[-1] and "--head" in steps.notes[-1]
 
 
+@pytest.mark.slow
 def test_the_target_may_be_what_the_model_writes(pair):
     ours, _ = pair("bart")
     source, _ = tokens_of(ours)
@@ -150,6 +151,7 @@ def train(path, lines, size):
     path.with_suffix(".model").rename(path)
 
 
+@pytest.mark.slow
 def test_a_target_may_have_pieces_of_its_own(tmp_path):
     """Marian's source and target are cut by two models of SentencePiece."""
     train(tmp_path / "source.spm", checkpoints.LINES * 9, 90)

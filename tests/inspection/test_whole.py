@@ -288,6 +288,7 @@ def test_the_part_of_a_long_text_holds_both_ends_of_what_is_told_first(monkeypat
         look(model, " ".join(names), rows=(1, 101))
 
 
+@pytest.mark.slow
 def test_a_map_is_bounded_by_what_all_heads_take(monkeypatch):
     model = random_model(0, "ahead")
     size = len(collect(model, TEXT).words)
@@ -301,6 +302,7 @@ def test_a_map_is_bounded_by_what_all_heads_take(monkeypatch):
         look(model, TEXT, rows=(3, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_checkpoints_of_transformers(name, tmp_path, monkeypatch):
     model = open_model(getattr(checkpoints, name)(tmp_path / name, context=120))

@@ -86,6 +86,7 @@ def test_every_nth_optimizer_step_is_written_and_nothing_is_left_behind(tmp_path
     assert hooks(model) == 0
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit(tmp_path):
     watched, plain = gpt2(), gpt2()
     trainer(watched, tmp_path, AttentionCallback(Kept(), every=1)).train()
@@ -94,6 +95,7 @@ def test_training_is_the_same_to_the_bit(tmp_path):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_step_of_several_batches_is_one(tmp_path):
     whole, parts = Kept(), Kept()
     trainer(gpt2(), tmp_path, AttentionCallback(whole, every=1), max_steps=1, per_device_train_batch_size=6).train()
@@ -139,6 +141,7 @@ def test_tensorboard_is_the_default(tmp_path):
     assert b"uniform head in layer 1 (transformer.h.1.attn), head 0, step 1" in event.tensor_proto.string_val[0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_each_step_once(tmp_path):
     trainer(gpt2(), tmp_path, AttentionCallback(every=1), max_steps=3, save_strategy="steps", save_steps=2).train()
     state = json.loads((tmp_path / "out" / "checkpoint-2" / "trainer_state.json").read_text())
@@ -184,6 +187,7 @@ class Failing(transformers.Trainer):
         return super().compute_loss(*args, **how)
 
 
+@pytest.mark.slow
 def test_after_an_exception_close_or_the_next_training_ends_the_watch(tmp_path):
     model = gpt2()
     callback = AttentionCallback(Kept(), every=1)

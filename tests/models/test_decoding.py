@@ -38,6 +38,7 @@ def greedy(theirs, inputs, **options):
     return theirs.generate(**inputs, do_sample=False, **{"max_new_tokens": 12, "min_new_tokens": 0, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_is_that_of_transformers_with_unequal_prompts(tmp_path, name):
     theirs, ours = pair(tmp_path, name)
@@ -80,6 +81,7 @@ def test_repeated_tokens_are_penalised_as_transformers_does(tmp_path):
     assert not torch.equal(got, greedy(theirs, {"input_ids": ids}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules",
     [
@@ -147,6 +149,7 @@ def test_padding_is_no_token_that_is_repeated(tmp_path):
     assert (together == 100).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cache", [lambda: KVCache.static(3, 25), lambda: KVCache.window(3, 25), lambda: KVCache.streaming(3, 21)]
 )
@@ -157,6 +160,7 @@ def test_every_cache_that_holds_all_tokens_gives_the_same(tmp_path, cache):
     assert torch.equal(ours.generate(**inputs, max_new_tokens=12, cache=cache()), expected)
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_each_distribution(tmp_path):
     """Sampled in a batch: each item by its own distribution, within five standard deviations."""
     _, ours = pair(tmp_path)
@@ -229,6 +233,7 @@ def test_a_padding_token_that_there_is_not_is_not_written(tmp_path):
     assert ours.pad_token == 7
 
 
+@pytest.mark.slow
 def test_texts_end_where_the_context_does_and_tokens_do_not(tmp_path):
     _, ours = pair(tmp_path, max_position_embeddings=17)
     assert ours.context == 17 and ours.longest is None

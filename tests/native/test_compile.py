@@ -78,6 +78,7 @@ def test_padding_of_other_lengths_runs_the_same_graph():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_dynamic_lengths_run_the_same_graph():
     def call(query, key, value):
         return saccade.attention(query, key, value, Causal())
@@ -134,6 +135,7 @@ class Layer(torch.nn.Module):
         return saccade.attention(query, key, value, Causal() & Window(5, 0), bias=ALiBi(self.slopes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_keeps_the_operator(strict):
     given = tuple(problems.tensors().values())

@@ -162,6 +162,7 @@ def test_the_pages_around_are_protected(where, ended):
     assert ended[where].status == -signal.SIGSEGV
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["around", "around, of 2 bytes", "padding of 64", "padded queries"])
 def test_nothing_is_read_that_must_not_be(part, ended):
     assert_whole(ended[part])

@@ -160,6 +160,7 @@ def test_a_bad_query_or_upstream_gradient_stays_with_what_it_sees(size, mask, dt
     assert_contained(call, ({"query": (1, row)}, math.inf), ({}, math.nan, (1, row)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bad"), list(zip(DTYPES, (math.nan, math.inf, -math.inf), strict=True)), ids=str)
 @every_size
 def test_a_bias_of_minus_infinity_hides_as_a_mask_does(size, bad, dtype):
@@ -187,6 +188,7 @@ def test_products_beyond_the_dtype_that_a_small_scale_brings_back(size, dtype):
     check(call)
 
 
+@pytest.mark.slow
 @every_dtype
 @near_ends
 @looped("softcap", [None, 2.0])

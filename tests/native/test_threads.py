@@ -134,6 +134,7 @@ def ended(tmp_path_factory):
     return in_forks(HEADER, parts, tmp_path_factory.mktemp("parts"), OMP_THREAD_LIMIT="2")
 
 
+@pytest.mark.slow
 def test_a_team_smaller_than_asked_for_does_all_the_work(ended):
     assert ended["smaller"].out == "True\n", ended["smaller"].err
 

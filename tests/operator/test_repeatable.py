@@ -49,6 +49,7 @@ def assert_same_bits(got, want):
         assert torch.equal(one, other), f"result {n} differs by {(one - other).abs().max().item()}"
 
 
+@pytest.mark.slow
 @every_dtype
 @every_size
 @every_backend
@@ -57,6 +58,7 @@ def test_twice_the_same(size, dtype, backend):
     assert_same_bits(everything(named, backend, saccade.Causal()), everything(named, backend, saccade.Causal()))
 
 
+@pytest.mark.slow
 @every_dtype
 @every_size
 @looped("masked", [False, True])
@@ -70,6 +72,7 @@ def test_batch_mates_do_not_matter(size, dtype, masked, backend):
         assert_same_bits(alone, [x[b : b + 1] for x in whole])
 
 
+@pytest.mark.slow
 @every_dtype
 @every_size
 @every_backend
@@ -111,6 +114,7 @@ def test_auto_and_single_items_without_gradients(backend):
         assert torch.equal(torch.cat(alone), whole), size
 
 
+@pytest.mark.slow
 @every_dtype
 @every_size
 @exact_backends

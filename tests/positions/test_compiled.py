@@ -21,6 +21,7 @@ OFFSETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), alternate([*MODULES], ["int", "items", "tokens"]))
 def test_one_graph_serves_every_length_and_offset(name, kind):
     from torch._dynamo.testing import CompileCounter

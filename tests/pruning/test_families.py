@@ -139,6 +139,7 @@ def opened(folder, name: str) -> tuple[models.Model, dict[str, list[int]], dict[
     return model, removed, {path: (f"{path}.output", width) for path in removed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_pruned_family_is_the_masked_one_and_opens_again(name, tmp_path):
     model, removed, outputs = opened(tmp_path / "whole", name)
@@ -239,6 +240,7 @@ def test_contacts_are_read_from_the_maps_of_all_heads(tmp_path):
     prune(model, {0: [0]})
 
 
+@pytest.mark.slow
 def test_the_language_model_of_saccades_own(tmp_path):
     lm = models.load().double()
     layer = "model.decoder.blocks.2.attention"

@@ -69,6 +69,7 @@ def interrupted(after):
     return Interrupts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [LinearConfig(), PerformerConfig(8, redraw_every=2)], ids=lambda m: m.name)
 def test_a_run_goes_on_as_if_it_had_not_stopped(make_run, tmp_path, mechanism):
     shape = {"mechanism": mechanism, "width": 16}

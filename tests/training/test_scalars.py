@@ -89,6 +89,7 @@ def test_the_log_holds_what_was_told(run):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 4, 5])
 def test_a_resumed_run_logs_each_step_once(run, tmp_path, step):
     train_language_model(dataclasses.replace(run, out=tmp_path / "whole"))

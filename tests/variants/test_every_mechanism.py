@@ -81,6 +81,7 @@ def refused(words):
 # --- who sees whom ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every(lambda traits: traits.causal is True)
 @looped("poison", [False, True])
 @looped("first", [1, 37, L - 1])
@@ -228,6 +229,7 @@ def test_rows_of_padding_are_zero(config):
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every(lambda traits: traits.causal is True and (traits.cached is True or traits.recurrent is True))
 @pytest.mark.parametrize("sizes", [[40, 1, 1, L - 42], [L - 5, 1, 1, 1, 1, 1]], ids=["chunks", "steps"])
 def test_decoding_equals_the_parallel_form(config, sizes):
@@ -243,6 +245,7 @@ def test_decoding_equals_the_parallel_form(config, sizes):
             torch.testing.assert_close(parts, whole, **EXACT)
 
 
+@pytest.mark.slow
 @every(lambda traits: traits.causal is True and (traits.cached is True or traits.recurrent is True))
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_items_of_unequal_length_decode_as_each_alone(config, side):
@@ -277,6 +280,7 @@ def test_what_cannot_decode_says_why(config):
 # --- shapes, dtypes, numbers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every(lambda traits: traits.grouped is True)
 def test_each_query_head_reads_the_head_of_its_group(config):
     read = Read(config, kv_heads=2, requires_grad=True)
@@ -316,6 +320,7 @@ def test_rows_that_see_nothing_are_zero(config):
     assert all(x.grad is None or (x.grad == 0).all() for x in read.inputs)
 
 
+@pytest.mark.slow
 @every()
 @looped("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes(config, dtype):
@@ -356,6 +361,7 @@ def test_extreme_norms_stay_finite(config):
             assert all(torch.isfinite(x.grad).all() for x in read.inputs)
 
 
+@pytest.mark.slow
 @every()
 def test_the_same_input_gives_the_same_bits(config):
     for mask in sides(config.traits):

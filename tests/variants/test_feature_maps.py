@@ -16,6 +16,7 @@ def tokens(width=7):
     return torch.randn(3, 5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(width))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [2, 7, 11])
 def test_widths_and_gradients(name, width):

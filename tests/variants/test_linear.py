@@ -84,6 +84,7 @@ def assert_same(function, reference, tensors, tolerance=NEAR):
 
 
 # Below, at and above a chunk and a segment, and multiples of nothing.
+@pytest.mark.slow
 @looped("length", [2, 3, 63, 64, 65, 131, 512, 521, 1031])
 @looped("normalise", [True, False])
 def test_chunks_are_the_quadratic_form(length, normalise):
@@ -114,6 +115,7 @@ def test_any_feature_map(feature_map, mask):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(0, 90),
@@ -195,6 +197,7 @@ def test_what_stands_later_changes_no_bit_of_earlier_rows(dtype, map_name, which
         assert out[:, :, 70:].isnan().all()  # and is not hidden where it is seen
 
 
+@pytest.mark.slow
 def test_gradcheck():
     query, key, value = inputs(1, 2, 1, 5, 7, 3, 2)
     assert torch.autograd.gradcheck(lambda *x: linear_attention(*x, Causal()), (query, key, value))

@@ -68,6 +68,7 @@ PADDED = Padding(torch.tensor([LENGTH, 83]), torch.tensor([LENGTH, 83]))
 MASKS = {"all": None, "causal": Causal(), "padded": PADDED, "both": Causal() & PADDED}
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("mask", MASKS.values())
 @looped("heads", [1, HKV])
@@ -83,6 +84,7 @@ def test_it_is_the_sum_over_pairs_with_gradients(kind, mask, heads):
         close(ours, theirs)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("lengths", [(1, 131), (67, 131), (131, 67), (131, 1), (1, 1), (64, 128), (131, 131)])
 @looped("mask", [None, Causal()])
@@ -515,6 +517,7 @@ def test_the_layer_holds_it_and_decodes():
     assert "mechanism.projection" in layer.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_derivatives_where_all_keys_are_seen(kind):
     query, key, value = (one.detach() for one in inputs(2, 3, size=0.3))

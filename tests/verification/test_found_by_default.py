@@ -343,6 +343,7 @@ def test_a_scale_of_0_that_is_not_kept_has_no_factor():
     assert "nan" not in told
 
 
+@pytest.mark.slow
 def test_a_cast_to_a_dtype_is_a_warning_and_numbers_that_are_meant_are_none():
     assert "is cast to 0 and 1" in str(
         [one for one in report(cast_to, "mask-meaning").findings if one.severity == "warning"]

@@ -123,6 +123,7 @@ def test_the_encoder_of_a_fixed_source_is_no_attention_of_the_tokens(t5):
     assert [tuple(one.weights.shape[-2:]) for one in seen] == [(7, 7), (7, 6)] * 2
 
 
+@pytest.mark.slow
 def test_another_factor_than_the_promised_is_seen(t5):
     report = saccade.verify(t5, promise=Promise(scale=0.5), checks=["scale"], isolated=False)
     (error,) = report.findings

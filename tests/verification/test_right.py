@@ -260,6 +260,7 @@ def not_compiled(monkeypatch):
     monkeypatch.setattr(checks, "CHECKS", tuple(one for one in checks.CHECKS if one.name != "compile"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", parameters())
 @pytest.mark.usefixtures("not_compiled")
 def test_no_error(right):

@@ -90,6 +90,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(_head, "GROUP", 5000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tile_is_what_the_dense_map_pools_to(name, small_tiles):
     call = call_of(name)

@@ -188,6 +188,7 @@ def test_the_token_is_no_argument_of_the_browser(session, opened, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("after", ["a while", "no browser"])
 def test_the_file_of_the_address_goes(session, opened, tmp_path, monkeypatch, after):
@@ -253,6 +254,7 @@ def test_without_a_page_it_ends_and_says_so_and_a_heartbeat_keeps_it(session):
     assert viewer.wait() and not viewer.running
 
 
+@pytest.mark.slow
 def test_with_keep_it_does_not_end(session):
     with Viewer(session, most_idle=None) as viewer:
         viewer._activity.last = time.monotonic() - 1e6
@@ -310,6 +312,7 @@ def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
     assert "No browser" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_script_waits_for_the_page_or_ctrl_c(monkeypatch, capsys):
     monkeypatch.delattr(sys, "ps1", raising=False)
     monkeypatch.setattr(_view, "_ipython", lambda: None)

@@ -33,6 +33,7 @@ def numbers(outcome):
     return dataclasses.replace(outcome, seconds=0.0, cpu_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_attention_learns_a_small_task():
     told, budget = [], dataclasses.replace(BUDGET, rates=(1e-2, 1e-9))
     outcome = run(contender_named("exact"), TASK, 0, SHAPE, budget, lambda step, right: told.append((step, right)))
@@ -107,6 +108,7 @@ def test_the_streams_of_a_run_differ_and_so_do_runs():
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [(1e-9, 1e-2), (1e-2, 1e-9)], ids=["better last", "better first"])
 def test_a_rate_that_does_not_solve_is_followed_by_the_next_and_the_better_counts(rates):
     short, told = dataclasses.replace(BUDGET, steps=60), []

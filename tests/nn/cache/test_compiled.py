@@ -52,6 +52,7 @@ def decode(run, *, padded=False):
     return run.counter.frame_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", ["causal", "documents"])
 def test_steps_are_compiled_once(mask):
     assert decode(Compiled(mask)) == 1
@@ -63,6 +64,7 @@ def test_every_mask_is_compiled_once(mask):
     assert decode(Compiled(mask)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [name for name in BIASES if name != "no bias"])
 def test_biases(bias):
     assert decode(Compiled("causal", bias)) == 1
