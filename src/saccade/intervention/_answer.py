@@ -109,6 +109,8 @@ class EditsOfCall:
         """`out` with `heads`, whose weights are formed in tiles of whole rows and changed by the edits of weights."""
         if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
             raise ValueError(FORWARD_ONLY)
+        if not out.shape[2]:
+            return out
         parts = self._parts(call, Stage.LOGITS)
         of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
         value = _together(parts, heads, lambda part: part.call.value[:, of_key])
@@ -132,9 +134,11 @@ class EditsOfCall:
             edit.choice.check(call, site.name)
 
     def _replaced(self, call: AttentionCall) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used. An edit that reads outputs may read them all."""
+        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
         unused: Tensor | None = None
         for edit, site in self._edits:
+            if edit.reads_other_items:
+                break
             share = edit.replaced(call, site)
             if share is not None:
                 unused = share if unused is None else unused | share

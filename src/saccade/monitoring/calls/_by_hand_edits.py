@@ -35,14 +35,18 @@ class FunctionRun(NamedTuple):
         return self.func(*args, **kwargs)
 
 
+_MOST_FUNCTIONS = 32  # from the product to the softmax
+
+
 class ScoresRun(NamedTuple):
     """How scores came about: their product, and each function since, with the tensor it was given them as."""
 
     product: FunctionRun
     since: tuple[tuple[FunctionRun, Tensor], ...] = ()
 
-    def then(self, run: FunctionRun, scores: Tensor) -> ScoresRun:
-        return self._replace(since=(*self.since, (run, scores)))
+    def then(self, run: FunctionRun, scores: Tensor) -> ScoresRun | None:
+        """None where there are too many: of features that look like scores, tensors of all layers would be held."""
+        return None if len(self.since) == _MOST_FUNCTIONS else self._replace(since=(*self.since, (run, scores)))
 
     def again(self, own: ObservedProduct, left: Tensor | None, right: Tensor | None) -> Tensor:
         """The scores of other factors, each in the shape of the model's; None is the model's own."""
@@ -72,7 +76,7 @@ def edited_weights(
     """What a softmax gives, with the edits.
 
     Args:
-        own: the product of queries and keys. came: how the logits came from it; None: by writing into them.
+        own: the product of queries and keys. came: how the logits came from it; None: that is not known.
         softmax: the call, which gave `result`.
     """
     left, right = (view(factor) for view, factor in zip(own.views, own.factors, strict=True))
@@ -86,8 +90,8 @@ def edited_weights(
             return given.reshape(shape)
         if came is None:
             raise ValueError(
-                "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, "
-                "and what that means for others is not known"
+                "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, or "
+                f"calls more than {_MOST_FUNCTIONS} functions on them, and what that means for others is not known"
             )
         new_left = None if other_query is query else _as_factor(other_query, left, own.views[0], own.factors[0])
         new_right = None if other_key is key else _as_factor(other_key, right, own.views[1], own.factors[1])
