@@ -6,6 +6,7 @@ Shape legend: B batch, L length, E width, H heads.
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import weakref
@@ -414,3 +415,15 @@ def test_no_items_of_a_batch_of_one_are_changed(edit):
 def test_weights_of_no_queries():
     with torch.no_grad(), saccade.intervene(inner := MODELS["Decoder"].make(), {"*": Weights([0], lambda w, _: w)}):
         assert inner(torch.randn(B, 0, E)).shape == (B, 0, E)
+
+
+def test_a_block_that_ends_on_another_thread_lets_go_of_its_model():
+    model = MODELS["F.sdpa"].make()
+    block, held = saccade.intervene(model, {"*": Scale(None, 0.3)}), weakref.ref(model)
+    block.__enter__()
+    other = threading.Thread(target=block.__exit__, args=(None, None, None))
+    other.start()
+    other.join()
+    del model, block, other
+    gc.collect()
+    assert held() is None
