@@ -6,8 +6,10 @@ Shape legend: B batch, L length, E width, H heads.
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ import saccade
 from edited_models import MODELS, REAL, B, E, H, L
 from saccade import _tap
 from saccade.acceleration import _rules
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale
+from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
 from saccade.monitoring.calls import _thread
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 
@@ -361,3 +363,67 @@ def test_a_watch_names_calls_alike_where_some_cannot_be_shown():
         model(x)
     assert [call.name for call in seen.calls] == ["part", "part#3"]
     assert list(seen.unobserved) == ["part#2"]
+
+
+class Products(nn.Module):
+    """Layers whose residual stream begins with a product by `@`, so that it looks like scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = nn.Parameter(torch.randn(E, E) / E)
+        self.streams: list[weakref.ref[Tensor]] = []
+        self.alive = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.square
+        for _ in range(100):
+            query = x.unflatten(-1, (1, E)).transpose(1, 2)
+            x = x + (torch.softmax(query @ query.mT, -1) @ query)[:, 0]
+            self.streams.append(weakref.ref(x))
+        self.alive = sum(stream() is not None for stream in self.streams)
+        return x
+
+
+def test_features_of_many_layers_are_not_held_meanwhile():
+    model = Products()
+    with torch.no_grad(), saccade.intervene(model, {"*": Scale(None, 0.5)}) as run:
+        model(torch.randn(B, L, E))
+    assert len(run.changed) == 100 and model.alive < 40
+
+
+@pytest.mark.parametrize("name", ["F.sdpa", "grouped by hand"])
+@pytest.mark.parametrize("to", ["mean", "resample"])
+def test_an_output_of_another_item_is_read_before_it_is_ablated(name, to):
+    model, x = MODELS[name].make(), torch.randn(B, L, E)
+    others = [item for item in range(B) if item != 1]
+    found = []
+    for edits in ([Ablate([0], to, items=[1])], [Ablate([0], to, items=[1]), Ablate([0], items=others)]):
+        with torch.no_grad(), saccade.intervene(model, {"*": edits}):
+            found.append(model(x)[1])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("edit", [Ablate(items=[]), Scale(None, 3.0, items=[]), Scale(None, 3.0, "logits", items=[])])
+def test_no_items_of_a_batch_of_one_are_changed(edit):
+    model, x = MODELS["F.sdpa"].make(), torch.randn(1, L, E)
+    with torch.no_grad():
+        expected = model(x)
+        with saccade.intervene(model, {"*": edit}):
+            torch.testing.assert_close(model(x), expected)
+
+
+def test_weights_of_no_queries():
+    with torch.no_grad(), saccade.intervene(inner := MODELS["Decoder"].make(), {"*": Weights([0], lambda w, _: w)}):
+        assert inner(torch.randn(B, 0, E)).shape == (B, 0, E)
+
+
+def test_a_block_that_ends_on_another_thread_lets_go_of_its_model():
+    model = MODELS["F.sdpa"].make()
+    block, held = saccade.intervene(model, {"*": Scale(None, 0.3)}), weakref.ref(model)
+    block.__enter__()
+    other = threading.Thread(target=block.__exit__, args=(None, None, None))
+    other.start()
+    other.join()
+    del model, block, other
+    gc.collect()
+    assert held() is None

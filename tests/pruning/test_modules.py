@@ -287,11 +287,32 @@ def test_an_optimizer_that_cannot_be_cut_stops_it_all():
     model = inside(attention())
     optimizer = torch.optim.LBFGS(model.parameters())
     optimizer.step(lambda: _loss(model))
-    with pytest.raises(ValueError, match="optimizer: its state"):
+    with pytest.raises(ValueError, match="LBFGS has one history of all parameters"):
         prune(model, {0: [0]}, optimizer=optimizer)
     assert model["attention"].config.heads == 6
     with pytest.raises(TypeError, match=r"expected a torch\.optim\.Optimizer, got str"):
         prune(model, {0: [0]}, optimizer="AdamW")
+
+
+def test_an_optimizer_that_holds_its_parameters_beside_its_groups_trains_the_smaller_ones():
+    model = inside(attention())
+    optimizer = torch.optim.LBFGS(model.parameters())
+    prune(model, {0: [0]}, optimizer=optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer.step(lambda: _loss(model))
+    assert not any(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_an_optimizer_with_a_history_of_parameters_that_stay_stops_it_too():
+    model = nn.Sequential(nn.Linear(3, 29).double(), inside(attention()))
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def loss():
+        return _loss(model[1])
+
+    optimizer.step(loss)
+    with pytest.raises(ValueError, match="LBFGS has one history"):
+        prune(model, {1: [0]}, optimizer=optimizer)
 
 
 def _loss(model):

@@ -41,7 +41,7 @@ def head_importance(
 
         found = saccade.head_importance(model, batches)       # model(**batch).loss
         print(found)
-        saccade.prune(model, found.least(keep=0.5))
+        saccade.prune(model, saccade.pruning.choose_heads(model, found.values.by_call(), keep=0.5))
 
     By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head, of which the size is taken
     on each batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one

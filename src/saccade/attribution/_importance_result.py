@@ -70,9 +70,10 @@ class HeadImportance:
         return [(head, number[head]) for head in order]
 
     def least(self, keep: float = 0.5) -> dict[str, list[int]]:
-        """The least important heads by call name, as `saccade.prune` and `saccade.intervention.Ablate` take them.
+        """The least important heads by call name, as `saccade.intervention.Ablate` takes them.
 
-        One head of each call stays, whatever it is worth: layers without heads cannot be pruned.
+        One head of each call stays, whatever it is worth. `saccade.pruning.choose_heads` chooses for `saccade.prune`,
+        which takes heads that share keys away together.
 
         Args:
             keep: how many heads stay, or as which share of all (a float).

@@ -166,6 +166,8 @@ def _receivers(runs: PatchRuns, through: Through | Sequence[Through] | None) -> 
     if not through:
         return ()
     found: dict[tuple[str, str], tuple[int, ...]] = {}
+    if not isinstance(through, Sequence) or isinstance(through, str):
+        raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {through!r}")
     for given in [through] if isinstance(through[0], (int, str)) else through:
         if not isinstance(given, tuple) or len(given) != 3 or given[2] not in KINDS:
             raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {given!r}")

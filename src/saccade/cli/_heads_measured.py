@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 MOST_TOKENS = 24  # of a text, in an error
+LEAST = 0.05  # nats, below which a difference between two texts is not explained
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def importance(model: TextModel, text: str, by: str, target: str | None, told: P
 
     numbers = _facts(model, given) | {
         "loss": what,
-        "importance": found.as_json(),
+        "importance": found.as_json() | {"rise": shown.rises(found).values.tolist()},
         "sentences": shown.importance_sentences(found),
         "attribution": None if attributed is None else attributed.as_json(),
     }
@@ -148,6 +149,12 @@ def patched(
     ways = ("exact", "gradient") if by is None else (by,)
     found = patching(predictor.module, *runs, metric, by=ways, positions=positions, progress=told)
     written = [model.written(token) for token in (metric.token, metric.against) if token is not None]
+    if abs(found.clean - found.corrupted) < LEAST:
+        raise UserError(
+            f"--patch: nothing to explain, the texts have {found.clean:+.3f} and {found.corrupted:+.3f} as log p of "
+            f"{' less that of '.join(map(repr, written))}; expected texts that differ in it, or --target A,B with "
+            "words in which they do"
+        )
     what = " less ".join(f"log p of {name!r}" for name in written)
 
     def show(console: Console) -> None:
@@ -245,6 +252,12 @@ def explained(
             "model or a family that saccade.models.load opens"
         )
     found = why_attends(model, text, *words, head=head, against=against)
+    if not found.visible:
+        raise UserError(
+            f"--why {' '.join(words)}: the mask hides {found.labels[found.key]} (token {found.key}) from "
+            f"{found.labels[found.query]} (token {found.query}); expected the word that looks first and the one it "
+            "looks at second"
+        )
 
     def show(console: Console) -> None:
         shown.print_why(console, found)

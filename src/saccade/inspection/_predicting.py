@@ -5,6 +5,7 @@ Shape legend: B texts, L tokens with the special ones, P places, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,9 @@ class Predictor:
         if len(chosen) != 1:
             told = ", ".join(repr(self.reader.written(token)) for token in chosen)
             raise ValueError(f"target: expected one token, and {word!r} is {len(chosen)}: {told or 'none'}")
+        written = self.reader.written(chosen[0])
+        if written != word and re.fullmatch(r"[<\[]unk\w*[>\]]", written, re.IGNORECASE):
+            raise ValueError(f"target: the tokenizer has no {word!r}, and would read {written}")
         return chosen[0]
 
 

@@ -20,6 +20,7 @@ from .._call import AttentionCall
 from .._masks import as_mask
 from .._tap import DenseWeights, EditedOutput
 from ..monitoring import CallSite
+from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
 from ._dense_weights import dense_weights
@@ -72,9 +73,10 @@ class EditsOfCall:
         if any(edit.stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
             parts = self._parts(call, Stage.PRODUCTS)
             logits = _together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
+            before = logits
             for edit, _ in self._edits:
                 logits = edit.logits(logits, call)
-            seen = (logits > float("-inf")).any(-1, keepdim=True)
+            seen = _seen(logits) & (_seen(logits, HIDDEN) | ~_seen(before, HIDDEN))
             weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
         for edit, site in self._edits:
             weights = edit.weights(weights, everything, call, site)
@@ -109,6 +111,8 @@ class EditsOfCall:
         """`out` with `heads`, whose weights are formed in tiles of whole rows and changed by the edits of weights."""
         if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
             raise ValueError(FORWARD_ONLY)
+        if not out.shape[2]:
+            return out
         parts = self._parts(call, Stage.LOGITS)
         of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
         value = _together(parts, heads, lambda part: part.call.value[:, of_key])
@@ -132,9 +136,11 @@ class EditsOfCall:
             edit.choice.check(call, site.name)
 
     def _replaced(self, call: AttentionCall) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used. An edit that reads outputs may read them all."""
+        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
         unused: Tensor | None = None
         for edit, site in self._edits:
+            if edit.reads_other_items:
+                break
             share = edit.replaced(call, site)
             if share is not None:
                 unused = share if unused is None else unused | share
@@ -144,6 +150,11 @@ class EditsOfCall:
         for edit, site in self._edits:
             out = edit.output(out, call, site)
         return out
+
+
+def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
+    """(B, Hq, Lq, 1) bool: rows that see a key. A model may hide keys by -1e9, and a row of these alone sees none."""
+    return (logits > above).any(-1, keepdim=True)
 
 
 SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"

@@ -26,8 +26,15 @@ class Repeated(Protocol):
         """What brings back the place where the model is now."""
 
 
+class _Blocks:
+    """The blocks of a thread. Who ends one on another thread still reaches them."""
+
+    inside: tuple[Repeated, ...] = ()  # the outermost first
+
+
 class _Thread(threading.local):
-    inside: tuple[Repeated, ...] = ()  # the outermost block first
+    def __init__(self) -> None:
+        self.blocks = _Blocks()
 
 
 _THREAD = _Thread()
@@ -42,12 +49,12 @@ _BEFORE: dict[str, Any] = {}
 def repeated_with(what: Repeated) -> Iterator[None]:
     """Regions that are checkpointed within it, on this thread, are repeated with `what`."""
     _install()
-    before = _THREAD.inside
-    _THREAD.inside = (*before, what)
+    blocks = _THREAD.blocks
+    blocks.inside = (*blocks.inside, what)
     try:
         yield
     finally:
-        _THREAD.inside = tuple(one for one in _THREAD.inside if one is not what)
+        blocks.inside = tuple(one for one in blocks.inside if one is not what)
         _uninstall()
 
 
@@ -82,9 +89,10 @@ def _uninstall() -> None:
 
 def _repeating(function: Callable[..., Any], runs_now: bool = False) -> Callable[..., Any]:
     """`function`, which whenever it is called again runs with what is in force now."""
-    if not _THREAD.inside or torch.compiler.is_compiling():
+    inside = _THREAD.blocks.inside
+    if not inside or torch.compiler.is_compiling():
         return function
-    states = [one.now() for one in _THREAD.inside]
+    states = [one.now() for one in inside]
     first = runs_now
 
     def run(*args: Any, **kwargs: Any) -> Any:

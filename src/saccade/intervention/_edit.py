@@ -72,6 +72,11 @@ class Edit(ABC):
     def stage(self) -> Stage:
         return Stage.OUTPUT
 
+    @property
+    def reads_other_items(self) -> bool:
+        """Whether the output of an item depends on what the call gives for others."""
+        return False
+
     def at(self, site: CallSite) -> Edit:
         """What is done at one call, where that depends on the call."""
         return self

@@ -55,6 +55,10 @@ class Ablate(HeadEdit):
             raise ValueError(f"to must be 'zero', 'mean', 'resample' or a tensor, got {describe(self.to)}")
         object.__setattr__(self, "seed", whole(self.seed, "seed"))
 
+    @property
+    def reads_other_items(self) -> bool:
+        return not isinstance(self.to, Tensor) and self.to != "zero"
+
     def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
         return self.choice.share(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
 
@@ -310,9 +314,10 @@ def applied(function: Any, weights: Tensor, rows: Tensor) -> Tensor:
 
 def with_heads(whole: Tensor, heads: list[int], new: Tensor, share: Tensor) -> Tensor:
     """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `share`."""
-    if len(heads) == whole.shape[1] and heads == sorted(heads) and share.shape[0] == 1:
+    everywhere = share.shape[0] == 1 and bool(share[:, heads].all())  # not where no items are chosen
+    if len(heads) == whole.shape[1] and heads == sorted(heads) and everywhere:
         return new
     at = torch.tensor(heads, dtype=torch.int64, device=whole.device)
-    if share.shape[0] > 1:
+    if not everywhere:
         new = torch.where(share[:, heads], new, whole[:, heads])
     return whole.index_copy(1, at, new.to(whole.dtype))

@@ -72,7 +72,7 @@ class Intervention(StepCounts):
         opened, self._open = self._open, None
         if opened is not None:
             opened.close()
-        if kind is None and self.steps:
+        if kind is None:
             self._all_met()
 
     def now(self) -> Repeating:
@@ -125,13 +125,16 @@ class Intervention(StepCounts):
         """ValueError where edits were meant for calls that there are not."""
         if not self._unmet:
             return
-        names = ", ".join(repr(key) for key in self._unmet)
-        there = ", ".join(self._seen) or "none"
         lost = "; ".join(f"{name or 'the model'}: {what.reason}" for name, what in self.unobserved.items())
-        raise ValueError(
-            f"intervene: no attention call fits {names}. Calls there are: {there}"
-            + (f". Not reached: {lost}" if lost else "")
-        )
+        lost = f". Not reached: {lost}" if lost else ""
+        if not self.steps:
+            raise ValueError(
+                "intervene: nothing was changed, as no forward of the model ran inside the block that this thread "
+                f"could see (what torch.compile made runs past it: run the module it was made from){lost}"
+            )
+        names = ", ".join(repr(key) for key in self._unmet)
+        there = ", ".join(name or "'' (the model's own)" for name in self._seen) or "none"
+        raise ValueError(f"intervene: no attention call fits {names}. Calls there are: {there}{lost}")
 
 
 def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -> Intervention:

@@ -54,6 +54,8 @@ class Patch(Edit):
     what: str = "output"
     positions: Heads = None
     items: Heads = field(default=None, kw_only=True)
+    _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)  # first row, and the next
+    _next: set[str] = field(default_factory=set, init=False, repr=False)  # calls that begin
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, Observations):
@@ -198,17 +200,33 @@ class Patch(Edit):
             )
         return found if found.query.device == call.query.device else found.to(call.query.device)
 
+    def at(self, site: CallSite) -> Edit:
+        self._next.add(site.name)
+        return self
+
+    def _first_row(self, site: CallSite, rows: int, keys: int) -> int:
+        """The position of row 0 of this call. A cache of a window holds fewer keys than there were tokens: these are
+        counted from the call that had as many rows as keys, which begins a text."""
+        if site.name in self._next:
+            self._next.discard(site.name)
+            first = 0 if rows == keys else self._read.get(site.name, (0, keys - rows))[1]
+            self._read[site.name] = first, first + rows
+        return self._read.get(site.name, (keys - rows, keys))[0]
+
     def _places(self, call: AttentionCall, kept: KeptCall, axis: str, site: CallSite) -> _Places:
         """The rows or keys that are patched. ValueError where lengths differ and no positions are given."""
         rows, keys = call.query.shape[2], call.key.shape[2]
         of_keys = axis == "keys"
         here, there = (keys, kept.key.shape[2]) if of_keys else (rows, kept.query.shape[2])
         square = kept.query.shape[2] == kept.key.shape[2]
-        first = 0 if of_keys or not (square and keys > rows) else keys - rows  # the position of row 0 of this call
+        first = self._first_row(site, rows, keys) if square and keys >= rows else 0
+        cached = square and (first > 0 or rows < keys)
+        if of_keys:
+            first += (rows - keys) if square and keys >= rows else 0  # the position of key 0: a window drops the first
         if self.positions is None:
             if here == there and not first:
                 return _Places(None, None)
-            if (square and first) or (of_keys and square and rows < keys):  # decoding after the source's tokens
+            if cached:  # decoding after the source's tokens
                 shared = [n for n in range(here) if n + first < there]
                 return _Places(shared, [n + first for n in shared])
             raise ValueError(_lengths_differ(site, kept, call))
@@ -216,7 +234,7 @@ class Patch(Edit):
         if beyond:
             raise ValueError(f"positions: the source has {there} {axis} in {site.name}, got {beyond[0]}")
         chosen = [p for p in self.positions if 0 <= p - first < here]  # type: ignore[union-attr]
-        if not first and len(chosen) < len(self.positions):  # type: ignore[arg-type]
+        if not (first or cached) and len(chosen) < len(self.positions):  # type: ignore[arg-type]
             raise ValueError(f"positions: {site.name} has {here} {axis}, got {max(self.positions)}")  # type: ignore[arg-type]
         return _Places([p - first for p in chosen], chosen)
 

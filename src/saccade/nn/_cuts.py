@@ -145,6 +145,8 @@ def _check_owners(model: nn.Module, slices: Sequence[Slice]) -> None:
 
 def _states(optimizer: torch.optim.Optimizer, made: Sequence[_Replacement]) -> dict[int, dict[str, Any]]:
     """The optimizer's state of each replaced parameter, by the old one's id, cut as it."""
+    if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
+        raise ValueError("optimizer: LBFGS has one history of all parameters, which cannot be cut; make it anew")
     found = {}
     for one in made:
         state = optimizer.state.get(one.old)
@@ -173,7 +175,7 @@ def _replace_in(
 ) -> None:
     new = {id(one.old): one.new for one in made}
     for group in optimizer.param_groups:
-        group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]
+        group["params"][:] = [new.get(id(parameter), parameter) for parameter in group["params"]]
     for one in made:
         if optimizer.state.pop(one.old, None) is not None:
             optimizer.state[one.new] = states[id(one.old)]

@@ -59,7 +59,8 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
     cuts = [_cut(layer, left) for layer, left in kept.items()]
     ours = {layer.module: left for layer, left in kept.items() if isinstance(layer.module, MultiHeadAttention)}
     before = parameter_count(model)
-    commit(model, [*cuts, configurations(model, ours), *_around(model, kept)], _listed(optimizer))
+    with torch.inference_mode(False):  # parameters made in it could never be trained
+        commit(model, [*cuts, configurations(model, ours), *_around(model, kept)], _listed(optimizer))
     _configure_theirs(model)
     now = {layer.path: layer for layer in attention_layers(model)}
     done = tuple(

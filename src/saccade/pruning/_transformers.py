@@ -126,6 +126,10 @@ def _read(module: Any, projections: tuple[Any, ...], output: Any, width: int) ->
     keys = queries if conv else projections[1].weight.shape[0]
     if queries % width or keys % width or (queries // width) % (keys // width):
         return f"heads {width} wide do not divide its {queries} columns of queries and {keys} of keys"
+    rows = [part.weight.shape[conv] for part in projections]
+    wanted = (queries, (4 - len(rows)) * queries)[-len(rows) :] if conv else (queries, keys, keys)
+    if rows != list(wanted):
+        return f"its projections give {rows} features, where heads {width} wide have {list(wanted)}"
     return TransformersAttention(module, projections, output, queries // width, keys // width, width)
 
 

@@ -35,14 +35,18 @@ class FunctionRun(NamedTuple):
         return self.func(*args, **kwargs)
 
 
+_MOST_FUNCTIONS = 32  # from the product to the softmax
+
+
 class ScoresRun(NamedTuple):
     """How scores came about: their product, and each function since, with the tensor it was given them as."""
 
     product: FunctionRun
     since: tuple[tuple[FunctionRun, Tensor], ...] = ()
 
-    def then(self, run: FunctionRun, scores: Tensor) -> ScoresRun:
-        return self._replace(since=(*self.since, (run, scores)))
+    def then(self, run: FunctionRun, scores: Tensor) -> ScoresRun | None:
+        """None where there are too many: of features that look like scores, tensors of all layers would be held."""
+        return None if len(self.since) == _MOST_FUNCTIONS else self._replace(since=(*self.since, (run, scores)))
 
     def again(self, own: ObservedProduct, left: Tensor | None, right: Tensor | None) -> Tensor:
         """The scores of other factors, each in the shape of the model's; None is the model's own."""
@@ -87,7 +91,8 @@ def edited_weights(
         if came is None:
             raise ValueError(
                 "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, or "
-                "adds a second product to them, and what these would be for others is not known"
+                f"adds a second product to them, or calls more than {_MOST_FUNCTIONS} functions on them, and what that "
+                "means for others is not known"
             )
         new_left = None if other_query is query else _as_factor(other_query, left, own.views[0], own.factors[0])
         new_right = None if other_key is key else _as_factor(other_key, right, own.views[1], own.factors[1])

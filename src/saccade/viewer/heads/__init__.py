@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ._figure import draw_importance, draw_patching, draw_why
-from ._sentences import importance_sentences, patching_sentences
+from ._sentences import importance_sentences, patching_sentences, rises
 from ._terminal import print_attributed, print_importance, print_patching, print_why
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "print_importance",
     "print_patching",
     "print_why",
+    "rises",
 ]

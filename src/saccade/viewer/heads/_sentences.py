@@ -8,7 +8,7 @@ from ..._numbers import percent
 from ...attribution import Head, HeadImportance, HeadMap, Patching
 from ._numbers import decimals
 
-NAMED = 5  # heads that are named as the ones that matter most, and least
+NAMED = 5  # heads that are named as those that are needed most, and least
 
 
 def rises(found: HeadImportance) -> HeadMap:
@@ -26,22 +26,23 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     def listed(heads: Sequence[Head]) -> str:
         return _joined([f"{name(head)} ({by_head[head]:+.{digits}f})" for head in heads])
 
-    ranked = [head for head, _ in found.ranked()]
     if found.removed:
         return _removals(found)
-    most, least = ranked[:NAMED], ranked[max(NAMED, len(ranked) - NAMED) :][::-1]
-    rise = by_head[most[0]]
-    moved = f"{'rise' if rise > 0 else 'fall'}{'' if found.by == 'gradient' else 's'} by {abs(rise):.{digits}f} nats"
-    moved = f"would {moved}, to first order" if found.by == "gradient" else moved
-    out = [f"Head {name(most[0])} matters most for this text: without it the loss {moved}."]
-    if len(most) > 1:
-        out.append(f"After it come {listed(most[1:])}.")
-    if least:
-        said = "Least matter" if found.by == "gradient" else "Least needed are"
-        out.append(f"{said} {listed(least)}.")
-    against = sum(rise < 0 for rise in by_head.values())
-    if against:
-        out.append(f"Below 0, where the text is likelier without the head: {against} of {len(ranked)}.")
+    falling = sorted(found.heads, key=lambda head: -by_head[head])
+    helpful = [head for head in falling if by_head[head] > 0][:NAMED]
+    harmful = [head for head in reversed(falling) if by_head[head] < 0]
+    least = sorted(found.heads, key=lambda head: abs(by_head[head]))[:NAMED]
+    out = []
+    if helpful:
+        moved = f"{'would rise' if found.by == 'gradient' else 'rises'} by {by_head[helpful[0]]:.{digits}f} nats"
+        moved += ", to first order" if found.by == "gradient" else ""
+        out.append(f"The text needs head {name(helpful[0])} most: without it the loss {moved}.")
+    if len(helpful) > 1:
+        out.append(f"After it come {listed(helpful[1:])}.")
+    if harmful:
+        count = f"{len(harmful)} of {len(falling)}"
+        out.append(f"Likelier without the head is the text for {count}, most of all {listed(harmful[:3])}.")
+    out.append(f"Next to nothing do {listed(least)}.")
     return out
 
 
