@@ -85,7 +85,8 @@ def test_the_overview_is_the_gradient_of_the_texts_own_loss_and_the_attribution(
         assert (one["call"], one["head"]) == (other["call"], other["head"])
         assert one["signed"] == pytest.approx(other["signed"], rel=1e-3, abs=1e-6)
     assert found["attribution"] == json.loads(json.dumps(saccade.attribute(open_model(), TEXT).as_json()))
-    assert found["sentences"][0].startswith(f"Head {expected.ranked()[0][0]} matters most")
+    most = int(expected.signed.values.argmin())
+    assert found["sentences"][0].startswith(f"The text needs head {expected.heads[most]} most")
 
     status, out, err = run(capsys, TEXT)
     assert (status, err) == (0, "") and "\x1b" not in out
@@ -105,7 +106,7 @@ def test_ablation_is_a_run_without_the_head(capsys, embedded):
     rise = {(line["layer"], line["head"]): line["value"] for line in found["importance"]["heads"]}
     assert rise[2, 7] == pytest.approx(without - whole, abs=1e-5)
     assert "attribution" in found and found["attribution"] is None
-    assert found["sentences"][0].startswith(f"Head {'.'.join(map(str, max(rise, key=rise.get)))} matters most")
+    assert found["sentences"][0].startswith(f"The text needs head {'.'.join(map(str, max(rise, key=rise.get)))} most")
 
 
 @pytest.mark.slow

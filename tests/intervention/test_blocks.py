@@ -24,7 +24,7 @@ from saccade import _tap
 from saccade.acceleration import _rules
 from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
 from saccade.monitoring.calls import _thread
-from saccade.nn import AttentionConfig, BlockConfig, Decoder
+from saccade.nn import AttentionConfig, BlockConfig, Decoder, KVCache
 
 EDITS = {"blocks.0": Scale([1], 0.3), "blocks.1": Ablate([0])}
 
@@ -421,9 +421,38 @@ def test_a_block_that_ends_on_another_thread_lets_go_of_its_model():
     model = MODELS["F.sdpa"].make()
     block, held = saccade.intervene(model, {"*": Scale(None, 0.3)}), weakref.ref(model)
     block.__enter__()
+    model(torch.randn(1, L, E))
     other = threading.Thread(target=block.__exit__, args=(None, None, None))
     other.start()
     other.join()
     del model, block, other
     gc.collect()
     assert held() is None
+
+
+def test_a_block_in_which_nothing_ran_says_so():
+    model = MODELS["F.sdpa"].make()
+    with pytest.raises(ValueError, match="nothing was changed, as no forward of the model ran"):
+        with saccade.intervene(model, {99: Scale(None, 0.3)}):
+            pass
+    x = torch.randn(1, L, E)
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ValueError, match="no forward of the model ran|compiled"):
+        with saccade.intervene(model, {"*": Scale(None, 0.3)}):
+            compiled(x)
+
+
+def test_a_patch_reaches_its_rows_where_a_cache_drops_keys():
+    """A source of 5 tokens; a window of 4 keys: the sixth token's row has no counterpart, whatever the cache holds."""
+    torch.manual_seed(0)
+    model = Decoder(BlockConfig(AttentionConfig(12, 3, window=saccade.Window(3, 0))), 1).eval()
+    x, others = torch.randn(1, 9, 12), torch.randn(1, 5, 12)
+    with torch.no_grad(), saccade.watch(model, keep=True) as source:
+        model(others)
+    with torch.no_grad():
+        plain = model(x)
+        cache = KVCache.window(1, 4)
+        with saccade.intervene(model, {"*": Patch([1], source)}):
+            rows = [model(x[:, :5], cache=cache), *(model(x[:, n : n + 1], cache=cache) for n in range(5, 9))]
+    changed = (torch.cat(rows, 1) - plain).abs().amax((0, 2)) > 1e-5
+    assert changed.tolist() == [True] * 5 + [False] * 4

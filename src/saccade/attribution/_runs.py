@@ -55,7 +55,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def edited(model: nn.Module, *edits: Edit) -> Iterator[Intervention]:
     """All calls of the model, with edits that know by themselves which of them they are for."""
-    with intervene(model, {"*": list(edits)}) as run:
+    run = intervene(model, {"*": list(edits)})
+    run.may_idle = True  # what did not run is told in the caller's words
+    with run:
         yield run
 
 

@@ -38,6 +38,7 @@ class Intervention(StepCounts):
     """
 
     edits_calls = True
+    may_idle = False  # whether a block in which the model does not run is no mistake
 
     def __init__(self, model: nn.Module, edits: dict[Layers, tuple[Edit, ...]]) -> None:
         super().__init__()
@@ -127,6 +128,8 @@ class Intervention(StepCounts):
             return
         lost = "; ".join(f"{name or 'the model'}: {what.reason}" for name, what in self.unobserved.items())
         lost = f". Not reached: {lost}" if lost else ""
+        if not self.steps and self.may_idle:
+            return
         if not self.steps:
             raise ValueError(
                 "intervene: nothing was changed, as no forward of the model ran inside the block that this thread "

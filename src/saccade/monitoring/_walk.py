@@ -101,7 +101,7 @@ class ModuleWalk:
     @property
     def here(self) -> bool:
         """Whether this thread's calls are observed now, or a forward has just ended."""
-        return threading.get_ident() == self._thread and not self._passes() and not torch.compiler.is_compiling()
+        return not torch.compiler.is_compiling() and threading.get_ident() == self._thread and not self._passes()
 
     def _passes(self) -> bool:
         return recomputing() and not self.repeating
