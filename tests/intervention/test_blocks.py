@@ -432,14 +432,13 @@ def test_a_block_that_ends_on_another_thread_lets_go_of_its_model():
 
 def test_a_block_in_which_nothing_ran_says_so():
     model = MODELS["F.sdpa"].make()
-    with pytest.raises(ValueError, match="nothing was changed, as no forward of the model ran"):
-        with saccade.intervene(model, {99: Scale(None, 0.3)}):
-            pass
+    message = "nothing was changed, as no forward of the model ran"
+    with pytest.raises(ValueError, match=message), saccade.intervene(model, {99: Scale(None, 0.3)}):
+        pass
     x = torch.randn(1, L, E)
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(ValueError, match="no forward of the model ran|compiled"):
-        with saccade.intervene(model, {"*": Scale(None, 0.3)}):
-            compiled(x)
+    with pytest.raises(ValueError, match=message), saccade.intervene(model, {"*": Scale(None, 0.3)}):
+        compiled(x)
 
 
 def test_a_patch_reaches_its_rows_where_a_cache_drops_keys():
