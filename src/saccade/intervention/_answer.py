@@ -128,7 +128,7 @@ class EditsOfCall:
             for edit, site in self._edits:
                 weights = edit.weights(weights, chosen, call, site)
             first, last = int(rows[0]), int(rows[-1]) + 1
-            found[:, :, first:last] = weighed(weights, value, tiles[id(parts[0])].seen).to(out.dtype)
+            found[:, :, first:last] = weighed(weights, value, tiles[id(parts[0])]).to(out.dtype)
         return out.index_copy(1, torch.tensor(heads, device=out.device), found)
 
     def _check(self, call: AttentionCall) -> None:

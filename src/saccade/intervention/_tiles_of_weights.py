@@ -20,17 +20,20 @@ from .._checks import make_call
 from .._tiles import TileProblem
 from .._weights import attention_weights
 
-_TILE_BYTES = 2**23
+_TILE_BYTES = 2**24
 
 
 def rows_of_tile(call: AttentionCall, heads: list[int]) -> int:
-    return max(1, _TILE_BYTES // max(1, call.query.shape[0] * len(heads) * call.key.shape[2] * 4))
+    """As many as `_TILE_BYTES` hold, in steps of 64: products of few rows run at half the speed."""
+    rows = _TILE_BYTES // max(1, call.query.shape[0] * len(heads) * call.key.shape[2] * 4)
+    return max(64, min(512, rows // 64 * 64))
 
 
-def weighed(weights: Tensor, value: Tensor, seen: slice) -> Tensor:
+def weighed(weights: Tensor, value: Tensor, tiles: WeightTiles) -> Tensor:
     """(B, n, r, Dv) from weights (B, n, r, Lk) and values (B, n, Lk, Dv), which are read where weights are not 0."""
-    value = value.to(weights.dtype)
+    value, seen = value.to(weights.dtype), tiles.seen
     if _any(weights[..., : seen.start]) or _any(weights[..., seen.stop :]):
+        tiles.written_beyond()
         return weights @ value
     return weights[..., seen] @ value[:, :, seen]
 
@@ -51,7 +54,7 @@ class WeightTiles:
         checked = make_call(call.query, call.key, call.value, **call.scoring(), dropout=0.0)
         self._call, self._heads = call, heads
         self._problem = replace(TileProblem.of(checked), heads=tuple(heads))
-        self.seen = slice(0, checked.length_k)
+        self.seen = self._left = slice(0, checked.length_k)
         # Poison is put where it belongs, and float64 summed, by the slower way.
         self._plain = not self._problem.guarded and self._problem.dtype == torch.float32
         if not self._plain:
@@ -64,6 +67,7 @@ class WeightTiles:
         self._sink = None if sink is None else sink[at].float().view(-1, 1, 1)
         size = checked.batch * len(heads) * rows_of_tile(call, heads) * checked.length_k
         self._memory = self._query.new_empty(2, size)
+        self._rows = 0  # of the last tile, whose weights are 0 but for the keys `_left`
 
     def rows(self, rows: Tensor) -> Tensor:
         """(B, n, r, Lk) of rows that follow each other, to be written into; the next tile takes their memory."""
@@ -78,30 +82,42 @@ class WeightTiles:
         blocks = [(block, kind) for _, block, kind in self._problem.tiles(span, self._problem.key_spans())]
         self.seen = seen = slice(blocks[0][0].start, blocks[-1][0].stop) if blocks else slice(0, 0)
         if not blocks:
+            self._rows = 0
             return whole.zero_()
         shown = Span(seen.start, seen.stop, torch.arange(seen.start, seen.stop, device=rows.device))
         weights = whole if len(shown) == keys else _part(self._memory[1], batch, heads, len(rows), len(shown))
         torch.matmul(self._query[:, :, first:last], self._key[..., seen], out=weights)
-        self._finish(weights, span, shown, "partial" if any(kind != "full" for _, kind in blocks) else "full")
+        self._finish(weights, span, shown, [block for block, kind in blocks if kind != "full"])
         if weights is not whole:
-            whole[..., : seen.start] = 0.0
+            # What the tile before has left. Where a function wrote beyond its keys, or rows lie otherwise: everything.
+            left = self._left if len(rows) == self._rows else slice(0, keys)
+            whole[..., left.start : seen.start] = 0.0
+            whole[..., seen.stop : left.stop] = 0.0
             whole[..., seen] = weights
-            whole[..., seen.stop :] = 0.0
+        self._left, self._rows = seen, len(rows)
         return whole
 
-    def _finish(self, weights: Tensor, rows: Span, keys: Span, kind: str) -> None:
-        """Weights from products, in place; rows that see nothing are 0."""
+    def written_beyond(self) -> None:
+        """A function has written where no key is seen."""
+        self._left = slice(0, self._call.key.shape[2])
+
+    def _finish(self, weights: Tensor, rows: Span, keys: Span, partial: list[Span]) -> None:
+        """Weights from products, in place; rows that see nothing are 0. Only the `partial` blocks of keys need a mask."""
         problem = self._problem
         if problem.softcap is not None:
             weights.div_(problem.softcap).tanh_().mul_(problem.softcap)
-        bias, visible = problem.bias_tile(self._parameter, rows, keys), problem.visible(rows, keys, kind)
+        bias, some = problem.bias_tile(self._parameter, rows, keys), len(keys) > sum(map(len, partial))
         if bias is not None:
             weights += bias
-        if visible is not None:  # ten times as fast as to fill by a mask that is broadcast
-            weights += torch.zeros(visible.shape, device=weights.device).masked_fill_(~visible, float("-inf"))
+        for block in partial:
+            visible = problem.visible(rows, block, "partial")
+            assert visible is not None
+            # ten times as fast as to fill by a mask that is broadcast
+            hidden = torch.zeros(visible.shape, device=weights.device).masked_fill_(~visible, float("-inf"))
+            weights[..., block.start - keys.start : block.stop - keys.start] += hidden
         top = None if self._sink is None else weights.amax(-1, keepdim=True)
         torch.softmax(weights, -1, out=weights)  # four times as fast as its own steps
-        if bias is not None or (visible is not None and not bool(visible.any(-1).all())):
+        if bias is not None or not some:  # else every row sees a block
             weights.nan_to_num_(0.0)
         if top is not None and self._sink is not None:
             total = 1 / weights.amax(-1, keepdim=True)  # of exp(logit - top): the largest weight is 1 / total
