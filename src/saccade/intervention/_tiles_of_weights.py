@@ -102,7 +102,7 @@ class WeightTiles:
         self._left = slice(0, self._call.key.shape[2])
 
     def _finish(self, weights: Tensor, rows: Span, keys: Span, partial: list[Span]) -> None:
-        """Weights from products, in place; rows that see nothing are 0. Only the `partial` blocks of keys need a mask."""
+        """Weights from products, in place; rows that see nothing are 0. Only `partial` blocks of keys need a mask."""
         problem = self._problem
         if problem.softcap is not None:
             weights.div_(problem.softcap).tanh_().mul_(problem.softcap)
