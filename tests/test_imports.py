@@ -130,6 +130,7 @@ def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_imports_go_one_way():
     for path in sources():
         own = part_of(module_name(path))
@@ -302,6 +303,7 @@ print(status, *sorted({{name.partition(".")[0] for name in sys.modules}}), file=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status"),
     [

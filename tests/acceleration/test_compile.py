@@ -45,6 +45,7 @@ def close(one, other):
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_flipping_the_switch_is_seen_and_compiles_once_each():
     counter = CompileCounter()
     layer, x = Layer(), torch.randn(2, 5, 12)
@@ -110,6 +111,7 @@ def test_a_compiled_mask_is_read_anew_each_time():
         close(compiled(x, mask), layer(x, mask))
 
 
+@pytest.mark.slow
 def test_lengths_may_change():
     layer = Layer()
     with saccade.accelerate():
@@ -157,6 +159,7 @@ def test_multihead_attention_into_which_the_compiler_does_not_look(masked):
     assert any("saccade" in str(node.target) for graph in graphs for node in graph.nodes)
 
 
+@pytest.mark.slow
 def test_compiled_multihead_attention_with_weights_says_so():
     attention, x = nn.MultiheadAttention(12, 3, batch_first=True), torch.randn(2, 5, 12)
     expected = attention(x, x, x)

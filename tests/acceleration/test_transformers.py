@@ -70,6 +70,7 @@ def cast(given, dtype):
     return {key: value.to(dtype) if value.is_floating_point() else value for key, value in given.items()}
 
 
+@pytest.mark.slow
 @looped("dtype", [torch.float32, torch.bfloat16])
 @looped("padded", [False, True])
 @looped("name", [*TEXT, "vit"])

@@ -142,6 +142,7 @@ def embedded():
     return model, study_corpus(model, cut(prose, [model], tokens=256, most=6))
 
 
+@pytest.mark.slow
 def test_the_embedded_models_roles_are_those_it_was_measured_with(embedded):
     model, found = embedded
     same = {"repeat": "repeat induction", "duplicate": "repeat duplicate", "sink": "first"}

@@ -92,6 +92,7 @@ def planted(monkeypatch):
     return model, given
 
 
+@pytest.mark.slow
 def test_a_probe_finds_what_is_there_and_nothing_in_noise(planted):
     model, given = planted
     found = study_probe(model, given, seed=3)

@@ -109,6 +109,7 @@ def test_all_ways_are_equal_under_a_mask(mask, way):
     check(way, module("encoder", RotaryConfig()), LENGTHS, mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=10)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6))

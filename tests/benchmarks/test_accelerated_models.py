@@ -61,6 +61,7 @@ def arguments(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_row_for_each_setting(script, arguments, tmp_path, capsys):
     script.main(arguments)
     written = (tmp_path / "page.md").read_text()

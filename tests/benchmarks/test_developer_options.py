@@ -31,6 +31,7 @@ def load(monkeypatch):
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 3), (0.0, 0)])
 def test_targets_are_judged(monkeypatch, capsys, load, factor, status):
     from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention
@@ -62,6 +63,7 @@ def test_targets_run_as_they_are(load, capsys):
     assert "of 4 targets are met." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_thread_s_own_time(load, capsys):
     assert load("attention")(*TINY, "--length", "32", "--backend", "auto", "--clock", "cpu", "--json", "-") == 0
     settings = json.loads(capsys.readouterr().out)["settings"]

@@ -94,6 +94,7 @@ def lm():
     return LanguageModel(model, tokenizer)
 
 
+@pytest.mark.slow
 @looped("length", [1, 4, 5, 9, 10, 11, 14, 15, 16, 37])
 def test_each_token_is_scored_once_from_at_least_half_a_context(lm, length):
     ids = torch.randint(1, lm.tokenizer.vocabulary, (length,)).tolist()

@@ -166,6 +166,7 @@ def test_the_page_has_losses_times_and_shares(backend, tiny, tmp_path, capsys):
         assert float(table["native, chunked"][2]) == pytest.approx(apart, rel=0.06, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [NATIVE])
 def test_losses_that_rounding_does_not_explain_are_not_written(backend, tiny, tmp_path, monkeypatch):
     right = saccade._backends.native.run

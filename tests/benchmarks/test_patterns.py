@@ -66,6 +66,7 @@ def test_the_line_and_what_is_off_it(patterns):
     assert "| `sliding_window(256)` | 4096 | 7 | 3 | 1.00 | 200.0 | +41% | 200.0 | +41% |" in text
 
 
+@pytest.mark.slow
 def test_a_small_run(patterns, monkeypatch):
     for name in ("every key", "sparse_strided_heads(128), two each"):
         case = patterns.Case.of(name, 97)

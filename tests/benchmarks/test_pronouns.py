@@ -33,6 +33,7 @@ def text_of(model, one):
     return model.lm.tokenizer.decode(one.ids)
 
 
+@pytest.mark.slow
 def test_sentences_of_a_case_differ_in_the_order_and_the_deciding_word_alone(pronouns, kinds):
     model = open_model()
     for kind in kinds:
@@ -56,6 +57,7 @@ def test_sentences_of_a_case_differ_in_the_order_and_the_deciding_word_alone(pro
             assert kind.behind or one.ids[:decided] == other.ids[:decided]
 
 
+@pytest.mark.slow
 def test_weights_on_nouns_are_those_of_a_look(pronouns, kinds):
     model = open_model()
     kind = kinds[1]

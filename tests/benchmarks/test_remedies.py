@@ -111,6 +111,7 @@ def kept(sizes, configuration):
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.slow
 @each
 def test_the_formula_counts_what_autograd_keeps(configuration):
     few, more = (kept(dataclasses.replace(TINY, layers=n), configuration) for n in (1, 2))

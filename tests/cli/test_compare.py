@@ -64,6 +64,7 @@ def test_a_comparison_prints_its_tables_and_ends_with_advice(capsys):
     assert "\x1b" not in shown.out
 
 
+@pytest.mark.slow
 def test_layers_stand_beside_attention(capsys):
     assert cli.main([*TINY, "--lengths", "16", "--mechanism", "GRU", "--json", "-"]) == 0
     made = VariantComparison.from_json(capsys.readouterr().out)
@@ -74,6 +75,7 @@ def test_layers_stand_beside_attention(capsys):
     assert all(set(line.points[0].readings) == {"forward", "training", "decode"} for line in made.lines)
 
 
+@pytest.mark.slow
 def test_bidirectional(capsys):
     given = "--lengths 16 --bidirectional --no-layers --mechanism linformer --mechanism window --json -"
     assert cli.main([*TINY, *given.split()]) == 0
@@ -85,6 +87,7 @@ def test_bidirectional(capsys):
     assert "direction of time" in exact.points[0].no_decode
 
 
+@pytest.mark.slow
 def test_the_embedded_model_is_the_default(no_work, capsys):
     assert cli.main(["compare", "--threads", "1"]) == 0
     (who, data, lengths, settings) = no_work[0]
@@ -128,6 +131,7 @@ def test_files_are_written_and_shown_again(no_work, tmp_path, capsys):
     assert len(no_work) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_and_writes_what_there_is(monkeypatch, tmp_path, capsys):
     at, count = work._points_at, iter(range(9))
 

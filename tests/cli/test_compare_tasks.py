@@ -23,6 +23,7 @@ def compare(*arguments: str) -> int:
     return main(["compare", *arguments])
 
 
+@pytest.mark.slow
 def test_the_tables_of_two_tasks(capsys, tmp_path):
     page = tmp_path / "tasks.md"
     assert compare("--task", "needle,copy", "--mechanism", "linear:head=4", *QUICK, "--markdown", str(page)) == 0
@@ -38,6 +39,7 @@ def test_the_tables_of_two_tasks(capsys, tmp_path):
     assert "| linear:head=4 | 264 |" in told.out  # 2 layers of 4 features times 32 values and their sum
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_not_run_again(capsys, tmp_path, monkeypatch):
     records = tmp_path / "runs.jsonl"
     given = ["--task", "induction", "--mechanism", "GRU", *QUICK, "--records", str(records)]
@@ -90,6 +92,7 @@ def test_an_interrupt_keeps_what_is_done(capsys, tmp_path, monkeypatch):
     assert "| exact |" in out and "| window:size=8 |" in out
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_from_records(tmp_path):
     records, plot = tmp_path / "runs.jsonl", tmp_path / "recall.svg"
     assert compare("--task", "recall", "--mechanism", "linear", *QUICK, "--records", str(records)) == 0

@@ -69,6 +69,7 @@ def test_a_column_to_json_lines(tmp_path, model, capsys):
     assert np.array_equal(found, models.embed(["the cat,\nthe mat", "“sat”"], model))
 
 
+@pytest.mark.slow
 def test_a_long_cell(tmp_path, model, capsys):
     """Python's csv refuses cells of more than 128 KiB."""
     table, out = tmp_path / "t.csv", tmp_path / "v.npy"

@@ -36,6 +36,7 @@ def commands_in(text: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_command_is_replaced_and_nothing_else():
     for number in range(sys.maxunicode + 1):
         letter = chr(number)

@@ -76,6 +76,7 @@ def printed_map(out):
 # The overview and --importance
 
 
+@pytest.mark.slow
 def test_the_overview_is_the_gradient_of_the_texts_own_loss_and_the_attribution(capsys, embedded):
     module, ids, _ = embedded
     expected = saccade.head_importance(module, [ids], text_loss)
@@ -96,6 +97,7 @@ def test_the_overview_is_the_gradient_of_the_texts_own_loss_and_the_attribution(
         assert shown[head.layer, head.head] == pytest.approx(-signed, abs=6e-4)
 
 
+@pytest.mark.slow
 def test_ablation_is_a_run_without_the_head(capsys, embedded):
     module, ids, _ = embedded
     found = numbers(capsys, TEXT, "--importance", "--by", "ablation")
@@ -129,6 +131,7 @@ def test_a_target_of_ones_own_is_attributed(capsys):
 # --patch
 
 
+@pytest.mark.slow
 def test_patching_is_a_run_with_the_heads_output_from_the_other(capsys, embedded):
     module, clean, corrupted = embedded
     encode = open_model().encode
@@ -152,6 +155,7 @@ def test_patching_is_a_run_with_the_heads_output_from_the_other(capsys, embedded
     assert one["exact"] == pytest.approx((patched - ends[1]) / (ends[0] - ends[1]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_both_ways_and_how_they_agree_are_printed(capsys):
     status, out, err = run(capsys, TEXT, "--patch", OTHER)
     assert (status, err) == (0, "")
@@ -176,6 +180,7 @@ def test_texts_of_other_lengths_are_shown_side_by_side_or_patched_at_positions(c
 # --why
 
 
+@pytest.mark.slow
 def test_why_is_what_python_says(capsys):
     expected = saccade.why_attends(open_model(), TEXT, "sat:2", "on", head=(1, 3))
     found = numbers(capsys, TEXT, "--why", "sat:2", "on", "--head", "1.3")

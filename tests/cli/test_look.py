@@ -127,6 +127,7 @@ def test_a_chosen_head(bpe, capsys):
     assert "Layer 1 head 3" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["map.png", "map.SVG"])
 def test_a_figure_for_a_paper_and_the_report(bpe, capsys, tmp_path, name):
     pytest.importorskip("matplotlib")
@@ -162,6 +163,7 @@ def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):
     assert "its first word alone has more" in refused(capsys, "a" * 7 + "bcdefgh" * 90, "--model", bpe)
 
 
+@pytest.mark.slow
 def test_wrong_texts(bpe, capsys, tmp_path, monkeypatch):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))

@@ -60,6 +60,7 @@ def numbers(capsys, *arguments):
     return json.loads(told(capsys, *arguments, "--json"))
 
 
+@pytest.mark.slow
 def test_a_corpus(capsys):
     out = told(capsys, "--corpus", "one.txt", "--tokens", 64)
     assert out.startswith("embedded: 4 layers, 32 heads, on ")

@@ -47,6 +47,7 @@ def refused(capsys, *arguments):
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_sentences_map_table_report_and_commands_that_work(models, capsys, tmp_path, name):
     status, out, err = run(capsys, SENTENCE, "--model", models[name])
@@ -95,6 +96,7 @@ def test_a_narrow_terminal_numbers_the_words_of_a_square(models, capsys, monkeyp
     assert max(len(line) for line in lines[top : top + 18]) <= 60
 
 
+@pytest.mark.slow
 def test_a_figure(models, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("bert", "gpt2"):

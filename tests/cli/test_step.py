@@ -36,6 +36,7 @@ def refused(capsys, *arguments):
     return err
 
 
+@pytest.mark.slow
 def test_it_prints_what_python_prints(capsys):
     options = ["--head", "1.4", "--word", "it:2", "--without", "scale, mask"]
     status, out, err = run(capsys, SENTENCE, *options)
@@ -45,12 +46,14 @@ def test_it_prints_what_python_prints(capsys):
     assert run(capsys, SENTENCE, *options, "--nth", "2", "--word", "it")[1] == out
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is(capsys):
     status, out, err = run(capsys, SENTENCE, "--word", "it", "--head", "1.4", "--json")
     assert (status, err) == (0, "")
     assert json.loads(out) == json.loads(json.dumps(saccade.step(SENTENCE, (1, 4), "it").as_json()))
 
 
+@pytest.mark.slow
 def test_the_page_is_written_and_not_over_others(capsys, tmp_path):
     status, out, _ = run(capsys, SENTENCE, "--head", "1.4", "--word", "it", "--out", "step.html")
     assert (status, out) == (0, "Page  step.html\n")
@@ -67,6 +70,7 @@ def test_a_word_that_is_there_twice_is_told(capsys):
     assert status == 0 and "'it' is there 2 times: the first is taken (it:2 is the next)" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder(capsys, tmp_path):
     checkpoints.bart(tmp_path / "bart")
     given = ["The cat sat on the mat.", "--model", "bart", "--target", "Nobody knows the old man.", "--word", "knows"]

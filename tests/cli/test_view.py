@@ -87,6 +87,7 @@ def run(capsys, monkeypatch):
     return command
 
 
+@pytest.mark.slow
 def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch, tmp_path):
     opened = []
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -107,6 +108,7 @@ def test_that_other_machines_come_in_is_said(run, folder, host):
     assert f"Viewer  {viewer.url}" in out and viewer.url.startswith("http://127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_without_a_browser_that_is_said(run, folder, monkeypatch):
     monkeypatch.setattr(_serve, "open_browser", lambda url: False)
     status, out, err, (viewer, _) = run(TEXT, "--model", folder, "--keep")
@@ -116,6 +118,7 @@ def test_without_a_browser_that_is_said(run, folder, monkeypatch):
     assert run(TEXT, "--model", folder, "--no-browser", "--keep")[2] == ""
 
 
+@pytest.mark.slow
 def test_a_file_standard_input_and_a_part_of_a_text(run, folder, tmp_path, monkeypatch):
     (tmp_path / "story.txt").write_text(STORY)
     _, _, _, (_, seen) = run("story.txt", "--from", 3, "--to", 5, "--model", folder, "--no-browser")
@@ -141,6 +144,7 @@ def test_a_text_beyond_the_context_is_read_when_that_is_asked_for(run, folder):
     assert status == 2 and f"this model reads {needed - 2:,} tokens" in err
 
 
+@pytest.mark.slow
 def test_two_texts_and_two_models_are_runs_side_by_side(run, folder, other):
     arguments = ["--model", folder, "--model", other, "--against", "The owl sat on a bee.", "--no-browser"]
     _, _, _, (_, seen) = run(TEXT, *arguments)
@@ -149,6 +153,7 @@ def test_two_texts_and_two_models_are_runs_side_by_side(run, folder, other):
     assert [each["id"] for each in seen["runs"]] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_generated_text_is_told_from_the_prompt(run, folder):
     _, _, _, (_, seen) = run("Once the hen", "--generate", 9, "--model", folder, "--no-browser")
     [side] = seen["runs"][0]["sides"]
@@ -242,6 +247,7 @@ def refused(run, *arguments, told):
     assert re.search(told, err), err
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_what_watch_kept(run, watched):
     for option, told in {
         ("--model", "x"): "model: it reads a text",
@@ -256,6 +262,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         refused(run, watched, *option, told=told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -81,6 +81,7 @@ def test_other_views_of_one_tensor_are_other_masks():
         assert says(mask_of(part, WHOLE), part)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_what_is_gone(dense):
     entries = _masks._THREAD.entries
     mask_of(dense.clone(), WHOLE)

@@ -64,6 +64,7 @@ def observed(model, given):
     return calls
 
 
+@pytest.mark.slow
 @looped("side", ["right", "left"])
 @looped(("name", "how"), IMPLEMENTED)
 def test_the_meaning_of_every_call_gives_what_the_model_got(name, how, side):
@@ -97,6 +98,7 @@ def rows_that_see(meant):
     return mask.any(-1)[:, 0].expand(batch_size, -1)
 
 
+@pytest.mark.slow
 @looped("how", ["eager", "sdpa"])
 @looped("name", ["bert", "llama", "t5", "whisper"])
 def test_padded_queries_are_known_for_what_they_are(name, how):

@@ -120,6 +120,7 @@ def test_every_claim_can_be_read_off_the_map(text, seed):
             check(seen, finding, roles)
 
 
+@pytest.mark.slow
 def test_the_random_models_reach_every_kind_of_sentence():
     kinds = {f.kind for seed in range(5) for text in TEXTS for f in find(collect(random_lm(seed), text), limit=9)}
     assert kinds >= {"look", "copy", "same", "previous", "self", "sink", "nothing"}
@@ -135,6 +136,7 @@ def test_a_head_that_gathers_at_a_comma():
     check(seen, said, None)
 
 
+@pytest.mark.slow
 def test_sentences_differ_in_kind_and_head():
     for seed, text in itertools.product(range(5), TEXTS):
         found = find(collect(random_lm(seed), text), limit=9)

@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_words_and_weights_are_those_of_transformers(folder, name):
     model = open_model(folder(name))

@@ -134,6 +134,7 @@ def test_what_sentences_say_of_the_numbers_is_true(embedded):
     assert "every visible key would get the same weight, 1/10 = 0.1." in steps["dot"].without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("layer", [0, 1])
 def test_published_families(folder, name, layer):
@@ -147,6 +148,7 @@ def test_published_families(folder, name, layer):
     assert ("mask" in steps.switches) == (name in ("gpt2", "llama"))
 
 
+@pytest.mark.slow
 def test_grouped_heads_share_keys(folder):
     steps = [step(TEXT, (1, head), "knows", folder("llama")) for head in range(6)]
     assert [s.numbers.inputs.kv_head for s in steps] == [0, 0, 0, 1, 1, 1]
@@ -274,6 +276,7 @@ def softmax(x):
     return e / e.sum()
 
 
+@pytest.mark.slow
 def test_switches_by_hand(embedded):
     """From the projections of the step before, with nothing but numpy."""
     text, head = SENTENCE, (1, 4)
@@ -423,6 +426,7 @@ def test_a_word_of_several_tokens_asks_with_its_last(embedded):
     )
 
 
+@pytest.mark.slow
 def test_a_piece_of_a_word_is_named_with_its_word():
     """'owl' is o, w, l and 'bee' is be, e: no sentence or vector calls one of them a word."""
     text = "The owl met a bee, and the bee thanked the owl because it was kind."
@@ -439,6 +443,7 @@ def test_a_piece_of_a_word_is_named_with_its_word():
     assert not re.findall(f"{pieces}(?! in '(owl|bee|thanked)')", " ".join(told))
 
 
+@pytest.mark.slow
 def test_the_head_that_is_taken_where_none_is_asked_for(embedded):
     steps = step(SENTENCE, word="it")
     away = range(1, steps.row - 1)  # not <s>, 'because' or itself
@@ -489,6 +494,7 @@ def test_what_is_of_another_type_is_said(options, said):
         step("The cat sat.", **options)
 
 
+@pytest.mark.slow
 def test_a_text_of_one_word(embedded):
     steps = step("Nobody")
     assert steps.notes[-1].startswith(
@@ -541,6 +547,7 @@ def test_formulas_are_mathml(embedded):
         assert set(tags(mathml(formula))) <= known
 
 
+@pytest.mark.slow
 def test_of_a_long_text_some_keys_have_their_numbers_in_every_step():
     model = Toy(Decoder(BlockConfig(AttentionConfig(24, 3, positions=RotaryConfig()), hidden=31), 2))
     text = "".join(chr(97 + i * i % 23) for i in range(5003))

@@ -50,6 +50,7 @@ def vector(steps, id, name):
     return next(v.values for v in steps[id].vectors if v.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("part", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("layer", [0, 1])
@@ -217,6 +218,7 @@ def test_what_is_not_there_is_said(pair, head, more, said):
         step(SOURCE, head, more.pop("word", None), ours, **more)
 
 
+@pytest.mark.slow
 def test_a_model_with_one_stack_has_neither_part_nor_target(tmp_path):
     with pytest.raises(ValueError, match="head: cross.0.1 is of an encoder-decoder; .* has heads such as 1.4"):
         step("The cat sat.", ("cross", 0, 1))

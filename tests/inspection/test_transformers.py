@@ -83,6 +83,7 @@ RUN = [("falcon", "sdpa"), ("gpt_oss", "eager"), ("llama", "eager"), ("llama", "
 RUN += [pytest.param(*case, marks=pytest.mark.slow) for case in OWN]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "implementation"), RUN)
 def test_words_and_weights_are_those_of_transformers(folder, name, implementation, tmp_path):
     path = folder(name)
@@ -187,6 +188,7 @@ def test_batches_of_one_length(folder):
         assert torch.allclose(both[1:], one, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_progress_is_told_layer_by_layer(folder):
     model, told = open_model(folder("llama")), []
     look(model, TEXT, progress=lambda done, total: told.append((done, total)))
@@ -195,6 +197,7 @@ def test_progress_is_told_layer_by_layer(folder):
     assert told[3:] == [(i, 9) for i in range(1, 10)]  # statistics, rows of links, the words around what is told
 
 
+@pytest.mark.slow
 def test_the_embedded_model_is_one_of_them():
     assert open_model().name == "embedded" and open_model().causal
     lm = load()

@@ -230,6 +230,7 @@ def test_every_claim_can_be_read_off_the_matrix(kind, seed, monkeypatch):
             assert abs(full.weights[found.layer, found.head, q, k] - float(value)) <= 0.00501
 
 
+@pytest.mark.slow
 def test_habits_of_a_long_text_are_told(monkeypatch):
     monkeypatch.setattr(limits, "MOST_WORDS", 50)
     model = PretendText([[previous, following, itself, sink, last, broad], [broad] * 5 + [at_ids({-1})]])
@@ -247,6 +248,7 @@ def test_habits_of_a_long_text_are_told(monkeypatch):
 # The look
 
 
+@pytest.mark.slow
 def test_rows_of_a_short_text_in_its_context():
     model = random_model(0, "ahead")
     full = collect(model, TEXT)
@@ -267,6 +269,7 @@ def test_rows_of_a_short_text_in_its_context():
             look(model, TEXT, rows=wrong)
 
 
+@pytest.mark.slow
 def test_a_part_without_a_start_token_keeps_the_first_word():
     found = look(random_model(0, "nothing"), TEXT, rows=(20, 24))
     assert found.seen.at == (0, *range(19, 24))

@@ -117,6 +117,7 @@ def test_every_nth_optimizer_step_is_written_and_nothing_is_left_behind(pl, tmp_
     assert hooks(model) == 0
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit(pl, tmp_path, callback_of):
     watched, plain = module(pl), module(pl)
     trainer(pl, tmp_path, callback_of(log=Kept(), every=1)).fit(watched, data())

@@ -76,6 +76,7 @@ def events(folder):
     return read
 
 
+@pytest.mark.slow
 def test_every_nth_optimizer_step_is_written_and_nothing_is_left_behind(tmp_path):
     kept, model = Kept(), gpt2()
     trainer(model, tmp_path, AttentionCallback(kept, every=2)).train()
@@ -110,6 +111,7 @@ def test_a_step_of_several_batches_is_one(tmp_path):
     assert parts.steps[1] == pytest.approx(whole.steps[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_evaluation_is_not_watched(tmp_path):
     model, seen = gpt2(), []
 
@@ -131,6 +133,7 @@ def test_evaluation_is_not_watched(tmp_path):
     assert set(seen) == {0}
 
 
+@pytest.mark.slow
 def test_tensorboard_is_the_default(tmp_path):
     trainer(gpt2(dead_head=True), tmp_path, AttentionCallback(every=2), max_steps=2).train()
     read = events(tmp_path / "out" / "runs" / "attention")
@@ -152,6 +155,7 @@ def test_a_resumed_run_shows_each_step_once(tmp_path):
     assert [event.step for event in read.Scalars("attention/transformer.h.00.attn/entropy")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_what_the_trainer_reports_to_gets_the_numbers_and_its_own_log_is_not_lost(tmp_path):
     logs = []
 
@@ -170,6 +174,7 @@ def test_what_the_trainer_reports_to_gets_the_numbers_and_its_own_log_is_not_los
     assert any("uniform head" in values.get("attention/alarms", "") for _, values in logs)
 
 
+@pytest.mark.slow
 def test_an_alarm_may_stop_the_training(tmp_path):
     callback = AttentionCallback(Kept(), every=1, stop_on=["uniform head"])
     fit = trainer(gpt2(dead_head=True), tmp_path, callback)
@@ -204,6 +209,7 @@ def test_after_an_exception_close_or_the_next_training_ends_the_watch(tmp_path):
     assert hooks(model) == 0
 
 
+@pytest.mark.slow
 def test_other_processes_do_not_watch(tmp_path):
     callback = AttentionCallback(Kept(), every=1)
     model = gpt2()

@@ -88,6 +88,7 @@ def test_seen_keys_of_a_large_mask():
     assert largest.numel <= BATCH * LENGTH
 
 
+@pytest.mark.slow
 def test_seen_keys_tile_by_tile():
     """Sizes that need more than one tile, for masks without a quick answer."""
     for mask in (

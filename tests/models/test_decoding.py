@@ -58,6 +58,7 @@ def expected_of_right(ours):
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 def test_items_end_at_their_own_end_token(tmp_path):
     theirs, ours = pair(tmp_path)
     inputs = test_gpt2.batch("left")
@@ -114,6 +115,7 @@ def test_a_first_token_is_forced_after_one_alone(tmp_path):
         assert torch.equal(ours.generate(ids, max_new_tokens=4), expected)
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_chat_model_generates(tmp_path):
     """Qwen's own settings: they draw, and penalise tokens of the text."""
     theirs, ours = pair(tmp_path, "Qwen3ForCausalLM")
@@ -127,6 +129,7 @@ def test_a_folder_of_a_chat_model_generates(tmp_path):
     assert torch.equal(ours.generate(ids, max_new_tokens=12, sampling=given), greedy(theirs, {"input_ids": ids}))
 
 
+@pytest.mark.slow
 def test_padding_without_a_mask_is_inferred_as_transformers_does(tmp_path):
     theirs, ours = pair(tmp_path)
     inputs = test_gpt2.batch("left")
@@ -138,6 +141,7 @@ def test_padding_without_a_mask_is_inferred_as_transformers_does(tmp_path):
         assert torch.equal(got, ours.generate(**inputs, max_new_tokens=12)) == (end == 2)
 
 
+@pytest.mark.slow
 def test_padding_is_no_token_that_is_repeated(tmp_path):
     _, ours = pair(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 1, "pad_token_id": 100}))
@@ -177,6 +181,7 @@ def test_draws_are_those_of_each_distribution(tmp_path):
     assert torch.equal(again, drawn)
 
 
+@pytest.mark.slow
 def test_items_that_have_ended_are_computed_no_more(tmp_path):
     _, ours = pair(tmp_path)
     inputs = test_gpt2.batch("left")
@@ -217,6 +222,7 @@ def test_bad_input(tmp_path):
     assert ours.generate(ids, max_new_tokens=6).shape == (2, 31)
 
 
+@pytest.mark.slow
 def test_seen_tokens_of_padding_are_not_penalised(tmp_path):
     _, ours = pair(tmp_path)
     inputs = test_gpt2.batch("left")

@@ -63,6 +63,7 @@ def test_every_head_has_been_measured(lm):
     assert {"previous", "repeat"} <= {head["role"] for head in heads}
 
 
+@pytest.mark.slow
 def test_writes(lm):
     text = "".join(generate(lm, "It was a dark night and", 40, Sampling(temperature=0.0)))
     assert len(text.split()) > 15

@@ -21,6 +21,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_distances_across_a_hole_are_those_of_the_columns(tmp_path, name):
     theirs = written(tmp_path, name, MODELS[name](transformers()))

@@ -55,6 +55,7 @@ def test_of_series(tmp_path, name, given, message):
         models.load(tmp_path)(**test_patchtst.series(), **{given: torch.zeros(2, 4)})
 
 
+@pytest.mark.slow
 def test_of_graphs():
     for kind, features in (("saccade-gat", {"num_features": 5}), ("saccade-graphormer", {"node_features": 5})):
         model = models.new_graph_model(kind, **features)

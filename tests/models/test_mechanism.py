@@ -41,6 +41,7 @@ def test_what_is_generated_is_what_the_whole_text_would_give(kind):
     assert (logits.max(1).values - chosen).max() < 1e-4  # the likeliest token, or one that rounding made equal to it
 
 
+@pytest.mark.slow
 @of(CAUSAL)
 def test_a_model_learns(kind):
     model = model_of(kind)

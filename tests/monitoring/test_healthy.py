@@ -68,6 +68,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"dropout": 0.1}], ids=["plain", "gqa", "dropout"])
 def test_decoders_that_have_just_begun(name, options):
@@ -78,6 +79,7 @@ def test_a_decoder_in_bf16():
     assert alarms_of(decoder_lm().bfloat16(), OWN["decoder"]).fired == []
 
 
+@pytest.mark.slow
 def test_a_decoder_that_generates_with_a_cache():
     model = decoder_lm(context=64)
 
@@ -110,6 +112,7 @@ def test_stacks_with_every_kind_of_attention(kind, name):
     assert alarms_of(model, lambda m, n: m(torch.randn(B, L, E))).fired == []
 
 
+@pytest.mark.slow
 def test_the_embedded_model_on_texts():
     lm = saccade.models.load()
     draw = random.Random(0)
@@ -187,6 +190,7 @@ def test_transformers_that_have_just_begun(name, padded):
     assert alarms_of(model, run).fired == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_transformers_that_generate_with_a_cache(name):
     model = hugging(name).eval()

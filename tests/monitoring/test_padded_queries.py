@@ -124,6 +124,7 @@ def rows_that_count(seen):
     return rows[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [sdpa, by_hand])
 @pytest.mark.parametrize("parts", SELF)
 def test_padded_tokens_of_self_attention_are_no_queries(parts, attention):

@@ -505,6 +505,7 @@ def test_a_model_must_be_a_module():
         saccade.watch(F.softmax)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("whole", [True, False])
 def test_compiled_models_run_and_what_is_inside_is_said_to_be_unseen(whole):
@@ -555,6 +556,7 @@ def test_a_model_compiled_in_place():
     assert "compiled" in seen.unobserved["layers.0"].reason
 
 
+@pytest.mark.slow
 def test_a_compiled_function_around_a_watched_model():
     torch.compiler.reset()
     model, x = Model(1), torch.randn(B, L, E)

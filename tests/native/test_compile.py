@@ -68,6 +68,7 @@ def test_masks_made_inside(name):
     check(INSIDE[name], *problems.leaves(problems.tensors()).values())
 
 
+@pytest.mark.slow
 def test_padding_of_other_lengths_runs_the_same_graph():
     query, key, value = problems.tensors().values()
     counter = torch._dynamo.testing.CompileCounter()
@@ -93,6 +94,7 @@ def test_dynamic_lengths_run_the_same_graph():
     assert len(frames) == 1
 
 
+@pytest.mark.slow
 def test_drawn_dropout_in_a_graph():
     query, key, value = (t.requires_grad_() for t in problems.tensors(heads=3).values())
     value = torch.eye(13).expand(2, 3, 13, 13)

@@ -176,6 +176,7 @@ def test_a_bias_of_minus_infinity_hides_as_a_mask_does(size, bad, dtype):
 # --- near the ends of a dtype -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_dtype
 @near_ends
 def test_products_beyond_the_dtype_that_a_small_scale_brings_back(size, dtype):
@@ -200,6 +201,7 @@ def test_small_queries_and_large_keys(size, dtype, softcap):
     check(call)
 
 
+@pytest.mark.slow
 @every_dtype
 @near_ends
 def test_values_near_the_largest(size, dtype):

@@ -133,6 +133,7 @@ def test_memory_layout(dtype):
             assert_same(ours(Draw(leaves, call.mask, seed=call.seed)), want, instructions)
 
 
+@pytest.mark.slow
 def test_several_python_threads_at_once(threads):
     """Calls of every kind beside each other, each with a team of its own."""
     threads(2)

@@ -68,6 +68,7 @@ def test_layers_that_agree_share_positions():
     assert biased.positions_of(0) is not biased.positions_of(1)  # a slope for each head
 
 
+@pytest.mark.slow
 @looped("cache", [lambda: None, lambda: KVCache.static(5, L), lambda: KVCache.growing(5)])
 def test_decoding_is_the_parallel_form_in_every_layer(cache):
     stack, x = stacked()

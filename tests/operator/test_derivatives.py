@@ -63,6 +63,7 @@ def test_gradcheck(kind, twice_differentiated):
     assert torch.autograd.gradcheck(results(problem, twice_differentiated), given, fast_mode=True)
 
 
+@pytest.mark.slow
 @every_kind
 def test_gradgradcheck(kind, differentiable):
     problem = small(kind)
@@ -84,6 +85,7 @@ def test_forward_mode_gradcheck(kind, twice_differentiated):
     )
 
 
+@pytest.mark.slow
 @every_kind
 def test_forward_over_reverse(kind, twice_differentiated):
     problem = small(kind)
@@ -115,6 +117,7 @@ def second_of_oracle(name):
     return second(lambda t: problem.truth(t)[:2], problem)
 
 
+@pytest.mark.slow
 @looped("name", CASES)
 def test_second_derivatives_are_the_oracles(name, twice_differentiated):
     problem = CASES[name]()

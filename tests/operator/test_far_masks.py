@@ -41,6 +41,7 @@ def check(mask, expected):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=f"{backend}: {mask!r}")
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     tokens=st.sets(positions, max_size=8),
@@ -101,6 +102,7 @@ def test_tables_are_those_of_the_call(offset):
         assert pickle.loads(pickle.dumps(placed)) == placed == mask.to("cpu").at(offset)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # TorchDynamo's own
 @pytest.mark.parametrize(
     "mask", [Global([2**21]), Edges([2**21, 3], [5, 2]), Window(3, 3) | Global([5, 2**21])], ids=repr

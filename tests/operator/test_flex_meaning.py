@@ -58,6 +58,7 @@ def test_eager_flex_is_the_reference(mask, bias):
     torch.testing.assert_close(lse, expected_lse, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_keys_nobody_sees_are_never_read():
     torch.manual_seed(7)
     query, key, value = torch.randn(B, HQ, LQ, D), torch.randn(B, HKV, LK, D), torch.randn(B, HKV, LK, DV)

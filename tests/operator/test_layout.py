@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 import oracle
@@ -140,6 +141,7 @@ def test_empty_inputs_with_a_bias(zero, kind, exact):
     assert gradient.shape == parameter.shape and (gradient == 0).all()
 
 
+@pytest.mark.slow
 @looped(("rows", "keys"), [(3, 0), (0, 3), (0, 0)])
 @looped("kv_heads", [4, 2, 1])
 @looped("backend", ["auto", "reference", "chunked", "sdpa", NATIVE])

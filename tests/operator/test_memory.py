@@ -65,6 +65,7 @@ def test_no_tensor_of_lq_times_lk(way, mask, length):
     assert largest.numel < length * length // 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["alibi", "relative"])
 @pytest.mark.parametrize("way", WAYS)
 def test_bias_values_and_dropout_take_no_lq_times_lk(way, bias):
@@ -120,6 +121,7 @@ def test_causal_work_is_about_half(way):
     assert 0 < causal < 0.6 * whole
 
 
+@pytest.mark.slow
 def test_padding_and_documents_skip_work_too():
     whole = flops(forward_and_backward, 2048, None)
     assert flops(forward_and_backward, 2048, saccade.Padding(torch.tensor([256]))) < 0.2 * whole

@@ -13,6 +13,7 @@ MASKS = [None, Causal(), Window(2, 0), Padding([3, 5]), Causal() & Padding([3, 5
 TRACING = ("ignore:Converting a tensor", "ignore:`torch.jit", "ignore:Tracer")
 
 
+@pytest.mark.slow
 @looped("mask", MASKS)
 @looped("backend", ["auto", "chunked", "reference"])
 def test_on_meta_a_call_has_its_shapes(mask, backend):

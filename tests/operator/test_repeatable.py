@@ -82,6 +82,7 @@ def test_order_in_the_batch_does_not_matter(size, dtype, backend):
     assert_same_bits(everything({k: t[order] for k, t in named.items()}, backend), [x[order] for x in whole])
 
 
+@pytest.mark.slow
 @looped("size", ["one query", "odd", "tiles"])
 @exact_backends
 def test_batch_mates_with_other_lengths_do_not_matter(size, exact):

@@ -100,6 +100,7 @@ def test_other_threads_are_not_observed():
     assert told(elsewhere)[1] == []
 
 
+@pytest.mark.slow
 def test_compiled_code_is_seen_where_it_is_made_to_run_eagerly():
     query, key, value = inputs()
     compiled = torch.compile(lambda: saccade.attention(query, key, value, saccade.Causal()), backend="eager")

@@ -57,6 +57,7 @@ def test_jvp_agrees_with_vjp(name, transformed):
     assert_close(pushed, want, terms=4096)
 
 
+@pytest.mark.slow
 @every_name
 def test_hessian_vector_products_forward_over_reverse_and_reverse_over_reverse(name, transformed):
     problem = CASES[name]()
@@ -207,6 +208,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", MASKS.values(), ids=MASKS)
 def test_masks_built_inside_of_transforms(build):
     """The same as the mask built before, bit for bit."""

@@ -40,6 +40,7 @@ def test_one_graph_serves_every_length_and_offset(name, kind):
     assert graphs == [1, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_decoding_compiles_once_for_all_positions():
     from torch._dynamo.testing import CompileCounter
 
@@ -75,6 +76,7 @@ def test_errors_are_those_without_a_compiler():
         compiled(torch.zeros(3, 5, 6), 9)
 
 
+@pytest.mark.slow
 def test_nothing_traced_is_kept():
     rotary, x = Rotary(6), torch.randn(2, 3, 5, 6)
     exported = torch.export.export(rotary, (x, torch.tensor([3, 9])))

@@ -84,6 +84,7 @@ def text_file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_the_model_then_is(text_file, tmp_path, capsys):
     out = tmp_path / "smaller"
     assert (
@@ -106,6 +107,7 @@ def test_the_command_tells_what_the_model_then_is(text_file, tmp_path, capsys):
     assert "is not empty; --force writes into it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_keeps_a_share_and_shows_a_table(text_file, capsys):
     assert main(["prune", "embedded", "--keep", ".5", "--data", str(text_file)]) == 0
     shown = capsys.readouterr().out
@@ -115,6 +117,7 @@ def test_the_command_keeps_a_share_and_shows_a_table(text_file, capsys):
     assert "Attention, 256 tokens" in shown and "50.0%" in shown and "Loss (perplexity)" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -133,6 +136,7 @@ def test_what_a_user_may_get_wrong_is_one_line(arguments, told, capsys):
     assert told in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_masked_language_model_is_judged_by_masked_words(tmp_path):
     sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_attention_heads=6, intermediate_size=29)
     written(tmp_path, "BertForMaskedLM", transformers().BertConfig(**sizes, max_position_embeddings=23))

@@ -72,6 +72,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(2, 61, (2, 9)).where(mask.bool(), 1), "attention_mask": mask}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "saccade"])
 @pytest.mark.parametrize("name", CASES)
 def test_pruned_in_place_is_masked(name, implementation):

@@ -32,6 +32,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 def test_no_tensor_of_lq_times_lk(mask):
     length = 2048

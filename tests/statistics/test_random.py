@@ -104,6 +104,7 @@ def holds(got, judge, off):
         assert torch.equal(got.top_keys[..., 0], got.largest_at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @hypothesis.given(draw=drawing.calls(work=WORK))
 def test_any_call(backend, draw):

@@ -176,6 +176,7 @@ def test_hidden_entries_do_not_count():
     assert _statistics("logits", (), _logits(seen)).finite
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length():
     length = 4099
     seen = observed(MultiHeadAttention(AttentionConfig(4, 1)), torch.randn(1, length, 4), saccade.Causal())

@@ -26,6 +26,7 @@ def final_weights(out):
     return read_checkpoint(max((out / "checkpoints").iterdir()))["loop"]["model"]
 
 
+@pytest.mark.slow
 def test_checkpointing_gives_the_same_bits(make_run, tmp_path, monkeypatch):
     shape = {"dropout": 0.3, "layers": 2}
     train_language_model(make_run(shape=shape, out=tmp_path / "plain"))
@@ -67,6 +68,7 @@ def test_a_compiled_run_learns_the_same_and_loads_uncompiled(story, tmp_path):
     assert not any("_orig_mod" in name for name in final_weights(tmp_path / "compiled"))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_where_and_keeps_what_there_is(story, tmp_path, capsys, monkeypatch):
     train, calls = DecoderLM.forward, []
 

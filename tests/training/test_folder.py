@@ -106,6 +106,7 @@ def test_other_libraries_models_are_not_overwritten(make_run, tmp_path, files):
     assert files_of(out) == before
 
 
+@pytest.mark.slow
 def test_overwriting_and_resuming_touch_only_what_is_ours(make_run):
     run = make_run(looks={"tensorboard": True})
     train_language_model(run)
@@ -135,6 +136,7 @@ def test_overwriting_and_resuming_touch_only_what_is_ours(make_run):
     assert (run.out / "checkpoints" / ".ipynb_checkpoints").is_dir()
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_before_the_first_checkpoint_is_begun_anew_and_overwritten(make_run, tmp_path):
     whole = make_run(out=tmp_path / "whole")
     train_language_model(whole)
@@ -155,12 +157,14 @@ def test_what_a_kill_leaves_before_the_first_checkpoint_is_begun_anew_and_overwr
         assert not list((run.out / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_damaged_model_with_checkpoints_is_still_ours(finished):
     (finished.out / "config.json").write_text("{")
     train_language_model(dataclasses.replace(finished, overwrite=True))
     assert load(finished.out).model.config.width == finished.shape["width"]
 
 
+@pytest.mark.slow
 def test_no_readable_checkpoint_says_what_to_do(finished):
     for path in (finished.out / "checkpoints").iterdir():
         path.write_bytes(b"")
@@ -171,6 +175,7 @@ def test_no_readable_checkpoint_says_what_to_do(finished):
         train_language_model(dataclasses.replace(finished, resume=True))
 
 
+@pytest.mark.slow
 def test_the_way_out_is_one(finished, make_run, tmp_path):
     """What the message advises works."""
     shutil.rmtree(finished.out / "checkpoints")
@@ -180,6 +185,7 @@ def test_the_way_out_is_one(finished, make_run, tmp_path):
     assert load(finished.out).model.config.width == finished.shape["width"]
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_that_cannot_be_removed_is_told_as_that(make_run, monkeypatch):
     unlink = Path.unlink
 

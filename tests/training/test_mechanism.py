@@ -26,6 +26,7 @@ def train(story, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_the_command_trains_saves_and_generates(train, tmp_path, capsys):
     assert train("--steps", 3, "--mechanism", "linear:feature_map=relu", "--watch", 1) == 0
     said = capsys.readouterr()
@@ -41,6 +42,7 @@ def test_the_command_trains_saves_and_generates(train, tmp_path, capsys):
     assert "model: it reads by 'linear' in the place of softmax attention" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_usual_for_the_context(train, tmp_path):
     assert train("--steps", 1, "--mechanism", "block-topk:k=2") == 0
     assert load(tmp_path / "out").model.config.mechanism.block == 2  # 16 blocks, and not one of 512
@@ -83,6 +85,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(make_run, tmp_path, mechanism):
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.slow
 def test_a_run_with_another_mechanism_is_not_resumed(make_run):
     train_language_model(make_run(shape={"mechanism": LinearConfig()}))
     with pytest.raises(ValueError, match="mechanism .*relu.*asked for.*elu.*in the checkpoint"):

@@ -69,6 +69,7 @@ def run(make_run):
     return make_run(8, shape={"dropout": 0.1}, looks=looks)
 
 
+@pytest.mark.slow
 def test_the_log_holds_what_was_told(run):
     notes = StopAt(None)
     train_language_model(run, notes)
@@ -103,6 +104,7 @@ def test_a_resumed_run_logs_each_step_once(run, tmp_path, step):
     assert len(list((run.out / "tensorboard").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_overwriting_begins_a_new_log(run):
     train_language_model(run)
     train_language_model(dataclasses.replace(run, overwrite=True))

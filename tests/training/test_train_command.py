@@ -27,6 +27,7 @@ def train(story, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_trains_measures_heads_and_says_what_to_do_next(train, tmp_path, capsys):
     assert train("--steps", 4, "--every", 2, "--vocabulary", 283) == 0
     captured = capsys.readouterr()
@@ -46,6 +47,7 @@ def test_characters(train, tmp_path, capsys):
     assert load(tmp_path / "out").tokenizer.vocabulary < 40
 
 
+@pytest.mark.slow
 def test_starting_from_a_model_and_copying_first(train, tmp_path, capsys):
     assert train("--steps", 2, "--vocabulary", 283) == 0
     (tmp_path / "out").rename(tmp_path / "first")
@@ -56,6 +58,7 @@ def test_starting_from_a_model_and_copying_first(train, tmp_path, capsys):
     assert "3 steps before the text, on random tokens over and over; in 50% of the windows" in card
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_model(train, tmp_path):
     for name in ("first", "second"):
         assert train("--steps", 3, "--seed", 7) == 0
@@ -97,6 +100,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(train, tmp_path, capsys, optio
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_existing_output_is_kept(train, tmp_path, capsys):
     assert train("--steps", 2) == 0
     before = files_of(tmp_path / "out")

@@ -26,6 +26,7 @@ def watched(make_run, **looks):
     return make_run(5, shape=SHAPE, looks={"every": 5, "tensorboard": True, **looks})
 
 
+@pytest.mark.slow
 def test_every_nth_step_is_in_the_log(make_run):
     run = watched(make_run, watch=2)
     train_language_model(run)
@@ -37,6 +38,7 @@ def test_every_nth_step_is_in_the_log(make_run):
             assert all(value > 0 for _, value in log[tag])
 
 
+@pytest.mark.slow
 def test_the_log_holds_histograms_and_alarms_as_tensorboard_reads_them(make_run, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -54,6 +56,7 @@ def test_the_log_holds_histograms_and_alarms_as_tensorboard_reads_them(make_run,
     assert len([line for line in told.lines if "logit growth" in line]) == 4  # two heads of two layers, once each
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_the_same_to_the_bit(make_run, tmp_path):
     run = watched(make_run, watch=1)
     plain = dataclasses.replace(watched(make_run), out=tmp_path / "plain")
@@ -63,6 +66,7 @@ def test_what_is_learned_is_the_same_to_the_bit(make_run, tmp_path):
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_without_a_log_alarms_are_told_all_the_same(make_run, monkeypatch):
     monkeypatch.setattr("saccade.monitoring._alarms.Thresholds", lambda: Thresholds(logit=1e-3, grown=1e-3))
     told = Told()
@@ -70,6 +74,7 @@ def test_without_a_log_alarms_are_told_all_the_same(make_run, monkeypatch):
     assert len([line for line in told.lines if "logit growth" in line]) == 4
 
 
+@pytest.mark.slow
 def test_a_model_whose_blocks_are_computed_again_is_watched_too(make_run):
     run = make_run(
         2, shape=SHAPE, looks={"every": 2, "tensorboard": True, "watch": 1}, execution={"checkpointing": True}

@@ -179,6 +179,7 @@ def of_items(read, side, poison):
     return alone, padded, padding
 
 
+@pytest.mark.slow
 @every()
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -207,6 +208,7 @@ def test_a_padded_item_is_what_it_is_alone(config, side, causal):
         torch.testing.assert_close(mine, its, **EXACT)
 
 
+@pytest.mark.slow
 @every()
 @looped("side", ["left", "right"])
 def test_positions_are_counted_from_the_first_token(config, side):
@@ -349,6 +351,7 @@ def test_autocast(config):
     assert all(x.grad.dtype == torch.float32 and torch.isfinite(x.grad).all() for x in read.inputs)
 
 
+@pytest.mark.slow
 @every()
 def test_extreme_norms_stay_finite(config):
     for mask in sides(config.traits):
@@ -385,6 +388,7 @@ def test_usual_settings_for_any_length(config):
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every()
 def test_a_stack_learns_a_step(config):
     attention = AttentionConfig(WIDTH, HEADS, mechanism=config)

@@ -174,6 +174,7 @@ def test_padding_is_exact_whatever_stands_there(poison, causal, dtype):
         assert (poisoned[0, :, 41:] == 0).all()
 
 
+@pytest.mark.slow
 @looped("later", [float("nan"), -float("inf"), 3e38, 1e30])
 @looped("which", range(3))
 @looped("map_name", ["elu+1", "relu"])
@@ -311,6 +312,7 @@ def test_no_bit_depends_on_batch_mates():
     assert torch.equal(whole[1:2], one)
 
 
+@pytest.mark.slow
 @looped("length", [1, 7, 64, 131, 700])
 @looped("normalise", [True, False])
 def test_scales_of_keys(length, normalise):

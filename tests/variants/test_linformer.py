@@ -132,6 +132,7 @@ def errors_of(draws):
     return mean.sqrt(), squares.std() / squares.shape[0] ** 0.5 / (2 * mean.sqrt())
 
 
+@pytest.mark.slow
 def test_random_keys_approach_exact_attention_as_rank_to_the_minus_half():
     """Rows of E = F that pick keys at random: importance sampling of softmax, its error known.
 
@@ -157,6 +158,7 @@ def test_random_keys_approach_exact_attention_as_rank_to_the_minus_half():
     assert abs(slope + 0.5) < 5 * error
 
 
+@pytest.mark.slow
 def test_normal_projections_keep_inner_products_along_the_sequence():
     """(x E^T)(F v) of E = F = R goes to x v, with the mean square (|x|^2 |v|^2 + (x v)^2) / rank exactly.
 
@@ -212,6 +214,7 @@ def test_what_is_shared(shared, count, heads):
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @looped("bad", [0.0, math.nan, math.inf])
 @looped("heads", [1, 3])
 @looped("places", [[0, 1, 2, 3], [9, 10, 11, 12], [1, 4, 5, 11]])

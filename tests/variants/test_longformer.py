@@ -107,6 +107,7 @@ def test_positions_count_real_tokens(side):
     same(out, by_rows(module, *leaves, chosen, real), [*leaves, *module.parameters()])
 
 
+@pytest.mark.slow
 def test_a_call_names_global_tokens():
     module, leaves = build(LongformerConfig(4)), inputs(23)
     flags = torch.zeros(B, 23, dtype=torch.bool)

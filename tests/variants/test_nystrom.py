@@ -83,6 +83,7 @@ def kernel(width=3, heads=6, dtype=torch.float64):
 # --- the formula ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     ("rows", "keys", "landmarks", "width", "scale"),
@@ -113,6 +114,7 @@ def test_the_formula_and_its_gradients(rows, keys, landmarks, width, scale, dtyp
         assert_close(got, expected, terms=2**15)
 
 
+@pytest.mark.slow
 def test_gradients_by_finite_differences():
     t = problems.leaves(problems.tensors(1, 2, 1, 5, 5, 2, 1) | {"weight": kernel(3, 2)})
     mask = saccade.Padding([4], queries=[4])

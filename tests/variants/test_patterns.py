@@ -432,6 +432,7 @@ def test_the_drawing_in_the_docstring(function):
         assert [row[number] for row in rows] == drawn
 
 
+@pytest.mark.slow
 def test_the_pictures_of_the_page():
     """What each block of docs/patterns.md prints stands below it."""
     page, namespace, shown = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text(), {}, 0

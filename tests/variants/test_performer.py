@@ -109,6 +109,7 @@ def test_scale_is_that_of_the_logits(scale):
     close(given, performer_attention(sign * root * query, root * key, value, projection=vectors()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
 def test_it_approaches_softmax_attention_as_the_root_of_the_features(kind, mask):
@@ -162,6 +163,7 @@ def test_causally_norms_far_beyond_the_range_of_exp_are_right():
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("size", [0.1, 1e2, 1e10, 1e30])
 @looped("place", [1, 63, 64, 100, 148])
@@ -176,6 +178,7 @@ def test_later_keys_do_not_touch_a_row_by_a_bit(kind, size, place):
     assert not torch.equal(after, before)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("poison", [math.nan, -math.inf])
 @looped("which", range(3))
@@ -207,6 +210,7 @@ def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(kind, poi
     assert every.isnan().any(-1).sum() == (1 if which == 0 else GROUPS * LENGTH)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("causal", [False, True])
 @looped("poison", [math.nan, math.inf, 1e30])
@@ -268,6 +272,7 @@ def test_blocks_are_the_whole(kind, mask, cached, monkeypatch):
         close(ours, theirs)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("mask", [None, Causal()])
 @looped("size", [0.0, 10.0, 1e3, 1e6, 1e19, 3e38])
@@ -366,6 +371,7 @@ def test_the_process_grows_by_no_more_than_a_few_features(kind):
     assert bytes_needed < 16 * length * features * 4 < length * features * width * 4
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("cuts", [[1, 2, 3], [64, 128], [1], [50, 51, 148], []])
 def test_steps_are_the_parallel_form(kind, cuts):

@@ -58,6 +58,7 @@ def within(sample: torch.Tensor, mean: float, errors: float = 5.0) -> bool:
     return abs(sample.mean().item() - mean) < errors * bar(sample)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("width", [4, 16])
@@ -76,6 +77,7 @@ def test_independent_vectors_have_the_derived_error(kind, width):
     assert bar(squares) < 0.06 * derived_error(kind, width)
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("width", [4, 16])
 def test_orthogonal_vectors_are_no_worse(kind, width):

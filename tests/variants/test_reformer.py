@@ -60,6 +60,7 @@ def agree(found, expected, inputs):
         torch.testing.assert_close(mine, theirs, **EXACT)
 
 
+@pytest.mark.slow
 @looped("causal", [False, True])
 @looped(("buckets", "chunk"), [(1, 1), (2, 3), (2, 4), (5, 3), (17, 2), (3, 41)])
 def test_softmax_over_the_pairs_that_any_round_shows(causal, buckets, chunk):

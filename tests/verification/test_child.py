@@ -120,6 +120,7 @@ def test_any_class_of_error_is_an_error_of_the_call(isolated):
     assert [one.status for one in report.outcomes] == ["passed", "failed", "passed"]
 
 
+@pytest.mark.slow
 @on_linux
 def test_a_copy_that_the_target_makes_of_its_process_has_no_say(tmp_path):
     report = report_of(misbehaving.Forks(str(tmp_path / "calls")))
@@ -369,6 +370,7 @@ def run_python(code, *arguments, **options):
     )
 
 
+@pytest.mark.slow
 @on_linux
 def test_interrupting_this_process_ends_the_child():
     """This process is a fork of the one that tests, which has imported what it needs."""

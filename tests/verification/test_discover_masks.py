@@ -174,6 +174,7 @@ def test_one_argument_takes_padding_and_triangle_at_once():
     torch.testing.assert_close(out, hidden_where_true(*inputs.tensors.values(), ~seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "by_pair", "by_key"),
     [
@@ -212,6 +213,7 @@ def test_documentation_wins_over_behaviour_and_both_are_told():
     assert "True where a key may be attended to" in mask.words
 
 
+@pytest.mark.slow
 def test_what_hides_nothing_is_read_as_is_usual():
     (first, *_) = discover(multiplied).reading.masks
     assert (first.meaning, first.behaves) == ("attend", None)
@@ -372,6 +374,7 @@ def items_and_heads_in_one(q, k, v, mask=None):
     return scores.softmax(-1).unflatten(0, (batch, heads)) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [items_and_heads_in_one, nn.MultiheadAttention(20, 4, batch_first=True)])
 def test_a_mask_of_batch_times_heads(target):
     subject = discover(target)

@@ -186,6 +186,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "form", "layout", "width"), CALLS)
 def test_modules_are_called_as_by_hand(make, form, layout, width):
     module = make().eval()
@@ -220,6 +221,7 @@ def test_unnamed_arguments_are_tried():
     assert any("b is the context" in one for one in subject.reading.assumed)
 
 
+@pytest.mark.slow
 def test_two_ways_that_both_work_are_listed_and_none_is_taken():
     class Either(nn.Module):
         def __init__(self):
@@ -264,6 +266,7 @@ def test_buffers_tell_the_longest_input():
     assert discover(Fused(24, 4)).reading.max_length is None
 
 
+@pytest.mark.slow
 def test_rotations_from_outside_are_made_for_the_positions():
     module = Rotary()
     subject = discover(module)
@@ -383,6 +386,7 @@ def test_caches_are_found(module, kind, argument, returned, reset, flag):
     torch.testing.assert_close(in_pieces(CachedDecoder(subject), inputs, (1, 2, 1, 1)), subject(inputs).out)
 
 
+@pytest.mark.slow
 def test_classes_are_made_first():
     reading = discover(Fused, arguments={"embed_dim": 30, "num_heads": 5}).reading
     assert (reading.width, reading.heads) == (30, 5)

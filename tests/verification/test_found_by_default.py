@@ -211,6 +211,7 @@ class SquareOfSomethingElse(OfAnySide):
         return super().forward(x + 0 * rotation.sum())
 
 
+@pytest.mark.slow
 def test_a_square_that_is_no_mask_is_not_blamed():
     (found,) = [one for one in report(SquareOfSomethingElse(), robustness.CHECK).findings if "at most" in one.message]
     assert found.severity != "error" and "that may be chance" in found.message
@@ -250,6 +251,7 @@ def cast_where_boolean(q, k, v, mask=None):
     return scores.softmax(-1) @ v
 
 
+@pytest.mark.slow
 def test_a_boolean_mask_that_is_cast_and_added_is_named():
     finding = only_error(cast, "mask-meaning")
     assert "A boolean `mask` is cast to 0 and 1 and added to the scores" in finding.message
@@ -272,6 +274,7 @@ def cast_by_another_name(q, k, v, mask=None):
     return scores.softmax(-1) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "line"),
     [

@@ -180,6 +180,7 @@ def counted(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None = 
     return scores.softmax(-1) @ value
 
 
+@pytest.mark.slow
 def test_lengths_are_given_where_the_input_is() -> None:
     assert verified(counted, "robustness").ok
 

@@ -61,6 +61,7 @@ def test_the_adapter_that_is_named_works():
     assert [one.family for one in report.errors] == ["scale"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_message_lead_to_a_report(tmp_path, capsys):
     target = tmp_path / "images.py"
     target.write_text(SOURCE)

@@ -65,6 +65,7 @@ def test_each_sequence_has_masks_of_its_own():
     assert {mask.argument for mask in reading.own_masks} == {"tgt_mask", "tgt_padding_mask"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_masks_of_pytorchs_decoder_layer(batch_first):
     layer = nn.TransformerDecoderLayer(20, 4, 32, batch_first=batch_first)
@@ -87,6 +88,7 @@ def test_a_module_without_such_masks_has_no_own_part():
     assert discover(Attention(15)).own_part is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [Decoder(), nn.TransformerDecoderLayer(20, 4, 32, batch_first=True)])
 def test_right_ones_are_clean(target):
     report = saccade.verify(target, isolated=False, checks=["mask-meaning", "padding"])
@@ -94,6 +96,7 @@ def test_right_ones_are_clean(target):
     assert {one.status for one in report.outcomes} == {"passed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "family", "words"),
     [(Inverted(), "mask-meaning", "The polarity is inverted"), (Unpadded(), "mask-meaning", "tgt_padding_mask")],

@@ -133,6 +133,7 @@ def test_another_factor_than_the_promised_is_seen(t5):
     )
 
 
+@pytest.mark.slow
 def test_a_window_that_its_configuration_does_not_ask_for_is_an_error(tmp_path):
     subject = token_subject(opened(tmp_path, "GPTNeoForCausalLM", "GPTNeo", **GPT_NEO))
     assert subject.reading.windows == {None, 4}

@@ -32,6 +32,7 @@ def odd(q, k, v, frobnication):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "called"),
     [

@@ -38,6 +38,7 @@ def test_a_fault_is_named(fault):
     assert_named(fault)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", cases(one for one in FAULTS if one.name in SAMPLE))
 def test_a_fault_that_is_run_always_is_named(fault):
     assert_named(fault)

@@ -197,6 +197,7 @@ def test_garbage_is_no_crash(app, body):
     assert (status, unframed(content)[0]["error"]) == (400, "the request is not JSON")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(op=st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1, max_size=9), body=st.binary())
 def test_no_bytes_can_break_it(session, op, body):

@@ -209,6 +209,7 @@ def of_family(family, model_type):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "model_type"), [(f, kind) for f in FAMILIES for kind in f.types])
 def test_every_family_has_its_pictures(family, model_type):
     module = of_family(family, model_type)
@@ -221,6 +222,7 @@ def test_every_family_has_its_pictures(family, model_type):
     assert picture.facts["parameters"] == [part.parameters for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [ORIGINAL, *ARCHITECTURES])
 def test_published_names_have_their_blocks(name):
     assert len(texts(root(saccade.diagram("block", model=name)))) > 5
@@ -237,6 +239,7 @@ def test_a_layer_of_graph_attention(kind):
     assert "over the edges j → i" in " ".join(said) and "reads the nodes from which edges lead" in picture.description
 
 
+@pytest.mark.slow
 def test_published_sizes_are_the_published_ones():
     published = {"gpt2": 124_439_808, "llama": 6_738_415_616, "t5": 60_506_624, "bart": 139_420_416, "vit": 86_567_656}
     assert {name: parameter_count(architecture(name)[1]) for name in published} == published

@@ -97,6 +97,7 @@ def test_every_kind_is_well_formed_in_every_format(kind, tmp_path):
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_png_has_the_size_and_the_colours_of_the_picture(tmp_path):
     pytest.importorskip("resvg_py")
     image = pytest.importorskip("PIL.Image")

@@ -69,6 +69,7 @@ def test_what_grows_and_what_stays_is_told(pair):
     assert "made once" in picture.description and "A token adds" in picture.description
 
 
+@pytest.mark.slow
 def test_without_a_target_it_is_what_the_model_writes_first(pair):
     ours, _ = pair
     tokenizer = ours.tokenizer

@@ -52,6 +52,7 @@ def test_a_map_with_labels_is_what_came():
     assert len(axes.texts) == (weights >= 0.05 * weights.max()).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["weights", "tensor", "list"])
 def test_slices_of_attention_weights(given):
     query, key = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)
@@ -90,6 +91,7 @@ def test_differences_have_two_sides():
     assert np.allclose(middle, 1, atol=0.01) and low[0] > low[2] and high[2] > high[0]  # orange, white, blue
 
 
+@pytest.mark.slow
 def test_long_labels_are_cut_and_many_are_thinned():
     many = [f"a very long label, number {i}" for i in range(400)]
     axes = draw(rows(400, 400), queries=many, keys=many)
@@ -99,6 +101,7 @@ def test_long_labels_are_cut_and_many_are_thinned():
     assert texts(draw(rows(1, 2), keys=["a\nb", "c\x1b"]).get_xticklabels()) == ["a⏎b", "c\ufffd"]
 
 
+@pytest.mark.slow
 def test_labels_that_are_read_do_not_overlap():
     axes = draw(rows(60, 60), queries=["word"] * 60, keys=["word"] * 60)
     axes.figure.draw_without_rendering()

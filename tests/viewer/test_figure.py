@@ -13,6 +13,7 @@ from saccade.viewer import as_json, draw_figure
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [SHORT, LONG, "Nobody", "$a_b$ costs 50% {\\x} \u732b"])
 def test_figures_of_any_text(text):
     svg = draw_figure(make(text), "svg").decode()
@@ -48,6 +49,7 @@ def test_a_figure_says_which_words_it_shows_and_parts_passages(monkeypatch):
     assert lines == [*(at - 0.5 for at in look.breaks(columns)), *(at - 0.5 for at in rows)] != []
 
 
+@pytest.mark.slow
 def test_the_figure_shows_the_chosen_head_and_what_is_masked_does_not_look_like_zero():
     from matplotlib.image import imread
 

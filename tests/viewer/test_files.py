@@ -20,6 +20,7 @@ def test_what_saccade_made_may_be_replaced_and_nothing_else(tmp_path):
     assert theirs.read_text() == "<html>my notes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_figures_are_recognised_as_ours(tmp_path, kind):
     pytest.importorskip("matplotlib")

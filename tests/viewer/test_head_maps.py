@@ -49,10 +49,11 @@ def test_the_rise_of_a_gradient_is_its_opposite():
     size, signed = (HeadMap(CALLS[:1], values) for values in (VALUES[:3].abs(), VALUES[:3]))
     found = HeadImportance("gradient", size, None, None, 3.0, 1, signed=signed)
     said = importance_sentences(found)
-    assert (
-        said[0] == "Head 0.0 matters most for this text: without it the loss would fall by 0.500 nats, to first order."
-    )
-    assert said[1] == "After it come 0.1 (+0.250) and 0.2 (-0.000)."
+    assert said == [
+        "The text needs head 0.1 most: without it the loss would rise by 0.250 nats, to first order.",
+        "Likelier without the head is the text for 2 of 3, most of all 0.0 (-0.500) and 0.2 (-0.000).",
+        "Next to nothing does 0.2 (-0.000).",
+    ]
 
 
 def test_white_is_zero_and_each_number_can_be_read_on_its_colour():

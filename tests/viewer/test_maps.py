@@ -450,6 +450,7 @@ def test_a_continued_text_says_where_it_begins():
     assert side.tokens == side.prompt + 5 and side.text.startswith(prompt)
 
 
+@pytest.mark.slow
 def test_a_budget_keeps_the_rest_in_files_or_says_what_is_needed(tmp_path):
     text = "The dog ran to the park. " * 8
     language = load()

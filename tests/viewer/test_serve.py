@@ -227,6 +227,7 @@ def test_where_arguments_are_private_the_browser_gets_the_whole_address(session,
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_two_pages_at_once():
     place = {"run": "0", "call": "0", "head": 0, "item": 0}
     with Viewer(open_session(TEXT)) as viewer:
@@ -299,6 +300,7 @@ def test_the_browser_is_opened_where_there_is_one(monkeypatch):
     assert not open_browser("http://127.0.0.1:3/")
 
 
+@pytest.mark.slow
 def test_from_python_it_goes_on_beside_the_prompt(capsys, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setattr(_serve, "open_browser", lambda url: False)

@@ -189,6 +189,7 @@ def at_once(*work):
         sys.setswitchinterval(interval)
 
 
+@pytest.mark.slow
 def test_steps_of_two_texts_at_once_are_each_ones_own(model):
     """Both are read by one model, whose modules are observed meanwhile."""
     session = open_session([TEXT, TEXT.replace("owl", "bee")], model=model)
@@ -318,6 +319,7 @@ json_values = st.recursive(
 names = sorted({name for params in GOOD.values() for name in params})
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(op=st.sampled_from(sorted(GOOD)) | json_values, params=st.dictionaries(st.sampled_from(names), json_values))
 def test_no_request_can_break_it(session, op, params):

@@ -183,6 +183,7 @@ def test_captions_rows_and_columns_agree_and_breaks_are_drawn(monkeypatch):
     assert {f"w{i - 1}" for i in shown if i < 241} <= page  # the page shows what the terminal does
 
 
+@pytest.mark.slow
 def test_figures_of_squares_and_parts(monkeypatch):
     pytest.importorskip("matplotlib")
     from saccade.viewer import draw_figure

@@ -30,12 +30,14 @@ def watch(keep=True, lengths=(7,)):
     return seen
 
 
+@pytest.mark.slow
 def test_texts_and_models_give_a_run_each(model):
     runs = open_session([TEXT, "A dog."], model=[None, model]).runs
     assert [run.text for run in runs] == [TEXT, TEXT, "A dog.", "A dog."]
     assert [run.model for run in runs] == ["embedded model", model.name] * 2
 
 
+@pytest.mark.slow
 def test_a_look_is_read_again_and_begins_where_it_was(model):
     session = open_session(look(model, TEXT, (2, 5)))
     assert session.runs[0].text == TEXT and (session.shown.call, session.shown.head) == ("2", 5)
@@ -111,6 +113,7 @@ def test_what_cannot_be_shown_is_told(subject, options, error, told):
         open_session(subject(), **options)
 
 
+@pytest.mark.slow
 def test_a_continued_text_begins_with_the_head_that_is_asked_for():
     session = open_session(TEXT, generate=5, head=(1, 3))
     [side] = session.runs[0].sides.values()
@@ -137,6 +140,7 @@ def test_layers_that_differ_are_told_apart():
         open_session(seen, head=(3, 0))
 
 
+@pytest.mark.slow
 def test_the_budget_is_of_all_texts_together(tmp_path):
     one = open_session(TEXT).runs[0].kept.used
     assert one > 0

@@ -28,6 +28,7 @@ def in_colour(look, width=80):
 look_of = functools.cache(make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 61, 80, 97, 200])
 @pytest.mark.parametrize(
     "text",

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import sys
 import threading
+import time
 import types
 
 import numpy as np
@@ -121,6 +122,9 @@ def test_what_the_notebook_no_longer_waits_for_is_dropped(session, sent, monkeyp
     begun = THREADS["walk"]
     assert sorted(computed) == [*range(begun), 29]
     widget.close()
+    end = time.monotonic() + 20  # those that threads had begun end after the last one's reply
+    while widget._waiting and time.monotonic() < end:
+        time.sleep(0.01)
     assert not widget._waiting
 
 

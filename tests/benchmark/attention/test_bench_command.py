@@ -15,6 +15,7 @@ from saccade.benchmark.attention import BenchmarkReport, Contender, DenseAttenti
 TINY = "bench --threads 1 --seconds 0 --rounds 1 --batch 2 --heads 2 --width 8 --against sdpa,dense".split()
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_a_table(capsys):
     given = "--length 16,32,64 --mask causal,padding:half --pass forward --backend auto,chunked"
     assert cli.main([*TINY, *given.split()]) == 0
@@ -29,6 +30,7 @@ def test_a_sweep_prints_a_table(capsys):
     assert "\x1b" not in shown.out
 
 
+@pytest.mark.slow
 def test_every_list_is_swept(capsys):
     given = "--length 32 --queries 1,3 --heads 2,4 --kv-heads 2 --value-width 5 --dtype bfloat16 --mask full"
     assert cli.main([*TINY, *given.split(), *"--pass decode --backend chunked --json -".split()]) == 0
@@ -48,6 +50,7 @@ def test_every_list_is_swept(capsys):
     assert {row.status for row in report.rows} == {"measured"}
 
 
+@pytest.mark.slow
 def test_files_are_written_and_shown_again(monkeypatch, tmp_path, capsys):
     weighed = PeakMemory(9000, 1000, "peak")
     monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)

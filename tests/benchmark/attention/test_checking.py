@@ -40,6 +40,7 @@ def test_what_is_right_is_attention_by_its_definition(mask):
         torch.testing.assert_close(found[name], right, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @looped("mask", MASKS)
 @looped("stage", ["forward", "recorded", "backward"])
 @looped("dtype", ["float32", "bfloat16", "float16"])
@@ -78,6 +79,7 @@ class Bent(torch.autograd.Function):
         return bent, None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 @looped("which", range(3))
 @looped("place", [(0, 0, 0, 0), (1, 2, 5, 3), (-1, -1, -1, -1)])

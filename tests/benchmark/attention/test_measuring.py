@@ -112,6 +112,7 @@ def test_a_backend_that_does_not_exist_is_told():
     assert "backend must be one of" in row.note
 
 
+@pytest.mark.slow
 def test_what_needs_too_much_memory_is_left_out():
     case = Case(1024, 1024)
     small = replace(QUICK, most_memory=2**20)
@@ -244,6 +245,7 @@ def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
     assert limit_of(CaseInputs.make(replace(CASE, stage="decode")), None, 1) is None
 
 
+@pytest.mark.slow
 def test_without_a_build_no_limit_is_made_up(monkeypatch):
     monkeypatch.setattr(sets, "compiled", lambda: None)
     for stage in ("forward", "decode"):

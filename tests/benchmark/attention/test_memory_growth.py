@@ -32,6 +32,7 @@ def test_a_peak_that_has_passed_is_seen(size):
     assert size * 0.95 < found < size + 8 * MIB
 
 
+@pytest.mark.slow
 def test_an_earlier_peak_is_not():
     peak_of(128 * MIB)()
     found, _ = growth(peak_of(16 * MIB))

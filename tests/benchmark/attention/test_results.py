@@ -184,6 +184,7 @@ def test_caches_of_decoding_are_one_series():
     assert len(series(report(MeasurementGroup("", tuple(row("a", 1e-3, case=case) for case in cases))))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_a_figure_is_drawn(kind):
     figure = pytest.importorskip("saccade.benchmark.attention.figure")

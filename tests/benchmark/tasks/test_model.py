@@ -69,6 +69,7 @@ def test_answers_are_the_likeliest_tokens_whatever_the_batch():
     assert model.training
 
 
+@pytest.mark.slow
 @looped("name", EVERYONE)
 def test_no_contender_sees_what_comes_later(name):
     torch.manual_seed(1)
@@ -86,6 +87,7 @@ def test_a_window_sees_as_many_tokens_as_it_is_called_after():
     assert gradient[0].any(-1).nonzero()[:, 0].tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 @looped("name", EVERYONE)
 def test_every_contender_learns(name):
     """The gradient of the loss reaches every parameter.

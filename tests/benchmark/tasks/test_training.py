@@ -70,6 +70,7 @@ def test_the_generator_is_left_as_it_was_after_an_error(monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_judged_is_learned(monkeypatch):
     """Of a task of 20 words, most held-out words come up in training; then nothing is asked of them."""
     task = Copy(symbols=5, least=2, most=2)

@@ -162,6 +162,7 @@ def test_a_model_that_cannot_be_read(tmp_path):
         model_data(str(tmp_path / "nowhere"), most=5)
 
 
+@pytest.mark.slow
 def test_scale_goes_into_the_query_and_the_rest_is_named(monkeypatch):
     """Logits with the standard scale are those of the call; what mechanisms do not know is told."""
     from saccade._call import ObservedCall

@@ -14,6 +14,7 @@ from saccade.benchmark.variants import ContenderResults, GradientReach, VariantC
 from saccade.benchmark.variants.figure import apart, draw, family
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_it_is_drawn_again_as_it_was(kind, start):
     made = full()
@@ -22,6 +23,7 @@ def test_it_is_drawn_again_as_it_was(kind, start):
     assert draw(VariantComparison.from_json(made.as_json()), kind) == first
 
 
+@pytest.mark.slow
 def test_every_name_is_in_it(monkeypatch):
     import matplotlib
 

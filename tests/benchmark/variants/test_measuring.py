@@ -47,6 +47,7 @@ def measured(who, lengths=(16, 33), data=DATA, clock=None):
     return made
 
 
+@pytest.mark.slow
 def test_everyone_is_measured_at_each_length():
     made = measured(chosen_contenders(["window", "linformer", "linear", "GRU"]))
     by_name = {line.name: line for line in made.lines}
@@ -72,6 +73,7 @@ def test_everyone_is_measured_at_each_length():
     assert by_name["GRU"].points[1].parameters == 3 * (2 * 24**2 + 2 * 24)
 
 
+@pytest.mark.slow
 def test_a_clock_that_ticks_once_a_call():
     made = measured([ExactAttention()])
     assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
@@ -97,6 +99,7 @@ def test_what_is_noisy_is_read_once_more():
     assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
 
 
+@pytest.mark.slow
 def test_without_time_there_is_no_step():
     made = measured(chosen_contenders(["GRU"]), data=random_data("1,2,8", causal=False))
     for line in made.lines:
@@ -104,6 +107,7 @@ def test_without_time_there_is_no_step():
         assert set(line.points[0].readings) == {"forward", "training"}
 
 
+@pytest.mark.slow
 def test_what_is_too_heavy_is_left_out(weights):
     weights["window", 33] = CallWeight(None, "would form about 9.0 GiB")
     made = measured(chosen_contenders(["window"], layers=False))
@@ -112,6 +116,7 @@ def test_what_is_too_heavy_is_left_out(weights):
     assert (heavy.readings, heavy.note, heavy.error) == ({}, "would form about 9.0 GiB", None)
 
 
+@pytest.mark.slow
 def test_errors_are_on_real_data_alone():
     data = replace(DATA, unlimited=False, sizes=DATA.sizes._replace(length=20))
     first, second = measured([ExactAttention()], data=data).lines[0].points

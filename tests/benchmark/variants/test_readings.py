@@ -25,6 +25,7 @@ def taking(causal):
     return [one for one in READINGS if not one.refusal(SIZES._replace(causal=causal))]
 
 
+@pytest.mark.slow
 @looped("one", READINGS)
 @looped("causal", [True, False])
 def test_everyone_runs_or_says_why_not(one, causal):

@@ -158,6 +158,7 @@ def test_a_quiet_machine_needs_no_warning():
     assert "!" not in told and "unclear" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.01, 2.0])
 def test_tables_of_everyone_fit_a_line_of_text(noise):
     """Names and settings of everyone there is, with the widest of numbers."""

@@ -33,6 +33,7 @@ def rows_of(kind, given, length):
     return torch.ones(2, length, dtype=torch.bool) if kept is None else kept.bool()
 
 
+@pytest.mark.slow
 @looped("side", ["right", "left"])
 @looped("name", NAMES)
 def test_the_weights_are_eagers(name, side):
@@ -76,6 +77,7 @@ def test_weights_have_the_dtype_of_the_model(dtype):
     assert {w.dtype for w in weights} == {dtype}
 
 
+@pytest.mark.slow
 @looped("side", ["right", "left"])
 @looped("name", NAMES)
 def test_statistics_are_those_of_eagers_weights(name, side):

@@ -52,6 +52,7 @@ def test_attentions_while_generating():
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @looped("static", [False, True])
 @looped("name", DECODERS)
 def test_a_text_read_in_pieces_is_the_text_read_at_once(name, static):

@@ -77,6 +77,7 @@ def paddings(draw, sizes):
     return torch.tensor(bits).view(BATCH, seen)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150)
 def test_every_pair_is_as_transformers_says(data):

@@ -37,6 +37,7 @@ def without_dropout(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "side"), alternate(NAMES, ["right", "left"]))
 def test_gradients_of_all_parameters(name, side):
     family = BY_NAME[name]

@@ -63,6 +63,7 @@ def write(folder, name="MarianMTModel", **changes: object):
     return theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -58,6 +58,7 @@ def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
     return theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "own_head", "changes"),
     [

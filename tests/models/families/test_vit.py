@@ -32,6 +32,7 @@ def images(channels: int = 3, height: int = 20, width: int = 20, batch: int = 2)
     return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

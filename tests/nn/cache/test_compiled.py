@@ -144,6 +144,7 @@ def test_beyond_the_capacity_nothing_is_silent():
         cache.append(*[torch.ones(2, 1, 1, 6)] * 2, None)
 
 
+@pytest.mark.slow
 def test_a_mask_given_as_a_tensor_must_cover_the_capacity():
     cache = StaticLayer(5)
     with torch.no_grad():
@@ -153,6 +154,7 @@ def test_a_mask_given_as_a_tensor_must_cover_the_capacity():
         step(torch.ones(2, 1, 1, 6))
 
 
+@pytest.mark.slow
 def test_padded_rows_are_left_out():
     cache = StaticLayer(5)
     with torch.no_grad():

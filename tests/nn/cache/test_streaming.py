@@ -131,6 +131,7 @@ def test_positions_are_places_in_the_list(size, slack, chunks):
     assert stream.cache.length == sum(CHUNKS[chunks])
 
 
+@pytest.mark.slow
 @looped("window, sinks", SIZES)
 @looped("steps", UNEVEN)
 def test_items_of_their_own_lengths(window, sinks, steps):
@@ -273,6 +274,7 @@ def small_lm(context: int) -> DecoderLM:
     return DecoderLM(ModelConfig(vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, hidden=17, context=context))
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_beyond_the_context():
     model = small_lm(context=11).eval()
     greedy = Sampling(temperature=0.0)

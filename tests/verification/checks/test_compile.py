@@ -36,6 +36,7 @@ def differs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=torch.compiler.is_compiling())
 
 
+@pytest.mark.slow
 def test_right_ones_are_left_alone() -> None:
     assert findings(textbook) == []
     layer = nn.TransformerEncoderLayer(33, 3, 67, batch_first=True).eval()
@@ -64,6 +65,7 @@ def test_what_is_not_finite_is_told_elsewhere() -> None:
         findings(lambda q, k, v: v * torch.nan)
 
 
+@pytest.mark.slow
 def test_what_the_caller_has_compiled_stays() -> None:
     """However often it is verified: more often than PyTorch captures one function again."""
     captures = 0

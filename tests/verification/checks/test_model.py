@@ -158,6 +158,7 @@ def test_batch_items_that_meet():
     assert found.evidence["other"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_that_is_not_hidden(causal):
     found = only(Tiny(causal=causal, fault="deaf"))
@@ -165,6 +166,7 @@ def test_padding_that_is_not_hidden(causal):
     assert found.evidence["side"] == ("left" if causal else "right")
 
 
+@pytest.mark.slow
 def test_padding_that_one_layer_forgets():
     model = Tiny(causal=False)
     model.layers[1].fault = "second"
@@ -286,6 +288,7 @@ def test_the_padding_mask_of_a_source_as_pytorch_means_it():
     assert only(PyTorchs(hides=False)).message.endswith("when only padded source tokens are left away.")
 
 
+@pytest.mark.slow
 def test_saccades_own_language_model():
     assert findings(load()) == []
 
@@ -436,6 +439,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 def test_the_line_to_blame(name):
     style, old, new = LINES[name]

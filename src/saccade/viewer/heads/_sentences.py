@@ -8,6 +8,7 @@ from ..._numbers import percent
 from ...attribution import Head, HeadImportance, HeadMap, Patching
 from ._numbers import decimals
 
+NOTHING = 0.1  # of what the head does that does most
 NAMED = 5  # heads that are named as those that are needed most, and least
 
 
@@ -31,7 +32,8 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     falling = sorted(found.heads, key=lambda head: -by_head[head])
     helpful = [head for head in falling if by_head[head] > 0][:NAMED]
     harmful = [head for head in reversed(falling) if by_head[head] < 0]
-    least = sorted(found.heads, key=lambda head: abs(by_head[head]))[:NAMED]
+    most = max(map(abs, by_head.values()))
+    least = sorted((head for head in falling if abs(by_head[head]) <= NOTHING * most), key=lambda h: abs(by_head[h]))
     out = []
     if helpful:
         moved = f"{'would rise' if found.by == 'gradient' else 'rises'} by {by_head[helpful[0]]:.{digits}f} nats"
@@ -42,7 +44,8 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     if harmful:
         count = f"{len(harmful)} of {len(falling)}"
         out.append(f"Likelier without the head is the text for {count}, most of all {listed(harmful[:3])}.")
-    out.append(f"Next to nothing do {listed(least)}.")
+    if least:
+        out.append(f"Next to nothing {'does' if len(least) == 1 else 'do'} {listed(least[:NAMED])}.")
     return out
 
 
