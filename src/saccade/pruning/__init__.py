@@ -1,16 +1,11 @@
 """Heads removed for good: `saccade.prune`.
 
-Begin with `_prune.py`; `_layers.py` finds the attention of a model, `_choice.py` says which of them can go. Imports
-`attribution`, `models` and `nn`.
+Begin with `_entry.py`, then `_prune.py`; `_layers.py` finds the attention of a model, `_choice.py` says which of its
+heads can go. Imports `attribution`, `models` and `nn`. Names are imported when they are first used, as those of
+`saccade` are.
 """
 
 from __future__ import annotations
-
-from ._choice import choose_heads
-from ._compare import Comparison, compare_pruned
-from ._prune import prune
-from ._report import PrunedLayer, Pruning, attention_flops
-from ._torch import PrunedMultiheadAttention
 
 __all__ = [
     "Comparison",
@@ -22,3 +17,36 @@ __all__ = [
     "compare_pruned",
     "prune",
 ]
+
+_HOMES = {
+    "Comparison": "_compare",
+    "PrunedLayer": "_report",
+    "PrunedMultiheadAttention": "_torch",
+    "Pruning": "_report",
+    "attention_flops": "_report",
+    "choose_heads": "_choice",
+    "compare_pruned": "_compare",
+    "prune": "_entry",
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._choice import choose_heads
+    from ._compare import Comparison, compare_pruned
+    from ._entry import prune
+    from ._report import PrunedLayer, Pruning, attention_flops
+    from ._torch import PrunedMultiheadAttention
+else:
+
+    def __getattr__(name: str) -> object:
+        """A public name, imported now and kept."""
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -11,9 +11,9 @@ from ..attribution import head_importance
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
 from ._choice import choose_heads
+from ._entry import prune
 from ._heads import Heads
 from ._layers import AttentionLayer, attention_layers
-from ._prune import prune
 from ._report import PrunedLayer, Pruning, as_json, attention_flops
 from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
 
