@@ -149,6 +149,30 @@ struct Pooled {
     double* row_lse = nullptr;      // (row_count,), what `lse` would hold of these rows; or null. Not with `lse` or `logits`
 };
 
+// Whole rows of the weights of chosen heads, without dropout, for functions of them. Rows that see no key hold 0.
+struct WeightTile {
+    Problem problem;  // value_width and dropout mean nothing here
+    Input query, key;
+    const int64_t* chosen = nullptr;  // (chosen_count,) query heads
+    int64_t chosen_count = 0, row_start = 0, row_count = 0;
+    int64_t dirty_start = 0, dirty_stop = 0;  // keys at which `out` may hold something
+    // Keys in the kernels' order, kept from tile to tile: memory of (B, Hkv, Lk up to a multiple of 48, D), aligned to 64
+    // bytes, and whether an earlier tile of the same call has filled it.
+    float* keys = nullptr;
+    bool packed = false;
+    float* out = nullptr;  // (B, chosen_count, row_count, Lk), contiguous
+};
+
+// Weights (B, n, r, Lk), contiguous, times values: runs of keys whose weights are all 0 are left out. All float32.
+struct WeightedValues {
+    int64_t batch = 0, heads = 0, rows = 0, length_k = 0, value_width = 0;  // value_width: a multiple of 16
+    int threads = 1;
+    const float* weights = nullptr;
+    Input value;  // (B, n, Lk, Dv)
+    Output out;   // (B, n, r, Dv)
+    int64_t first = 0, last = 0;  // written: weights outside of keys [first, last) are 0
+};
+
 constexpr int64_t kLinearSpan = 2048;  // tokens of a span of causal linear attention, which runs beside the others
 
 // Causal linear attention, queries and keys of one length. Shapes: M features, Dv value width; n = b * kv_heads + head.
@@ -197,6 +221,8 @@ struct Kernels {
     void (*backward)(const Backward&);
     void (*statistics)(const Statistics&);
     void (*pooled)(const Pooled&);
+    void (*weight_tile)(const WeightTile&);
+    void (*weighted_values)(WeightedValues&);
     void (*linear)(const Linear&);
     void (*few_rows)(const FewRows&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests

@@ -11,6 +11,7 @@
 #include "peak.h"
 #include "pooled.h"
 #include "statistics.h"
+#include "weight_tile.h"
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -28,6 +29,8 @@ constexpr Kernels table(const char* name) {
     kernels.backward = backward;
     kernels.statistics = statistics;
     kernels.pooled = pooled;
+    kernels.weight_tile = weight_tile;
+    kernels.weighted_values = weighted_values;
     kernels.linear = linear;
     kernels.few_rows = few_rows;
     kernels.exp2 = exp2_all;

@@ -14,6 +14,7 @@
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
 #include "sanitize_statistics.h"
+#include "sanitize_weight_tile.h"
 
 namespace saccade::sanitize {
 namespace {
@@ -221,6 +222,17 @@ void check_pooled(const Case& c, uint64_t seed) {
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
+void check_weight_tile(const Case& c, uint64_t seed) {
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        return WeightTileRun(c, random, threads);
+    };
+    const WeightTileRun run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, "weight tile");
+    check_weight_tile_run(c, run, judge);
+    if (!same(run.all, alone.all) || !same(run.products, alone.products)) judge.fault("differs by threads", 1, 0, 0);
+}
+
 void check_exp2(uint64_t seed) {
     Random random(seed);
     const int64_t count = draw(random, 0, 70);
@@ -242,6 +254,7 @@ void check(uint64_t seed) {
     if (set.forward && set.backward) check_backward(c, seed, expected);
     if (set.statistics) check_statistics(c, seed);
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
+    if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.exp2) check_exp2(seed);
 }
 

@@ -26,7 +26,7 @@ from ._choice import hiding
 from ._dense_weights import dense_weights
 from ._edit import Chosen, Edit, Part, Stage
 from ._edits import FORWARD_ONLY
-from ._tiles_of_weights import WeightTiles, rows_of_tile, weighed
+from ._tiles_of_weights import WeightTiles, tiles_of_rows
 
 Compute = Callable[[AttentionCall], Tensor]
 
@@ -115,20 +115,17 @@ class EditsOfCall:
             return out
         parts = self._parts(call, Stage.LOGITS)
         of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
-        value = _together(parts, heads, lambda part: part.call.value[:, of_key])
         tiles = {id(part): WeightTiles(part.call, heads) for part in parts}
-
-        def of_part(part: Part) -> Tensor:
-            return tiles[id(part)].rows(rows)
-
-        found = out.new_empty(out.shape[0], len(heads), *out.shape[2:])
-        for rows in torch.arange(out.shape[2], device=out.device).split(rows_of_tile(call, heads)):
-            chosen = Chosen(heads, rows)
-            weights = _together(parts, heads, of_part, rows)
+        one = tiles[id(parts[0])]
+        value = one.value(_together(parts, heads, lambda part: part.call.value[:, of_key]))
+        found = value.new_empty(out.shape[0], len(heads), out.shape[2], value.shape[3])
+        for first, last in tiles_of_rows(call, heads):
+            rows = torch.arange(first, last, device=out.device)
+            weights = _together(parts, heads, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
             for edit, site in self._edits:
-                weights = edit.weights(weights, chosen, call, site)
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            found[:, :, first:last] = weighed(weights, value, tiles[id(parts[0])]).to(out.dtype)
+                weights = edit.weights(weights, Chosen(heads, rows), call, site)
+            one.weighted(weights, value, found[:, :, first:last])
+        found = found[..., : out.shape[3]].to(out.dtype)
         return out.index_copy(1, torch.tensor(heads, device=out.device), found)
 
     def _check(self, call: AttentionCall) -> None:

@@ -1,63 +1,54 @@
 """Weights in tiles of whole rows, for functions of them: memory grows with the length, not with its square.
 
-A tile is made in place, in memory that is used again for the next: fresh memory of that size costs as much as filling
-it. Keys that a mask shows to no row of the tile are not multiplied.
-
 Shape legend: B batch, Hq / Hkv query and key-value heads, n chosen heads, Lk keys, r rows of a tile, D / Dv widths.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from .._backends.native import _weight_tiles as native
 from .._biases import Span
 from .._call import AttentionCall
 from .._checks import make_call
 from .._tiles import TileProblem
 from .._weights import attention_weights
 
-_TILE_BYTES = 2**24
+_TILE_BYTES = 2**22
+_ROWS = 48  # products of fewer rows run at half the speed; the kernels take so many at once
 
 
-def rows_of_tile(call: AttentionCall, heads: list[int]) -> int:
-    """As many as `_TILE_BYTES` hold, in steps of 64: products of few rows run at half the speed."""
-    rows = _TILE_BYTES // max(1, call.query.shape[0] * len(heads) * call.key.shape[2] * 4)
-    return max(64, min(512, rows // 64 * 64))
+def tiles_of_rows(call: AttentionCall, heads: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of the query rows of each tile: as many as `_TILE_BYTES` hold, and `_ROWS` in 16 times that."""
+    length, step = call.query.shape[2], most_rows(call, heads)
+    return ((first, min(first + step, length)) for first in range(0, length, step))
 
 
-def weighed(weights: Tensor, value: Tensor, tiles: WeightTiles) -> Tensor:
-    """(B, n, r, Dv) from weights (B, n, r, Lk) and values (B, n, Lk, Dv), which are read where weights are not 0."""
-    value, seen = value.to(weights.dtype), tiles.seen
-    if _any(weights[..., : seen.start]) or _any(weights[..., seen.stop :]):
-        tiles.written_beyond()
-        return weights @ value
-    return weights[..., seen] @ value[:, :, seen]
-
-
-def _any(tensor: Tensor) -> bool:
-    # extremes are found ten times as fast as `any`
-    return bool(tensor.numel()) and bool((tensor.amax() != 0) | (tensor.amin() != 0))
+def most_rows(call: AttentionCall, heads: list[int]) -> int:
+    row = call.query.shape[0] * len(heads) * max(1, call.key.shape[2]) * 4
+    if row * _ROWS <= _TILE_BYTES:
+        return min(_TILE_BYTES // row, 512) // _ROWS * _ROWS
+    return max(1, min(_ROWS, 16 * _TILE_BYTES // row))
 
 
 class WeightTiles:
-    """Weights of some heads of a call, some rows at a time; a tile lies in the memory of the one before.
-
-    Attributes:
-        seen: the keys that may have weights in the last tile.
-    """
+    """Weights of some heads of a call, some rows at a time. A tile may lie in the memory of the one before."""
 
     def __init__(self, call: AttentionCall, heads: list[int]) -> None:
         checked = make_call(call.query, call.key, call.value, **call.scoring(), dropout=0.0)
         self._call, self._heads = call, heads
         self._problem = replace(TileProblem.of(checked), heads=tuple(heads))
-        self.seen = self._left = slice(0, checked.length_k)
-        # Poison is put where it belongs, and float64 summed, by the slower way.
+        self._native: native.NativeTiles | None = None
+        # Poison is put where it belongs, and float64 summed, by the slowest way.
         self._plain = not self._problem.guarded and self._problem.dtype == torch.float32
         if not self._plain:
+            return
+        if native.refuses(checked) is None:
+            self._native = native.NativeTiles(checked, heads, most_rows(call, heads))
             return
         at = torch.tensor(heads, device=call.query.device)
         self._query = checked.query[:, at].float() * checked.scale  # (B, n, Lq, D)
@@ -65,64 +56,41 @@ class WeightTiles:
         bias, sink = checked.bias, checked.sink
         self._parameter = None if bias is None else bias.part(bias.parameter, None, None, at).float()
         self._sink = None if sink is None else sink[at].float().view(-1, 1, 1)
-        size = checked.batch * len(heads) * rows_of_tile(call, heads) * checked.length_k
-        self._memory = self._query.new_empty(2, size)
-        self._rows = 0  # of the last tile, whose weights are 0 but for the keys `_left`
 
-    def rows(self, rows: Tensor) -> Tensor:
-        """(B, n, r, Lk) of rows that follow each other, to be written into; the next tile takes their memory."""
+    def rows(self, first: int, last: int) -> Tensor:
+        """(B, n, r, Lk) of rows first to last - 1, to be written into."""
+        if self._native is not None:
+            return self._native.rows(first, last)
+        rows = torch.arange(first, last, device=self._call.query.device)
         if not self._plain:
             return attention_weights(
                 self._call.query, self._call.key, rows=rows, heads=self._heads, **self._call.scoring()
             )
-        batch, heads, _, keys = *self._query.shape[:3], self._key.shape[3]
-        first, last = int(rows[0]), int(rows[-1]) + 1
-        span = Span(first, last, rows)
-        whole = _part(self._memory[0], batch, heads, len(rows), keys)
-        blocks = [(block, kind) for _, block, kind in self._problem.tiles(span, self._problem.key_spans())]
-        self.seen = seen = slice(blocks[0][0].start, blocks[-1][0].stop) if blocks else slice(0, 0)
-        if not blocks:
-            self._rows = 0
-            return whole.zero_()
-        shown = Span(seen.start, seen.stop, torch.arange(seen.start, seen.stop, device=rows.device))
-        weights = whole if len(shown) == keys else _part(self._memory[1], batch, heads, len(rows), len(shown))
-        torch.matmul(self._query[:, :, first:last], self._key[..., seen], out=weights)
-        self._finish(weights, span, shown, [block for block, kind in blocks if kind != "full"])
-        if weights is not whole:
-            # What the tile before has left. Where a function wrote beyond its keys, or rows lie otherwise: everything.
-            left = self._left if len(rows) == self._rows else slice(0, keys)
-            whole[..., left.start : seen.start] = 0.0
-            whole[..., seen.stop : left.stop] = 0.0
-            whole[..., seen] = weights
-        self._left, self._rows = seen, len(rows)
-        return whole
+        keys = Span(0, self._key.shape[3], torch.arange(self._key.shape[3], device=rows.device))
+        return self._softmax(self._query[:, :, first:last] @ self._key, Span(first, last, rows), keys)
 
-    def written_beyond(self) -> None:
-        """A function has written where no key is seen."""
-        self._left = slice(0, self._call.key.shape[2])
-
-    def _finish(self, weights: Tensor, rows: Span, keys: Span, partial: list[Span]) -> None:
-        """Weights from products, in place; rows that see nothing are 0. Only `partial` blocks of keys need a mask."""
+    def _softmax(self, logits: Tensor, rows: Span, keys: Span) -> Tensor:
+        """Weights from products, in place; rows that see nothing are 0."""
         problem = self._problem
         if problem.softcap is not None:
-            weights.div_(problem.softcap).tanh_().mul_(problem.softcap)
-        bias, some = problem.bias_tile(self._parameter, rows, keys), len(keys) > sum(map(len, partial))
+            logits.div_(problem.softcap).tanh_().mul_(problem.softcap)
+        bias, visible = problem.bias_tile(self._parameter, rows, keys), problem.visible(rows, keys, "partial")
         if bias is not None:
-            weights += bias
-        for block in partial:
-            visible = problem.visible(rows, block, "partial")
-            assert visible is not None
-            # ten times as fast as to fill by a mask that is broadcast
-            hidden = torch.zeros(visible.shape, device=weights.device).masked_fill_(~visible, float("-inf"))
-            weights[..., block.start - keys.start : block.stop - keys.start] += hidden
-        top = None if self._sink is None else weights.amax(-1, keepdim=True)
-        torch.softmax(weights, -1, out=weights)  # four times as fast as its own steps
-        if bias is not None or not some:  # else every row sees a block
-            weights.nan_to_num_(0.0)
-        if top is not None and self._sink is not None:
-            total = 1 / weights.amax(-1, keepdim=True)  # of exp(logit - top): the largest weight is 1 / total
-            weights.mul_(torch.where(top == float("-inf"), 0.0, total / (total + torch.exp(self._sink - top))))
+            logits += bias
+        if visible is not None:
+            logits.masked_fill_(~visible, float("-inf"))
+        if self._sink is not None:
+            logits = torch.cat([logits, self._sink.expand(*logits.shape[:3], 1)], -1)
+        weights = torch.softmax(logits, -1)[..., : len(keys)]
+        return weights if bias is None and visible is None else weights.nan_to_num_(0.0)
 
+    def value(self, value: Tensor) -> Tensor:
+        """(B, n, Lk, Dv') as `weighted` takes it, which may be wider than it was."""
+        return value if self._native is None else native.padded(value)
 
-def _part(memory: Tensor, *shape: int) -> Tensor:
-    return memory[: math.prod(shape)].view(shape)
+    def weighted(self, weights: Tensor, value: Tensor, out: Tensor) -> None:
+        """Weights (B, n, r, Lk) times values (B, n, Lk, Dv') into `out` (B, n, r, Dv')."""
+        if self._native is None:
+            out.copy_(weights @ value.to(weights.dtype))
+        else:
+            self._native.weighted(weights, value, out)
