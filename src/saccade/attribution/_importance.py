@@ -19,7 +19,7 @@ from .._uncertainty import half_width
 from ..intervention import Ablate, Intervention
 from ._heads import CallHeads, Head, HeadMap, head_map
 from ._importance_result import HeadImportance, Removal, kept_count
-from ._runs import AtCalls, CallList, Gates, Progress, edited, evaluating, gradients, no_gradient, run_model, scalar
+from ._runs import CallList, Gates, Progress, edited, evaluating, gradients, no_gradient, run_model, scalar
 
 Loss = Callable[[nn.Module, Any], Any]
 BY = ("gradient", "ablation", "greedy")
@@ -117,8 +117,8 @@ class _Work:
 
     def without(self, batch: Any, removed: Mapping[str, Sequence[int]]) -> float:
         """The loss with heads ablated."""
-        edit = AtCalls({name: Ablate(list(heads), self.to) for name, heads in removed.items()})
-        with torch.no_grad(), edited(self.model, edit):
+        edits = {name: Ablate(list(heads), self.to) for name, heads in removed.items()}
+        with torch.no_grad(), edited(self.model, edits):
             return float(self.value(batch))
 
     def listed(self, batch: Any) -> float:

@@ -16,7 +16,7 @@ from ..intervention import Patch
 from ..intervention._edit import Edit
 from ..monitoring import KeptCall, Observations, watch
 from ._heads import CallHeads
-from ._runs import AtCalls, Probe, by_query_head, edited, gradients, no_gradient, run_model, scalar
+from ._runs import Probe, by_query_head, edited, gradients, no_gradient, run_model, scalar
 
 Metric = Callable[[Any], Any]
 NO_GRADIENT = no_gradient("metric", "exact")
@@ -65,14 +65,14 @@ class PatchRuns:
     def calls(self) -> tuple[CallHeads, ...]:
         return self.base.calls
 
-    def value(self, *edits: Edit) -> Tensor:
+    def value(self, *edits: Edit | Mapping[str, Edit]) -> Tensor:
         """The metric of the base input, with edits."""
         with edited(self.model, *edits):
             return scalar(self.metric(run_model(self.model, self.base.inputs, self.base.name)), "metric")
 
-    def patch(self, call: str, head: int) -> Edit:
+    def patch(self, call: str, head: int) -> dict[str, Edit]:
         """One head from the source."""
-        return AtCalls({call: Patch([head], self.source.seen, self.what, self.positions)})
+        return {call: Patch([head], self.source.seen, self.what, self.positions)}
 
     def change_by_head(self, call: str, gradient: Tensor) -> Tensor:
         """(H,) what the metric changes by to first order, of its gradient (B, H, L, D) by what is patched."""

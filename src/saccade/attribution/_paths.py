@@ -18,7 +18,7 @@ from ..intervention._edit import Edit
 from ..monitoring import watch
 from ._patching_result import Receiver
 from ._patching_runs import NO_GRADIENT, PatchRuns
-from ._runs import AtCalls, Probe, edited, gradients, run_model
+from ._runs import Probe, edited, gradients, run_model
 
 KINDS = ("query", "key", "value")  # of a receiver
 UNREACHED = "through: nothing that the heads before the receivers give reaches them"
@@ -36,13 +36,13 @@ def path_change(runs: PatchRuns, receivers: Sequence[Receiver], call: str, head:
     told = watch(runs.model, layers=lambda site, _: site.name in names, keep=True, alarms=False)
     with told, edited(runs.model, _frozen(runs, receivers), runs.patch(call, head)):
         run_model(runs.model, runs.base.inputs, runs.base.name)
-    edits = [AtCalls({one.call: Patch(list(one.heads), told, one.what)}) for one in receivers]
+    edits = [{one.call: Patch(list(one.heads), told, one.what)} for one in receivers]
     return float(runs.value(*edits)) - runs.base.metric
 
 
-def _frozen(runs: PatchRuns, receivers: Sequence[Receiver]) -> Edit:
+def _frozen(runs: PatchRuns, receivers: Sequence[Receiver]) -> dict[str, Edit]:
     """All heads before the last receiver as they are in the base run."""
-    return AtCalls({name: Patch(None, runs.base.seen) for name in senders(runs, receivers)})
+    return {name: Patch(None, runs.base.seen) for name in senders(runs, receivers)}
 
 
 def path_first_order(runs: PatchRuns, receivers: Sequence[Receiver]) -> Mapping[str, Tensor]:

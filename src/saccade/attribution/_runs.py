@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from .._call import AttentionCall
 from .._masks._data import describe
-from ..intervention import Intervention, intervene
+from ..intervention import Intervention
 from ..intervention._choice import Choice
-from ..intervention._edit import Edit, Part, Stage
-from ..monitoring import CallSite
+from ..intervention._edit import CallPlace, Edit, Part, Stage
+from ..intervention._intervene import CallName
 from ._heads import CallHeads
 
 ALL = Choice(None, None)
@@ -53,9 +53,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def edited(model: nn.Module, *edits: Edit) -> Iterator[Intervention]:
-    """All calls of the model, with edits that know by themselves which of them they are for."""
-    run = intervene(model, {"*": list(edits)})
+def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Intervention]:
+    """The model with edits of all its calls, or of single ones by their names."""
+    found: list[tuple[str | CallName, Edit]] = []
+    for one in edits:
+        found += [("*", one)] if isinstance(one, Edit) else [(CallName(name), edit) for name, edit in one.items()]
+    run = Intervention(model, found)
     run.may_idle = True  # what did not run is told in the caller's words
     with run:
         yield run
@@ -93,26 +96,6 @@ def gradients(value: Tensor, of: Mapping[K, Tensor], none: str) -> dict[K, Tenso
 
 
 @dataclass(frozen=True, eq=False)
-class AtCalls(Edit):
-    """Edits of calls by their exact names: a pattern of `intervene` may fit several calls of one module."""
-
-    edits: Mapping[str, Edit]
-    choice: Choice = ALL
-
-    def at(self, site: CallSite) -> Edit:
-        return self.edits.get(site.name, _NOTHING)
-
-
-class _Nothing(Edit):
-    """An edit that changes nothing."""
-
-    choice = ALL
-
-
-_NOTHING = _Nothing()
-
-
-@dataclass(frozen=True, eq=False)
 class CallList(Edit):
     """Changes nothing, and lists the calls that there are.
 
@@ -123,8 +106,8 @@ class CallList(Edit):
     found: dict[str, CallHeads] = field(default_factory=dict)
     choice: Choice = ALL
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        self.found.setdefault(site.name, CallHeads(site.name, site.layer, out.shape[1]))
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        self.found.setdefault(place.name, CallHeads(place.name, place.site.layer, out.shape[1]))
         return out
 
 
@@ -139,11 +122,11 @@ class Gates(Edit):
     gates: dict[str, Tensor] = field(default_factory=dict)
     choice: Choice = ALL
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        if site.name not in self.gates:
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        if place.name not in self.gates:
             wide = torch.promote_types(out.dtype, torch.float32)
-            self.gates[site.name] = torch.ones(out.shape[1], dtype=wide, device=out.device, requires_grad=True)
-        return out * self.gates[site.name].to(out.dtype)[:, None, None]
+            self.gates[place.name] = torch.ones(out.shape[1], dtype=wide, device=out.device, requires_grad=True)
+        return out * self.gates[place.name].to(out.dtype)[:, None, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,30 +153,30 @@ class Probe(Edit):
     def stage(self) -> Stage:
         return {"output": Stage.OUTPUT, "value": Stage.VALUES}.get(self.what, Stage.PRODUCTS)
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
-        return [replace(part, call=self._probed(part.call, site))]
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+        return [replace(part, call=self._probed(part.call, place))]
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        return self._with_zero(out, site) if self.what == "output" else out
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        return self._with_zero(out, place) if self.what == "output" else out
 
-    def _probed(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def _probed(self, call: AttentionCall, place: CallPlace) -> AttentionCall:
         if self.what == "output":
             return call
-        if self.heads is not None and site.name not in self.heads:
+        if self.heads is not None and place.name not in self.heads:
             return call
         heads = call.query.shape[1]
         wide = replace(call, key=by_query_head(call.key, heads), value=by_query_head(call.value, heads))
-        return replace(wide, **{self.what: self._with_zero(getattr(wide, self.what), site)})  # type: ignore[arg-type]
+        return replace(wide, **{self.what: self._with_zero(getattr(wide, self.what), place)})  # type: ignore[arg-type]
 
-    def _with_zero(self, tensor: Tensor, site: CallSite) -> Tensor:
-        self.seen.setdefault(site.name, tensor)
-        if site.name not in self.zeros:
-            self.zeros[site.name] = torch.zeros_like(tensor, requires_grad=True)
+    def _with_zero(self, tensor: Tensor, place: CallPlace) -> Tensor:
+        self.seen.setdefault(place.name, tensor)
+        if place.name not in self.zeros:
+            self.zeros[place.name] = torch.zeros_like(tensor, requires_grad=True)
         if self.heads is not None:
             own = torch.zeros(tensor.shape[1], dtype=torch.bool, device=tensor.device)
-            own[list(self.heads[site.name])] = True
+            own[list(self.heads[place.name])] = True
             tensor = torch.where(own[:, None, None], tensor.detach(), tensor)
-        return tensor + self.zeros[site.name]
+        return tensor + self.zeros[place.name]
 
 
 def by_query_head(tensor: Tensor, heads: int) -> Tensor:

@@ -19,13 +19,13 @@ from .._backends.native import _kernels
 from .._call import AttentionCall
 from .._masks import as_mask
 from .._tap import DenseWeights, EditedOutput
-from ..monitoring import CallSite
 from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
 from ._dense_weights import dense_weights
-from ._edit import Chosen, Edit, Part, Stage
+from ._edit import CallPlace, Chosen, Edit, Part, Stage
 from ._edits import FORWARD_ONLY
+from ._place import BlockEdits
 from ._tiles_of_weights import WeightTiles, tiles_of_rows
 
 Compute = Callable[[AttentionCall], Tensor]
@@ -34,13 +34,13 @@ Compute = Callable[[AttentionCall], Tensor]
 class EditsOfCall:
     """The edits of one call, by stage, each with the place of the call as its own block counts it."""
 
-    def __init__(self, edits: tuple[tuple[Edit, CallSite], ...]) -> None:
-        at_call = ((edit.at(site), site) for edit, site in edits)
-        self._edits = tuple(sorted(at_call, key=lambda one: one[0].stage))
+    def __init__(self, blocks: tuple[BlockEdits, ...]) -> None:
+        self._blocks, self._source = blocks, blocks[0].site.source
+        self._edits: tuple[tuple[Edit, CallPlace], ...] = ()
 
     def answered(self, call: AttentionCall, compute: Compute) -> EditedOutput:
-        self._check(call)
-        call = with_rows(call, self._edits[0][1].source)
+        self._place(call)
+        call = with_rows(call, self._source)
         parts, unused = self._parts(call), self._replaced(call)
         heads = self._heads_by_function(call)
         tiled = None if heads is None else heads if unused is None else heads & ~unused.all(0, keepdim=True)
@@ -60,13 +60,13 @@ class EditsOfCall:
             shown = parts[0].call if hidden is None else hidden
         else:
             shown = None
-            not_shown(self._edits[0][1].source, SEVERAL)
+            not_shown(self._source, SEVERAL)
         return EditedOutput(
             self._output(out, call), shown, lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits)
         )
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
-        self._check(call)
+        self._place(call)
         weights = dense.weights
         heads, rows = weights.shape[1:3]
         everything = Chosen(list(range(heads)), torch.arange(rows, device=weights.device))
@@ -78,8 +78,8 @@ class EditsOfCall:
                 logits = edit.logits(logits, call)
             seen = _seen(logits) & (_seen(logits, HIDDEN) | ~_seen(before, HIDDEN))
             weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
-        for edit, site in self._edits:
-            weights = edit.weights(weights, everything, call, site)
+        for edit, place in self._edits:
+            weights = edit.weights(weights, everything, call, place)
         return weights
 
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
@@ -91,15 +91,15 @@ class EditsOfCall:
             parts = self._parts(call)
         shown = parts[0].call if len(parts) == 1 and self._heads_by_function(call) is None else None
         if shown is None:
-            not_shown(self._edits[0][1].source, SEVERAL)
+            not_shown(self._source, SEVERAL)
         return EditedOutput(self._output(out, call), shown)
 
     def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[Part]:
         """The call after the edits of some stages, those of `Weights` left out."""
         parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
-        for edit, site in self._edits:
+        for edit, place in self._edits:
             if first <= edit.stage <= last:
-                parts = [new for part in parts for new in edit.parts(part, site)]
+                parts = [new for part in parts for new in edit.parts(part, place)]
         return parts
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
@@ -122,30 +122,33 @@ class EditsOfCall:
         for first, last in tiles_of_rows(call, heads):
             rows = torch.arange(first, last, device=out.device)
             weights = _together(parts, heads, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
-            for edit, site in self._edits:
-                weights = edit.weights(weights, Chosen(heads, rows), call, site)
+            for edit, place in self._edits:
+                weights = edit.weights(weights, Chosen(heads, rows), call, place)
             one.weighted(weights, value, found[:, :, first:last])
         found = found[..., : out.shape[3]].to(out.dtype)
         return out.index_copy(1, torch.tensor(heads, device=out.device), found)
 
-    def _check(self, call: AttentionCall) -> None:
-        for edit, site in self._edits:
-            edit.choice.check(call, site.name)
+    def _place(self, call: AttentionCall) -> None:
+        """Count the rows of the call. ValueError where it has no such heads or items."""
+        placed = (one for block in self._blocks for one in block.placed(call))
+        self._edits = tuple(sorted(placed, key=lambda one: one[0].stage))
+        for edit, place in self._edits:
+            edit.choice.check(call, place.name)
 
     def _replaced(self, call: AttentionCall) -> Tensor | None:
         """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
         unused: Tensor | None = None
-        for edit, site in self._edits:
+        for edit, place in self._edits:
             if edit.reads_other_items:
                 break
-            share = edit.replaced(call, site)
+            share = edit.replaced(call, place)
             if share is not None:
                 unused = share if unused is None else unused | share
         return unused
 
     def _output(self, out: Tensor, call: AttentionCall) -> Tensor:
-        for edit, site in self._edits:
-            out = edit.output(out, call, site)
+        for edit, place in self._edits:
+            out = edit.output(out, call, place)
         return out
 
 

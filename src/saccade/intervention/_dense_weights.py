@@ -12,11 +12,10 @@ from torch import Tensor
 
 from .._call import AttentionCall
 from .._weights import attention_weights
-from ..monitoring import CallSite
-from ._edit import Chosen, Edit, Part
+from ._edit import CallPlace, Chosen, Edit, Part
 
 
-def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallSite]]) -> Tensor:
+def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
     """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
     found: Tensor | None = None
     for part in parts:
@@ -24,6 +23,6 @@ def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tu
         found = own if found is None else torch.where(part.share, own, found)
     assert found is not None
     everything = Chosen(list(range(found.shape[1])), torch.arange(found.shape[2], device=found.device))
-    for edit, site in edits:
-        found = edit.weights(found, everything, call, site)
+    for edit, place in edits:
+        found = edit.weights(found, everything, call, place)
     return found

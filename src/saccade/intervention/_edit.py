@@ -32,6 +32,17 @@ class Stage(IntEnum):
     OUTPUT = 4
 
 
+class CallPlace(NamedTuple):
+    """Where a call happens: in the model, and its rows in their sequence."""
+
+    site: CallSite
+    first_row: int  # the position of query row 0; a cache may have those before it
+
+    @property
+    def name(self) -> str:
+        return self.site.name
+
+
 class Chosen(NamedTuple):
     """Which weights of a call a tensor (B, n, r, Lk) has."""
 
@@ -77,11 +88,7 @@ class Edit(ABC):
         """Whether the output of an item depends on what the call gives for others."""
         return False
 
-    def at(self, site: CallSite) -> Edit:
-        """What is done at one call, where that depends on the call."""
-        return self
-
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
         """A part of a call, changed before anything is computed."""
         return [part]
 
@@ -89,17 +96,21 @@ class Edit(ABC):
         """Dense logits (B, Hq, Lq, Lk) of attention written by hand, -inf where hidden, changed."""
         return logits
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         """Weights (B, n, r, Lk), changed where they are of heads of this edit."""
         return weights
 
-    def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
+    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         """(B or 1, Hq, 1, 1) bool: where `output` uses nothing of what the call gives; None: nowhere."""
         return None
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         """The output (B, Hq, Lq, Dv), changed."""
         return out
+
+    def unreached(self, site: CallSite, end: int) -> str | None:
+        """What to say where the edit is meant for positions from `end` on, and the texts of a block had none."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,7 @@ from .._masks import Mask as MaskValue
 from .._masks import Padding, as_mask
 from .._masks._algebra import And
 from .._masks._data import describe, whole
-from ..monitoring import CallSite
-from ._edit import Chosen, HeadEdit, Part, Stage, WeightsFunction, split
+from ._edit import CallPlace, Chosen, HeadEdit, Part, Stage, WeightsFunction, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,14 @@ class Ablate(HeadEdit):
     def reads_other_items(self) -> bool:
         return not isinstance(self.to, Tensor) and self.to != "zero"
 
-    def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
+    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         return self.choice.share(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = self.choice.heads_of(call)
-        return with_heads(out, heads, self._output(out[:, heads], call, site), self.choice.share(call))
+        return with_heads(out, heads, self._output(out[:, heads], call, place), self.choice.share(call))
 
-    def _output(self, own: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def _output(self, own: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         if isinstance(self.to, Tensor):
             given = self.to.to(own)
             try:
@@ -74,18 +73,18 @@ class Ablate(HeadEdit):
             except RuntimeError:
                 raise ValueError(
                     f"to: {tuple(given.shape)} does not broadcast to (B, heads, Lq, Dv) = {tuple(own.shape)} "
-                    f"of {site.name}"
+                    f"of {place.name}"
                 ) from None
         if self.to == "mean":
             return _mean_over_items(own, _tokens(call))
         if self.to == "resample":
-            return own[self._others(own.shape[0], site)]
+            return own[self._others(own.shape[0], place)]
         return torch.zeros_like(own)
 
-    def _others(self, batch: int, site: CallSite) -> Tensor:
+    def _others(self, batch: int, place: CallPlace) -> Tensor:
         """(B,) for each item another one."""
         if batch < 2:
-            raise ValueError(f"to='resample' draws from the other items of the batch, and {site.name} has one")
+            raise ValueError(f"to='resample' draws from the other items of the batch, and {place.name} has one")
         order = torch.randperm(batch, generator=torch.Generator().manual_seed(self.seed))
         others = torch.empty_like(order)
         others[order] = order.roll(1)
@@ -144,22 +143,22 @@ class Scale(HeadEdit):
     def stage(self) -> Stage:
         return Stage.PRODUCTS if self.what == "logits" else Stage.OUTPUT
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
         if self.what == "output":
             return [part]
-        return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, site)))]
+        return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, place)))]
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        return self._scaled(out, call, site) if self.what == "output" else out
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        return self._scaled(out, call, place) if self.what == "output" else out
 
-    def _scaled(self, tensor: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
+    def _scaled(self, tensor: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         """(B, Hq, Lq, .) times the factors."""
         heads = self.choice.heads_of(call)
         factors: float | Tensor = self.factor
         if isinstance(factors, Tensor):
             if factors.dim() > 1 or factors.numel() not in (1, len(heads)):
                 raise ValueError(
-                    f"factor: {tuple(factors.shape)} for {len(heads)} heads of {site.name}; expected ({len(heads)},)"
+                    f"factor: {tuple(factors.shape)} for {len(heads)} heads of {place.name}; expected ({len(heads)},)"
                 )
             factors = factors.reshape(-1, 1, 1).to(tensor)
         return with_heads(tensor, heads, tensor[:, heads] * factors, self.choice.share(call))
@@ -183,7 +182,7 @@ class Mask(HeadEdit):
             raise TypeError("mask: expected a mask value or a boolean tensor, got none")
         object.__setattr__(self, "mask", as_mask(self.mask))
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
         own, here = as_mask(part.call.mask), self._placed(part.call)
         return [replace(part, call=replace(part.call, mask=here if own is None else own & here))]
 
@@ -227,7 +226,7 @@ class Bias(HeadEdit):
                 f"bias must be of floating point (a mask of True and False is Mask), got {describe(self.bias)}"
             )
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
         return split(part, self.choice.share(part.call), lambda call: replace(call, bias=self._added(call)))
 
     def _added(self, call: AttentionCall) -> BiasValue | Tensor | None:
@@ -288,7 +287,7 @@ class Weights(HeadEdit):
         if not callable(self.function):
             raise TypeError(f"function must be callable, got {describe(self.function)}")
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         if torch.is_grad_enabled() and weights.requires_grad:
             raise ValueError(FORWARD_ONLY)
         heads = self.choice.heads_of(call)

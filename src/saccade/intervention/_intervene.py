@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +24,15 @@ from ..monitoring.calls._transformers import attention_functions
 from ._answer import EditsOfCall
 from ._checkpoints import Repeating, repeated_with
 from ._edit import Edit
+from ._place import BlockEdits, RowCounts
 
 Layers = int | str
+
+
+class CallName(NamedTuple):
+    """A key that is for the one call of this name, if there is one. A string is also for other calls of its module."""
+
+    name: str
 
 
 class Intervention(StepCounts):
@@ -40,11 +47,16 @@ class Intervention(StepCounts):
     edits_calls = True
     may_idle = False  # whether a block in which the model does not run is no mistake
 
-    def __init__(self, model: nn.Module, edits: dict[Layers, tuple[Edit, ...]]) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[tuple[Layers | CallName, Edit]]) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ValueError("model is TorchScript, and its calls cannot be changed: use the module it was made from")
         super().__init__()
         self._model, self._edits = model, edits
         self.changed: dict[str, int] = {}
-        self._unmet = dict.fromkeys(edits)
+        self._rows = RowCounts()
+        self._unmet = dict.fromkeys(key for key, _ in edits if not isinstance(key, CallName))
         self._seen: dict[str, CallSite] = {}
         self._walk = ModuleWalk(
             model, 1, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
@@ -54,6 +66,7 @@ class Intervention(StepCounts):
     def __enter__(self) -> Intervention:
         if self._open is not None:
             raise RuntimeError("intervene: this intervention is on already; for one inside of it, call intervene again")
+        self._rows = RowCounts()
         with contextlib.ExitStack() as stack:
             stack.enter_context(padding_in_place())
             stack.enter_context(attention_functions())
@@ -75,14 +88,19 @@ class Intervention(StepCounts):
             opened.close()
         if kind is None:
             self._all_met()
+            self._all_reached()
 
     def now(self) -> Repeating:
-        place = self._walk.place()
+        place, rows = self._walk.place(), self._rows.copy()
 
         @contextlib.contextmanager
         def repeating() -> Iterator[None]:
             with padding_in_place(), attention_functions(), repeated_with(self), self._walk.repeat(place):
-                yield
+                before, self._rows = self._rows, rows.copy()
+                try:
+                    yield
+                finally:
+                    self._rows = before
 
         return repeating
 
@@ -105,18 +123,20 @@ class Intervention(StepCounts):
     def not_shown(self, source: str, reason: str) -> None:
         pass
 
-    def edits(self, source: str) -> tuple[tuple[Edit, CallSite], ...]:
+    def edits(self, source: str) -> tuple[BlockEdits, ...]:
         if self._walk.hidden:
             return ()
         site = self._walk.site(source)
         self._seen[site.name] = site
-        met = [key for key in self._edits if fits(site, key)]
-        for key in met:
-            self._unmet.pop(key, None)
-        found = [edit for key in met for edit in self._edits[key]]
+        for key in [key for key in self._unmet if fits(site, key)]:
+            del self._unmet[key]
+        found = self._at(site)
         if found and not self._walk.repeating:
             self.changed[site.name] = self.changed.get(site.name, 0) + 1
-        return tuple((edit, site) for edit in found)
+        return (BlockEdits(found, site, self._rows),) if found else ()
+
+    def _at(self, site: CallSite) -> tuple[Edit, ...]:
+        return tuple(edit for key, edit in self._edits if fits(site, key))
 
     def _whole_forward(self, *_: Any) -> None:
         if self._walk.here and not self._walk.repeating:
@@ -138,6 +158,14 @@ class Intervention(StepCounts):
         names = ", ".join(repr(key) for key in self._unmet)
         there = ", ".join(name or "'' (the model's own)" for name in self._seen) or "none"
         raise ValueError(f"intervene: no attention call fits {names}. Calls there are: {there}{lost}")
+
+    def _all_reached(self) -> None:
+        """ValueError where edits were meant for positions that no text of the block has."""
+        for name, end in self._rows.ends.items():
+            for edit in self._at(site := self._seen[name]):
+                lost = edit.unreached(site, end)
+                if lost is not None:
+                    raise ValueError(lost)
 
 
 def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -> Intervention:
@@ -179,15 +207,11 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
         ValueError: no edits, layers that no call fits (at the end of the forward; the calls that there are are
             listed), heads that a call does not have, or a call that cannot be changed.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("model is TorchScript, and what it calls cannot be changed: use the module it was made from")
     if not isinstance(edits, Mapping):
         raise TypeError(f"edits must be a dict of layers and edits, got {describe(edits)}")
     if not edits:
         raise ValueError("edits must hold at least one edit, got none")
-    found: dict[Layers, tuple[Edit, ...]] = {}
+    found: list[tuple[Layers, Edit]] = []
     for layers, given in edits.items():
         if isinstance(layers, bool) or not isinstance(layers, (int, str)):
             raise TypeError(f"edits: layers must be a number, name or path, got {describe(layers)}")
@@ -196,12 +220,14 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
         if wrong or not several:
             came = describe(wrong[0]) if wrong else "none"
             raise TypeError(f"edits: {layers!r} must have edits, such as Ablate([0]), got {came}")
-        found[layers] = several
+        found += [(layers, edit) for edit in several]
     return Intervention(model, found)
 
 
-def fits(site: CallSite, wanted: Layers) -> bool:
+def fits(site: CallSite, wanted: Layers | CallName) -> bool:
     """Whether a key of the edits is for a call."""
+    if isinstance(wanted, CallName):
+        return site.name == wanted.name
     if isinstance(wanted, int):
         return site.layer == wanted
     if fnmatchcase(site.name, wanted) or fnmatchcase(site.path, wanted):

@@ -16,7 +16,7 @@ from .._biases import TensorBias
 from .._call import AttentionCall
 from ..monitoring import CallSite, KeptCall, Observations
 from ._choice import Choice, indices
-from ._edit import Chosen, Edit, Heads, Part, Stage, split
+from ._edit import CallPlace, Chosen, Edit, Heads, Part, Stage, split
 from ._edits import with_heads
 
 WHAT = ("output", "weights", "query", "key", "value")
@@ -40,13 +40,16 @@ class Patch(Edit):
         what: "output" before the output projection; "weights", with the values of this run; "query", "key" or
             "value" as the operator gets them (after rotary positions).
         positions: token positions, from 0, that are patched: rows, and keys for "key" and "value". They count along
-            the sequence also where a cache has its beginning. None: all, and the two runs must have equal lengths; with
-            positions they may differ, and the caller says that the same number means the same place in both.
+            the sequence also where a cache has its beginning, from the call of the block that has as many rows as
+            keys; a cache that was filled outside of the block is taken to hold all tokens before. A later call may be
+            the first to reach a position. None: all, and the two runs must have equal lengths; with positions they may
+            differ, and the caller says that the same number means the same place in both.
         items: items of the batch, from 0; an int, ints, or None for all.
 
     Raises:
         TypeError: source is no watch. ValueError: another word, a source that kept nothing; when used, a call that
-            the source lacks, another batch, length, width or number of heads.
+            the source lacks, another batch, length, width or number of heads; when the block ends, a position beyond
+            all texts of the block.
     """
 
     heads: Heads
@@ -54,8 +57,6 @@ class Patch(Edit):
     what: str = "output"
     positions: Heads = None
     items: Heads = field(default=None, kw_only=True)
-    _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)  # first row, and the next
-    _next: set[str] = field(default_factory=set, init=False, repr=False)  # calls that begin
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, Observations):
@@ -76,24 +77,24 @@ class Patch(Edit):
         stages = {"weights": Stage.WEIGHTS, "output": Stage.OUTPUT, "value": Stage.VALUES}
         return stages.get(self.what, Stage.PRODUCTS)
 
-    def parts(self, part: Part, site: CallSite) -> list[Part]:
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
         if self.what == "weights":
-            return self._with_weights(part, site)
+            return self._with_weights(part, place)
         if self.what == "output":
             return [part]
         if self.what == "query":
-            query = self._patched(part.call.query, part.call, site, self.choice.heads_of(part.call))
+            query = self._patched(part.call.query, part.call, place, self.choice.heads_of(part.call))
             return [replace(part, call=replace(part.call, query=query))]
         if self._whole_groups(part.call):
-            return [replace(part, call=self._with_groups(part.call, site))]
-        return split(part, self.choice.share(part.call), lambda call: self._with_groups(call, site))
+            return [replace(part, call=self._with_groups(part.call, place))]
+        return split(part, self.choice.share(part.call), lambda call: self._with_groups(call, place))
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, site: CallSite) -> Tensor:
+    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = [head for head in self.choice.heads_of(call) if head in chosen.heads]
         if self.what != "weights" or not heads:
             return weights
-        kept = self._kept(call, site)
-        places = self._places(call, kept, "rows", site)
+        kept = self._kept(call, place)
+        places = self._places(call, kept, "rows", place)
         every = range(call.query.shape[2])
         here, there = (every if rows is None else rows for rows in places)
         source_row = dict(zip(here, there, strict=True))
@@ -101,31 +102,31 @@ class Patch(Edit):
         if not patched:
             return weights
         if kept.key.shape[2] != weights.shape[-1]:
-            raise ValueError(_lengths_differ(site, kept, call))
+            raise ValueError(_lengths_differ(place, kept, call))
         at = [chosen.heads.index(head) for head in heads]
         found = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
         found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
         return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
 
-    def replaced(self, call: AttentionCall, site: CallSite) -> Tensor | None:
-        whole = self.what == "output" and self._places(call, self._kept(call, site), "rows", site).here is None
+    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
+        whole = self.what == "output" and self._places(call, self._kept(call, place), "rows", place).here is None
         return self.choice.share(call) if whole else None
 
-    def output(self, out: Tensor, call: AttentionCall, site: CallSite) -> Tensor:
-        return self._patched(out, call, site, self.choice.heads_of(call)) if self.what == "output" else out
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        return self._patched(out, call, place, self.choice.heads_of(call)) if self.what == "output" else out
 
-    def _patched(self, own: Tensor, call: AttentionCall, site: CallSite, heads: list[int]) -> Tensor:
+    def _patched(self, own: Tensor, call: AttentionCall, place: CallPlace, heads: list[int]) -> Tensor:
         """query, key, value or output (B, H, L, .) with the source's in `heads` of its own."""
-        kept = self._kept(call, site)
+        kept = self._kept(call, place)
         name = "out" if self.what == "output" else self.what
         other: Tensor | None = getattr(kept, name)
         if other is None:
             raise ValueError(f"source: it was written by a version that did not keep {self.what}; watch the run again")
         if other.shape[:2] != own.shape[:2] or other.shape[3] != own.shape[3]:
             raise ValueError(
-                f"source: {self.what} of {site.name} is {tuple(other.shape)}, here {tuple(own.shape)}: another model"
+                f"source: {self.what} of {place.name} is {tuple(other.shape)}, here {tuple(own.shape)}: another model"
             )
-        places = self._places(call, kept, "keys" if self.what in ("key", "value") else "rows", site)
+        places = self._places(call, kept, "keys" if self.what in ("key", "value") else "rows", place)
         found = other[:, heads].to(own)
         if places.here is not None:
             assert places.there is not None
@@ -146,17 +147,17 @@ class Patch(Edit):
         heads = self.choice.heads_of(call)
         return len({head // group for head in heads}) * group == len(heads)
 
-    def _with_groups(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+    def _with_groups(self, call: AttentionCall, place: CallPlace) -> AttentionCall:
         """The key heads (or value heads) of the chosen query heads, patched."""
         group = call.query.shape[1] // call.key.shape[1]
         heads = sorted({head // group for head in self.choice.heads_of(call)})
         if self.what == "key":
-            return replace(call, key=self._patched(call.key, call, site, heads))
-        return replace(call, value=self._patched(call.value, call, site, heads))
+            return replace(call, key=self._patched(call.key, call, place, heads))
+        return replace(call, value=self._patched(call.value, call, place, heads))
 
-    def _with_weights(self, part: Part, site: CallSite) -> list[Part]:
-        kept = self._kept(part.call, site)
-        places = self._places(part.call, kept, "rows", site)
+    def _with_weights(self, part: Part, place: CallPlace) -> list[Part]:
+        kept = self._kept(part.call, place)
+        places = self._places(part.call, kept, "rows", place)
         share = self.choice.share(part.call)
         if places.here is not None:
             marks = torch.zeros(part.call.query.shape[2], dtype=torch.bool, device=share.device)
@@ -165,7 +166,7 @@ class Patch(Edit):
         if not bool(share.any()):  # a step of decoding, after the tokens of the source
             return [part]
         if kept.key.shape[2] != part.call.key.shape[2]:
-            raise ValueError(_lengths_differ(site, kept, part.call))
+            raise ValueError(_lengths_differ(place, kept, part.call))
 
         def change(call: AttentionCall) -> AttentionCall:
             query = kept.query.to(call.query)
@@ -189,54 +190,50 @@ class Patch(Edit):
 
         return split(part, share, change)
 
-    def _kept(self, call: AttentionCall, site: CallSite) -> KeptCall:
-        found = self.source.kept.get(site.name)
+    def _kept(self, call: AttentionCall, place: CallPlace) -> KeptCall:
+        found = self.source.kept.get(place.name)
         if found is None:
             names = ", ".join(self.source.kept)
-            raise ValueError(f"source: it has no call {site.name}; it is of another model, or kept only: {names}")
+            raise ValueError(f"source: it has no call {place.name}; it is of another model, or kept only: {names}")
         if found.query.shape[:2] != call.query.shape[:2]:
             raise ValueError(
-                f"source: {site.name} has {_items_and_heads(found.query)} there and {_items_and_heads(call.query)} here"
+                f"source: {place.name} has {_items_and_heads(found.query)} there and "
+                f"{_items_and_heads(call.query)} here"
             )
         return found if found.query.device == call.query.device else found.to(call.query.device)
 
-    def at(self, site: CallSite) -> Edit:
-        self._next.add(site.name)
-        return self
-
-    def _first_row(self, site: CallSite, rows: int, keys: int) -> int:
-        """The position of row 0 of this call. A cache of a window holds fewer keys than there were tokens: these are
-        counted from the call that had as many rows as keys, which begins a text."""
-        if site.name in self._next:
-            self._next.discard(site.name)
-            first = 0 if rows == keys else self._read.get(site.name, (0, keys - rows))[1]
-            self._read[site.name] = first, first + rows
-        return self._read.get(site.name, (keys - rows, keys))[0]
-
-    def _places(self, call: AttentionCall, kept: KeptCall, axis: str, site: CallSite) -> _Places:
+    def _places(self, call: AttentionCall, kept: KeptCall, axis: str, place: CallPlace) -> _Places:
         """The rows or keys that are patched. ValueError where lengths differ and no positions are given."""
         rows, keys = call.query.shape[2], call.key.shape[2]
-        of_keys = axis == "keys"
-        here, there = (keys, kept.key.shape[2]) if of_keys else (rows, kept.query.shape[2])
-        square = kept.query.shape[2] == kept.key.shape[2]
-        first = self._first_row(site, rows, keys) if square and keys >= rows else 0
-        cached = square and (first > 0 or rows < keys)
-        if of_keys:
-            first += (rows - keys) if square and keys >= rows else 0  # the position of key 0: a window drops the first
+        here, there = (keys, kept.key.shape[2]) if axis == "keys" else (rows, kept.query.shape[2])
+        within_one = _within_one(kept) and keys >= rows
+        first = place.first_row if within_one else 0
+        if axis == "keys" and within_one:
+            first += rows - keys  # the position of key 0: a window has dropped those before it
         if self.positions is None:
             if here == there and not first:
                 return _Places(None, None)
-            if cached:  # decoding after the source's tokens
+            if within_one and keys > rows:  # decoding after the source's tokens
                 shared = [n for n in range(here) if n + first < there]
                 return _Places(shared, [n + first for n in shared])
-            raise ValueError(_lengths_differ(site, kept, call))
+            raise ValueError(_lengths_differ(place, kept, call))
         beyond = [p for p in self.positions if p >= there]  # type: ignore[union-attr]
         if beyond:
-            raise ValueError(f"positions: the source has {there} {axis} in {site.name}, got {beyond[0]}")
+            raise ValueError(f"positions: the source has {there} {axis} in {place.name}, got {beyond[0]}")
         chosen = [p for p in self.positions if 0 <= p - first < here]  # type: ignore[union-attr]
-        if not (first or cached) and len(chosen) < len(self.positions):  # type: ignore[arg-type]
-            raise ValueError(f"positions: {site.name} has {here} {axis}, got {max(self.positions)}")  # type: ignore[arg-type]
+        lost = None if within_one else self._beyond(place.site, here)
+        if lost is not None:
+            raise ValueError(lost)
         return _Places([p - first for p in chosen], chosen)
+
+    def unreached(self, site: CallSite, end: int) -> str | None:
+        kept = self.source.kept.get(site.name)
+        return self._beyond(site, end) if kept is not None and _within_one(kept) else None
+
+    def _beyond(self, site: CallSite, end: int) -> str | None:
+        last = max(self.positions or (), default=-1)  # type: ignore[arg-type]
+        axis = "keys" if self.what in ("key", "value") else "rows"
+        return f"positions: {site.name} has {end} {axis}, got {last}" if last >= end else None
 
 
 def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
@@ -246,6 +243,11 @@ def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
     2021, freezing attention patterns).
     """
     return Patch(heads, source, "weights", items=items)
+
+
+def _within_one(kept: KeptCall) -> bool:
+    """Whether queries and keys are those of one sequence, so that a cache may hold its beginning."""
+    return kept.query.shape[2] == kept.key.shape[2]
 
 
 def _indices(given: Sequence[int], like: Tensor) -> Tensor:
@@ -263,9 +265,9 @@ def _items_and_heads(query: Tensor) -> str:
     return f"{query.shape[0]} items and {query.shape[1]} heads"
 
 
-def _lengths_differ(site: CallSite, kept: KeptCall, call: AttentionCall) -> str:
+def _lengths_differ(place: CallPlace, kept: KeptCall, call: AttentionCall) -> str:
     return (
-        f"source: {site.name} has {kept.query.shape[2]} queries and {kept.key.shape[2]} keys there, "
+        f"source: {place.name} has {kept.query.shape[2]} queries and {kept.key.shape[2]} keys there, "
         f"{call.query.shape[2]} and {call.key.shape[2]} here; texts of other tokens are patched by positions=[...], "
         "where the same number must mean the same place in both"
     )

@@ -8,6 +8,7 @@ RUNS, IMPORTANCE, RESULT, PATCHING, PATCH_RUNS, PATHS, PATCHES = (
     f"src/saccade/attribution/_{name}.py"
     for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "paths", "patching_result")
 )
+KEYS = "src/saccade/intervention/_intervene.py"
 OF_IMPORTANCE, OF_PATCHING, OF_PATHS = (
     f"tests/attribution/test_{name}.py" for name in ("importance", "patching", "paths")
 )
@@ -23,9 +24,9 @@ FAULTS = (
     ),
     Fault(
         "gates-by-path",
-        RUNS,
-        "self.edits.get(site.name, _NOTHING)",
-        "self.edits.get(site.path, _NOTHING)",
+        KEYS,
+        "return site.name == wanted.name",
+        "return site.path == wanted.name",
         (OF_IMPORTANCE,),
         "All calls of a shared layer are edited as one.",
     ),
