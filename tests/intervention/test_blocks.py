@@ -455,3 +455,11 @@ def test_a_patch_reaches_its_rows_where_a_cache_drops_keys():
             rows = [model(x[:, :5], cache=cache), *(model(x[:, n : n + 1], cache=cache) for n in range(5, 9))]
     changed = (torch.cat(rows, 1) - plain).abs().amax((0, 2)) > 1e-5
     assert changed.tolist() == [True] * 5 + [False] * 4
+
+
+@pytest.mark.parametrize(("key", "blocks"), [(0, [0, 1]), ("blocks.1", [1])])
+def test_an_int_is_the_first_number_in_a_path(key, blocks):
+    model = nn.Sequential(decoder())
+    with saccade.intervene(model, {key: Scale([1], 0.3)}) as run:
+        model(torch.randn(B, L, E))
+    assert list(run.changed) == [f"0.blocks.{block}.attention" for block in blocks]

@@ -23,10 +23,12 @@ from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
 from ._dense_weights import dense_weights
-from ._edit import CallPlace, Chosen, Edit, Part, Stage
+from ._edit import CallPlace, Chosen, Edit, Part, Stage, together
 from ._edits import FORWARD_ONLY
 from ._place import BlockEdits
 from ._tiles_of_weights import WeightTiles, tiles_of_rows
+
+SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"
 
 Compute = Callable[[AttentionCall], Tensor]
 
@@ -42,37 +44,25 @@ class EditsOfCall:
         self._place(call)
         call = with_rows(call, self._source)
         parts, unused = self._parts(call), self._replaced(call)
-        heads = self._heads_by_function(call)
-        tiled = None if heads is None else heads if unused is None else heads & ~unused.all(0, keepdim=True)
-        if tiled is not None and not bool(tiled.any()):
-            heads = tiled = None
-        if heads is not None:
-            unused = heads if unused is None else unused | heads
-        out = None
-        for part in parts:
-            found = _computed(part, unused, compute)
-            out = found if out is None else torch.where(part.share, found, out)
-        assert out is not None
-        if heads is not None:
-            out = self._by_functions(call, heads[0, :, 0, 0].nonzero()[:, 0].tolist(), out)
-        if heads is None and len(parts) == 1:
-            hidden = _hidden(parts[0], unused)
-            shown = parts[0].call if hidden is None else hidden
-        else:
-            shown = None
-            not_shown(self._source, SEVERAL)
+        tiled = self._tiled(call, unused)
+        if tiled is not None:
+            unused = tiled if unused is None else unused | tiled
+        out = together(parts, _every_head(call), lambda part: _computed(part, unused, compute))
+        if tiled is not None:
+            out = self._by_functions(call, tiled[0, :, 0, 0].nonzero()[:, 0].tolist(), out)
         return EditedOutput(
-            self._output(out, call), shown, lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits)
+            self._output(out, call),
+            self._shown(parts, unused, tiled is not None),
+            lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits),
         )
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
         self._place(call)
         weights = dense.weights
-        heads, rows = weights.shape[1:3]
-        everything = Chosen(list(range(heads)), torch.arange(rows, device=weights.device))
+        everything = Chosen(_every_head(call), torch.arange(weights.shape[2], device=weights.device))
         if any(edit.stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
             parts = self._parts(call, Stage.PRODUCTS)
-            logits = _together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
+            logits = together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
             before = logits
             for edit, _ in self._edits:
                 logits = edit.logits(logits, call)
@@ -84,15 +74,19 @@ class EditsOfCall:
 
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
         if any(edit.stage == Stage.VALUES for edit, _ in self._edits):
-            every_head = list(range(call.query.shape[1]))
             parts = self._parts(call, Stage.VALUES, Stage.VALUES)
-            out = _together(parts, every_head, lambda part: with_value(part.call.value))
+            out = together(parts, _every_head(call), lambda part: with_value(part.call.value))
         with torch.no_grad():
-            parts = self._parts(call)
-        shown = parts[0].call if len(parts) == 1 and self._heads_by_function(call) is None else None
-        if shown is None:
-            not_shown(self._source, SEVERAL)
+            shown = self._shown(self._parts(call), None, self._heads_by_function(call) is not None)
         return EditedOutput(self._output(out, call), shown)
+
+    def _shown(self, parts: list[Part], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
+        """The call that observers are told of; None, and counted, where no single call says it."""
+        if by_functions or len(parts) > 1:
+            not_shown(self._source, SEVERAL)
+            return None
+        hidden = _hidden(parts[0], unused)
+        return parts[0].call if hidden is None else hidden
 
     def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[Part]:
         """The call after the edits of some stages, those of `Weights` left out."""
@@ -107,6 +101,13 @@ class EditsOfCall:
         shares = [edit.choice.share(call).any(0, keepdim=True) for edit, _ in self._edits if edit.by_function]
         return functools.reduce(torch.logical_or, shares) if shares else None
 
+    def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
+        """(1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
+        heads = self._heads_by_function(call)
+        if heads is not None and unused is not None:
+            heads = heads & ~unused.all(0, keepdim=True)
+        return heads if heads is not None and bool(heads.any()) else None
+
     def _by_functions(self, call: AttentionCall, heads: list[int], out: Tensor) -> Tensor:
         """`out` with `heads`, whose weights are formed in tiles of whole rows and changed by the edits of weights."""
         if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
@@ -117,11 +118,11 @@ class EditsOfCall:
         of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
         tiles = {id(part): WeightTiles(part.call, heads) for part in parts}
         one = tiles[id(parts[0])]
-        value = one.value(_together(parts, heads, lambda part: part.call.value[:, of_key]))
+        value = one.value(together(parts, heads, lambda part: part.call.value[:, of_key]))
         found = value.new_empty(out.shape[0], len(heads), out.shape[2], value.shape[3])
         for first, last in tiles_of_rows(call, heads):
             rows = torch.arange(first, last, device=out.device)
-            weights = _together(parts, heads, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
+            weights = together(parts, heads, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
             for edit, place in self._edits:
                 weights = edit.weights(weights, Chosen(heads, rows), call, place)
             one.weighted(weights, value, found[:, :, first:last])
@@ -152,12 +153,13 @@ class EditsOfCall:
         return out
 
 
+def _every_head(call: AttentionCall) -> list[int]:
+    return list(range(call.query.shape[1]))
+
+
 def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
     """(B, Hq, Lq, 1) bool: rows that see a key. A model may hide keys by -1e9, and a row of these alone sees none."""
     return (logits > above).any(-1, keepdim=True)
-
-
-SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"
 
 
 def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
@@ -186,18 +188,3 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
 def _native(call: AttentionCall) -> bool:
     """Whether kernels run that do not visit what is hidden."""
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
-
-
-def _together(
-    parts: list[Part], heads: list[int], of_part: Callable[[Part], Tensor], rows: Tensor | None = None
-) -> Tensor:
-    """(B, n, ., .) of some heads, from each part what is its share; of the query rows `rows`, where these are some."""
-    found = None
-    for part in parts:
-        share = part.share.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
-        share = share if rows is None or share.shape[2] == 1 else share[:, :, rows]
-        if bool(share.any()):
-            own = of_part(part)
-            found = own if found is None else torch.where(share, own, found)
-    assert found is not None
-    return found

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from .._call import AttentionCall
 from .._weights import attention_weights
-from ._edit import CallPlace, Chosen, Edit, Part
+from ._edit import CallPlace, Chosen, Edit, Part, together
 
 
 def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
     """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
-    found: Tensor | None = None
-    for part in parts:
-        own = attention_weights(part.call.query, part.call.key, **part.call.scoring())
-        found = own if found is None else torch.where(part.share, own, found)
-    assert found is not None
-    everything = Chosen(list(range(found.shape[1])), torch.arange(found.shape[2], device=found.device))
+    everything = Chosen(list(range(call.query.shape[1])), torch.arange(call.query.shape[2], device=call.query.device))
+    found = together(
+        parts,
+        everything.heads,
+        lambda part: attention_weights(part.call.query, part.call.key, **part.call.scoring()),
+    )
     for edit, place in edits:
         found = edit.weights(found, everything, call, place)
     return found

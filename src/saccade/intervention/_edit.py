@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._call import AttentionCall
@@ -63,6 +64,21 @@ def split(part: Part, share: Tensor, change: Callable[[AttentionCall], Attention
     inside, outside = part.share & share, part.share & ~share
     found = [replace(part, call=change(part.call), share=inside)] if bool(inside.any()) else []
     return [*found, replace(part, share=outside)] if bool(outside.any()) else found
+
+
+def together(
+    parts: Sequence[Part], heads: list[int], of_part: Callable[[Part], Tensor], rows: Tensor | None = None
+) -> Tensor:
+    """(B, n, ., .) of some heads, from each part what is its share; of the query rows `rows`, where these are some."""
+    found = None
+    for part in parts:
+        share = part.share.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
+        share = share if rows is None or share.shape[2] == 1 else share[:, :, rows]
+        if bool(share.any()):
+            own = of_part(part)
+            found = own if found is None else torch.where(share, own, found)
+    assert found is not None
+    return found
 
 
 class Edit(ABC):

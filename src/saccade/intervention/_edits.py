@@ -27,17 +27,16 @@ from ._edit import CallPlace, Chosen, HeadEdit, Part, Stage, WeightsFunction, sp
 
 @dataclass(frozen=True, eq=False)
 class Ablate(HeadEdit):
-    """Heads that say nothing: their output is replaced.
+    """Replace the output of heads.
 
-    `to="zero"` and `to=tensor` do not compute the heads. Zero takes a head's contribution away; a mean keeps what it
-    says on average (Wang et al., "Interpretability in the Wild", 2023, section 2); a resampled output is one that the
-    head really gives, for another text (Chan et al., "Causal Scrubbing", 2022).
+    `to="zero"` and `to=tensor` do not compute the heads. Zero removes what a head adds; a mean keeps its average (Wang
+    et al., "Interpretability in the Wild", 2023, section 2); a resampled output is one that the head really gives, for
+    another text (Chan et al., "Causal Scrubbing", 2022).
 
     Args:
         to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens (a row that
             is a token of no item stays as it is); "resample": the output of another item of the batch, drawn once for
-            all heads by `seed`; or a tensor that broadcasts to
-            (B, n, Lq, Dv), such as (n, 1, Dv) means over a text.
+            all heads by `seed`; or a tensor that broadcasts to (B, n, Lq, Dv), such as (n, 1, Dv) means over a text.
         seed: of "resample".
 
     Raises:

@@ -195,9 +195,10 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
     Args:
         model: the module whose forwards are changed.
         edits: by layers, one edit or several, which are applied in their order: `Ablate`, `Scale`, `Mask`, `Bias`,
-            `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a layer number, a call's name or path
-            as `watch` gives it, a pattern of these (* and ? as in file names), or a part of the path between dots:
-            "layers.3" is "model.layers.3.self_attn".
+            `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a call's name or path as `watch` gives
+            it, a pattern of these (* and ? as in file names), or a part of the path between dots: "layers.3" is
+            "model.layers.3.self_attn". An int is the `layer` of a `CallSite`, the first number in the path: 1 is
+            "encoder.blocks.1.attention", but in an nn.Sequential "0.blocks.1.attention" is layer 0.
 
     Returns:
         A context manager, an `Intervention`.
