@@ -237,6 +237,14 @@ def wrong(change):
         ({"keep": 0.5}, "keep is of by='greedy'"),
         ({"by": "greedy", "keep": 9}, "a number of heads from 1 to 8, got 9"),
         ({"to": "mean"}, "to is of ablation"),
+        *(
+            (
+                {"batches": [BATCHES[0], BATCHES[1][:1]], "by": by, "to": "mean"},
+                "attention has one item: give batches of several",
+            )
+            for by in ("ablation", "greedy")
+        ),
+        ({"batches": [BATCHES[0][:1]], "by": "ablation", "to": "resample"}, "attention has one"),
         ({"model": torch.nn.Sequential(torch.nn.Embedding(31, 5))}, "no attention call fits"),
     ],
 )
@@ -251,5 +259,7 @@ def test_other_kinds_are_type_errors():
         saccade.head_importance("model", BATCHES)
     with pytest.raises(TypeError, match="loss: expected a scalar, got"):
         saccade.head_importance(decoder(), BATCHES, lambda model, batch: None)
+    with pytest.raises(TypeError, match=r"batches: expected several batches, .* got one dict; write \[batch\]"):
+        saccade.head_importance(decoder(), {"input_ids": BATCHES[0]})
     with pytest.raises(TypeError, match="batches: expected what the model takes, such as token ids, got text"):
         saccade.head_importance(decoder(), ["some text"])

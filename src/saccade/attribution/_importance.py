@@ -60,11 +60,12 @@ def head_importance(
 
     Args:
         model: any PyTorch model.
-        batches: what `loss` takes; each is used once, for "greedy" they are held.
+        batches: a list, say, of what `loss` takes; each is used once, for "greedy" they are held.
         loss: `loss(model, batch)` gives a scalar tensor. None: the `loss` of what the model gives for the batch, which
             is a dict of keyword arguments (with labels), a tuple of arguments, or one argument.
         by: "gradient", "ablation" or "greedy".
-        to: what an ablated head gives, as in `saccade.intervention.Ablate`: "zero", "mean" or "resample".
+        to: what an ablated head gives, as in `saccade.intervention.Ablate`: "zero"; "mean" or "resample", which need
+            batches of several items.
         keep: of "greedy": how many heads stay, or as which share of all. None is half.
         progress: `progress(done, total)` is told after each forward of "ablation" and "greedy", of which the total is
             known when the first batch is; for "gradient" after each batch, where batches have a length.
@@ -73,12 +74,15 @@ def head_importance(
         A number for each head, with 95 % intervals over batches, which need two of them.
 
     Raises:
-        TypeError: model is not a module, another kind of loss.
-        ValueError: another word, no batches, a loss that is missing, no scalar or not finite, or that no gradient
-            reaches the heads from; a model without attention calls that can be reached.
+        TypeError: model is not a module, batches are one dict, another kind of loss.
+        ValueError: another word, no batches, batches of one item where `to` needs several, a loss that is missing, no
+            scalar or not finite, or that no gradient reaches the heads from; a model without attention calls that can
+            be reached.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    if isinstance(batches, Mapping):
+        raise TypeError("batches: expected several batches, such as a list of them, got one dict; write [batch]")
     if by not in BY:
         raise ValueError(f"by must be one of {', '.join(BY)}; got {by!r}")
     if by != "greedy" and keep is not None:
@@ -128,6 +132,12 @@ class _Work:
             found = float(self.value(batch))
         if not self.calls:
             raise ValueError("loss: it ran no forward of the model that this thread could see")
+        alone = [name for name, items in seen.items.items() if items == 1]
+        if self.to == "mean" and alone:
+            raise ValueError(
+                f"to='mean' is the mean over the items of a batch, and {alone[0] or 'the model'} has one item: give "
+                "batches of several, or to='zero'"
+            )
         self.missed(run)
         return found
 

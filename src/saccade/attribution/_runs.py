@@ -101,12 +101,15 @@ class CallList(Edit):
 
     Attributes:
         found: by name.
+        items: of the batch, by name, when the call happened last.
     """
 
     found: dict[str, CallHeads] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
     choice: Choice = ALL
 
     def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        self.items[place.name] = out.shape[0]
         self.found.setdefault(place.name, CallHeads(place.name, place.site.layer, out.shape[1]))
         return out
 
