@@ -35,8 +35,8 @@ class PerHead(Mask):
 
     def __init__(self, masks: Sequence[Mask]):
         if not isinstance(masks, list | tuple) or not all(isinstance(mask, Mask) for mask in masks):
-            came = [describe(m) for m in masks] if isinstance(masks, list | tuple) else describe(masks)
-            raise TypeError(f"PerHead: masks must be a list of masks, got {came}")
+            got = [describe(m) for m in masks] if isinstance(masks, list | tuple) else describe(masks)
+            raise TypeError(f"PerHead: masks must be a list of masks, got {got}")
         if not masks:
             raise ValueError("PerHead: needs at least one mask")
         distinct = list(dict.fromkeys(masks))

@@ -135,8 +135,8 @@ class Edges(Mask):
             for side, name in ((queries, "queries"), (keys, "keys"))
         ]
         if any(len(side.shape) != 1 for side in sides) or sides[0].shape != sides[1].shape:
-            came = f"{sides[0].shape} and {sides[1].shape}"
-            raise ValueError(f"Edges: queries and keys must be integers (E,) of one length, got {came}")
+            got = f"{sides[0].shape} and {sides[1].shape}"
+            raise ValueError(f"Edges: queries and keys must be integers (E,) of one length, got {got}")
         if any((side.host < 0).any() for side in sides):
             raise ValueError("Edges: queries and keys must not be negative")
         pairs = np.unique(np.stack([side.host for side in sides], axis=1), axis=0)

@@ -98,8 +98,8 @@ class EditsOfCall:
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
         """(1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
-        shares = [edit.choice.share(call).any(0, keepdim=True) for edit, _ in self._edits if edit.by_function]
-        return functools.reduce(torch.logical_or, shares) if shares else None
+        covered = [edit.choice.covered(call).any(0, keepdim=True) for edit, _ in self._edits if edit.by_function]
+        return functools.reduce(torch.logical_or, covered) if covered else None
 
     def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
         """(1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
@@ -142,9 +142,9 @@ class EditsOfCall:
         for edit, place in self._edits:
             if edit.reads_other_items:
                 break
-            share = edit.replaced(call, place)
-            if share is not None:
-                unused = share if unused is None else unused | share
+            replaced = edit.replaced(call, place)
+            if replaced is not None:
+                unused = replaced if unused is None else unused | replaced
         return unused
 
     def _output(self, out: Tensor, call: AttentionCall) -> Tensor:
@@ -164,7 +164,7 @@ def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
 
 def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
     """The part's call with what nobody uses hidden; None where all of it is used."""
-    used = part.share.any(2, keepdim=True)
+    used = part.covered.any(2, keepdim=True)
     if unused is not None:
         used = used & ~unused
     mask = hiding(~used.expand(-1, part.call.query.shape[1], -1, -1), part.call.key.shape[2])
@@ -175,10 +175,10 @@ def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
 
 
 def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
-    """(B, Hq, Lq, Dv), of which the part's share is used."""
+    """(B, Hq, Lq, Dv), of which what the part covers is used."""
     hidden = _hidden(part, unused)
     query, value = part.call.query, part.call.value
-    if hidden is not None and not bool((part.share if unused is None else part.share & ~unused).any()):
+    if hidden is not None and not bool((part.covered if unused is None else part.covered & ~unused).any()):
         return query.new_zeros(*query.shape[:3], value.shape[3])
     if hidden is not None and _native(part.call):
         return attention(hidden.query, hidden.key, hidden.value, **hidden.arguments())

@@ -50,7 +50,7 @@ class Choice:
     def heads_of(self, call: AttentionCall) -> list[int]:
         return list(range(call.query.shape[1])) if self.heads is None else list(self.heads)
 
-    def share(self, call: AttentionCall) -> Tensor:
+    def covered(self, call: AttentionCall) -> Tensor:
         """(B or 1, Hq, 1, 1) bool: where the edit is at work."""
         batch, heads = call.query.shape[:2]
         found = _marks(self.heads, heads, call.query)[None, :]
@@ -78,12 +78,12 @@ def _marks(chosen: tuple[int, ...] | None, size: int, like: Tensor) -> Tensor:
     return marks
 
 
-def hiding(share: Tensor, keys: int) -> Mask | None:
-    """A mask that shows nothing where `share` (B or 1, Hq, 1, 1) is, everything elsewhere; None: it is nowhere.
+def hiding(hidden: Tensor, keys: int) -> Mask | None:
+    """A mask that shows nothing where `hidden` (B or 1, Hq, 1, 1) is, everything elsewhere; None: it is nowhere.
 
     Kernels do not visit what shows nothing.
     """
-    found = share[:, :, 0, 0]
+    found = hidden[:, :, 0, 0]
     if not bool(found.any()):
         return None
 

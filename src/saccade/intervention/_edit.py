@@ -56,27 +56,27 @@ class Part:
     """Some heads, items and rows of a call, and the call that gives them."""
 
     call: AttentionCall
-    share: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; the shares of all parts are all there is, once
+    covered: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; each place is covered by one part
 
 
-def split(part: Part, share: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[Part]:
-    """The part with `change` where `share` is, and as it was elsewhere."""
-    inside, outside = part.share & share, part.share & ~share
-    found = [replace(part, call=change(part.call), share=inside)] if bool(inside.any()) else []
-    return [*found, replace(part, share=outside)] if bool(outside.any()) else found
+def split(part: Part, covered: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[Part]:
+    """The part with `change` where `covered` is, and as it was elsewhere."""
+    inside, outside = part.covered & covered, part.covered & ~covered
+    found = [replace(part, call=change(part.call), covered=inside)] if bool(inside.any()) else []
+    return [*found, replace(part, covered=outside)] if bool(outside.any()) else found
 
 
 def together(
     parts: Sequence[Part], heads: list[int], of_part: Callable[[Part], Tensor], rows: Tensor | None = None
 ) -> Tensor:
-    """(B, n, ., .) of some heads, from each part what is its share; of the query rows `rows`, where these are some."""
+    """(B, n, ., .) of some heads, from each part what it covers; of the query rows `rows`, where these are some."""
     found = None
     for part in parts:
-        share = part.share.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
-        share = share if rows is None or share.shape[2] == 1 else share[:, :, rows]
-        if bool(share.any()):
+        covered = part.covered.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
+        covered = covered if rows is None or covered.shape[2] == 1 else covered[:, :, rows]
+        if bool(covered.any()):
             own = of_part(part)
-            found = own if found is None else torch.where(share, own, found)
+            found = own if found is None else torch.where(covered, own, found)
     assert found is not None
     return found
 

@@ -58,11 +58,11 @@ class Ablate(HeadEdit):
         return not isinstance(self.to, Tensor) and self.to != "zero"
 
     def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
-        return self.choice.share(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
+        return self.choice.covered(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
 
     def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = self.choice.heads_of(call)
-        return with_heads(out, heads, self._output(out[:, heads], call, place), self.choice.share(call))
+        return with_heads(out, heads, self._output(out[:, heads], call, place), self.choice.covered(call))
 
     def _output(self, own: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         if isinstance(self.to, Tensor):
@@ -160,7 +160,7 @@ class Scale(HeadEdit):
                     f"factor: {tuple(factors.shape)} for {len(heads)} heads of {place.name}; expected ({len(heads)},)"
                 )
             factors = factors.reshape(-1, 1, 1).to(tensor)
-        return with_heads(tensor, heads, tensor[:, heads] * factors, self.choice.share(call))
+        return with_heads(tensor, heads, tensor[:, heads] * factors, self.choice.covered(call))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +226,7 @@ class Bias(HeadEdit):
             )
 
     def parts(self, part: Part, place: CallPlace) -> list[Part]:
-        return split(part, self.choice.share(part.call), lambda call: replace(call, bias=self._added(call)))
+        return split(part, self.choice.covered(part.call), lambda call: replace(call, bias=self._added(call)))
 
     def _added(self, call: AttentionCall) -> BiasValue | Tensor | None:
         own = as_bias(call.bias)
@@ -246,7 +246,7 @@ class Bias(HeadEdit):
         assert bias is not None
         bias.check(*logits.shape)
         added = logits + bias_tile(bias, call).to(logits.dtype)
-        return torch.where(self.choice.share(call), added, logits)
+        return torch.where(self.choice.covered(call), added, logits)
 
 
 def bias_tile(bias: BiasValue, call: AttentionCall) -> Tensor:
@@ -295,7 +295,7 @@ class Weights(HeadEdit):
         if self.choice.items is not None:
             own = own.clone()  # it may be written into
         found = applied(self.function, own, chosen.rows)
-        return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
+        return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
 
 
 FORWARD_ONLY = "intervene: Weights is forward only, and a gradient is wanted; use torch.no_grad()"
@@ -310,12 +310,12 @@ def applied(function: Any, weights: Tensor, rows: Tensor) -> Tensor:
     return found.to(weights.dtype)
 
 
-def with_heads(whole: Tensor, heads: list[int], new: Tensor, share: Tensor) -> Tensor:
-    """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `share`."""
-    everywhere = share.shape[0] == 1 and bool(share[:, heads].all())  # not where no items are chosen
+def with_heads(whole: Tensor, heads: list[int], new: Tensor, covered: Tensor) -> Tensor:
+    """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `covered`."""
+    everywhere = covered.shape[0] == 1 and bool(covered[:, heads].all())  # not where no items are chosen
     if len(heads) == whole.shape[1] and heads == sorted(heads) and everywhere:
         return new
     at = torch.tensor(heads, dtype=torch.int64, device=whole.device)
     if not everywhere:
-        new = torch.where(share[:, heads], new, whole[:, heads])
+        new = torch.where(covered[:, heads], new, whole[:, heads])
     return whole.index_copy(1, at, new.to(whole.dtype))

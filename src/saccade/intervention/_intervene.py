@@ -219,8 +219,8 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
         several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
         wrong = [one for one in several if not isinstance(one, Edit)]
         if wrong or not several:
-            came = describe(wrong[0]) if wrong else "none"
-            raise TypeError(f"edits: {layers!r} must have edits, such as Ablate([0]), got {came}")
+            got = describe(wrong[0]) if wrong else "none"
+            raise TypeError(f"edits: {layers!r} must have edits, such as Ablate([0]), got {got}")
         found += [(layers, edit) for edit in several]
     return Intervention(model, found)
 

@@ -87,7 +87,7 @@ class Patch(Edit):
             return [replace(part, call=replace(part.call, query=query))]
         if self._whole_groups(part.call):
             return [replace(part, call=self._with_groups(part.call, place))]
-        return split(part, self.choice.share(part.call), lambda call: self._with_groups(call, place))
+        return split(part, self.choice.covered(part.call), lambda call: self._with_groups(call, place))
 
     def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = [head for head in self.choice.heads_of(call) if head in chosen.heads]
@@ -106,11 +106,11 @@ class Patch(Edit):
         at = [chosen.heads.index(head) for head in heads]
         found = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
         found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
-        return with_heads(weights, at, found, self.choice.share(call)[:, chosen.heads])
+        return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
 
     def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         whole = self.what == "output" and self._places(call, self._kept(call, place), "rows", place).here is None
-        return self.choice.share(call) if whole else None
+        return self.choice.covered(call) if whole else None
 
     def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         return self._patched(out, call, place, self.choice.heads_of(call)) if self.what == "output" else out
@@ -136,9 +136,11 @@ class Patch(Edit):
 
     def _share_of(self, tensor: Tensor, call: AttentionCall) -> Tensor:
         """(B or 1, H, 1, 1): the items, for a tensor with other heads than the query."""
-        share = self.choice.share(call)
+        covered = self.choice.covered(call)
         return (
-            share if tensor.shape[1] == share.shape[1] else share.any(1, keepdim=True).expand(-1, tensor.shape[1], 1, 1)
+            covered
+            if tensor.shape[1] == covered.shape[1]
+            else covered.any(1, keepdim=True).expand(-1, tensor.shape[1], 1, 1)
         )
 
     def _whole_groups(self, call: AttentionCall) -> bool:
@@ -158,12 +160,12 @@ class Patch(Edit):
     def _with_weights(self, part: Part, place: CallPlace) -> list[Part]:
         kept = self._kept(part.call, place)
         places = self._places(part.call, kept, "rows", place)
-        share = self.choice.share(part.call)
+        covered = self.choice.covered(part.call)
         if places.here is not None:
-            marks = torch.zeros(part.call.query.shape[2], dtype=torch.bool, device=share.device)
+            marks = torch.zeros(part.call.query.shape[2], dtype=torch.bool, device=covered.device)
             marks[places.here] = True
-            share = share & marks[None, None, :, None]
-        if not bool(share.any()):  # a step of decoding, after the tokens of the source
+            covered = covered & marks[None, None, :, None]
+        if not bool(covered.any()):  # a step of decoding, after the tokens of the source
             return [part]
         if kept.key.shape[2] != part.call.key.shape[2]:
             raise ValueError(_lengths_differ(place, kept, part.call))
@@ -188,7 +190,7 @@ class Patch(Edit):
                 call.real,
             )
 
-        return split(part, share, change)
+        return split(part, covered, change)
 
     def _kept(self, call: AttentionCall, place: CallPlace) -> KeptCall:
         found = self.source.kept.get(place.name)

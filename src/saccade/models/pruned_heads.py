@@ -51,7 +51,7 @@ def layer_names(paths: Sequence[str]) -> list[str]:
 def removed_heads(left: Mapping[str, HeadsLeft | None]) -> dict[str, list[int]]:
     """The heads that each layer has lost, by the names of layers; `left` by their paths."""
     named = zip(layer_names(list(left)), left.values(), strict=True)
-    return {name: sorted({*range(held.of)} - {*held.numbers}) for name, held in named if held is not None}
+    return {name: sorted({*range(held.original_heads)} - {*held.numbers}) for name, held in named if held is not None}
 
 
 def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:

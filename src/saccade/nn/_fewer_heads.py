@@ -95,7 +95,7 @@ def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
         *([] if module.mechanism is None else [_mechanism(module.mechanism, kept, groups)]),
     ]
     before = module.heads_left or HeadsLeft(tuple(range(config.heads)), config.heads)
-    left = HeadsLeft(tuple(before.numbers[head] for head in kept), before.of)
+    left = HeadsLeft(tuple(before.numbers[head] for head in kept), before.original_heads)
     own = {"config": smaller, "shape": smaller.shape, "sizes": smaller.sizes, "heads_left": left}
     return joined([*cuts, Cut([], [Change(module, name, value) for name, value in own.items()])])
 

@@ -62,10 +62,10 @@ def check_weights(config: AttentionConfig, x: object) -> None:
 
 
 class HeadsLeft(NamedTuple):
-    """Which heads an attention layer has left of those that it began with (`saccade.prune`)."""
+    """Which heads an attention layer has left of those that it began with (`saccade.prune`), by their first numbers."""
 
     numbers: tuple[int, ...]
-    of: int
+    original_heads: int
 
 
 class MultiHeadAttention(nn.Module):
@@ -439,7 +439,7 @@ def _heads(features: Tensor, width: int) -> Tensor:
 def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
     """A bias made for all heads, of those that are left; another as it is."""
     held = as_bias(bias)
-    return bias if held is None or held.heads != left.of else held.of_heads(left.numbers)
+    return bias if held is None or held.heads != left.original_heads else held.of_heads(left.numbers)
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

@@ -344,8 +344,8 @@ def _of_layers(config: BlockConfig | Sequence[BlockConfig], layers: int | None) 
         assert layers is not None
         return (config,) * layers
     if not isinstance(config, Sequence) or not all(isinstance(one, BlockConfig) for one in config):
-        came = type(config).__name__
-        raise TypeError(f"config: expected BlockConfig, or a sequence of one for each layer, got {came}")
+        got = type(config).__name__
+        raise TypeError(f"config: expected BlockConfig, or a sequence of one for each layer, got {got}")
     if not config:
         raise ValueError("config: expected at least one layer, got an empty sequence")
     if layers is not None and layers != len(config):

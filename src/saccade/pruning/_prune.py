@@ -110,7 +110,7 @@ def _own_config(model: DecoderLM, kept: Mapping[nn.Module, Sequence[int]]) -> An
         now = range(attention.config.heads)
         held = attention.heads_left or HeadsLeft(tuple(now), len(now))
         left = {held.numbers[head] for head in kept.get(attention, now)}
-        removed.append(tuple(head for head in range(held.of) if head not in left))
+        removed.append(tuple(head for head in range(held.original_heads) if head not in left))
     return replace(model.config, pruned_heads=tuple(removed))
 
 

@@ -90,7 +90,7 @@ def cut_heads(module: nn.MultiheadAttention, kept: Sequence[int]) -> Cut:
     own = {
         "__class__": PrunedMultiheadAttention,
         "num_heads": len(kept),
-        "heads_left": HeadsLeft(tuple(before.numbers[head] for head in kept), before.of),
+        "heads_left": HeadsLeft(tuple(before.numbers[head] for head in kept), before.original_heads),
         "_qkv_same_embed_dim": False,  # what the layers around it ask before they take their fused path
     }
     changes = [Change(module, name, value) for name, value in own.items()]

@@ -83,7 +83,7 @@ class TransformersAttention:
         values |= dict.fromkeys(_KEY_HEADS, len(groups)) | dict.fromkeys(_INNER, len(kept) * self.width)
         values["num_key_value_groups"] = len(kept) // len(groups)
         found = [Change(self.module, name, value) for name, value in values.items() if name in vars(self.module)]
-        left = HeadsLeft(tuple(before.numbers[head] for head in kept), before.of)
+        left = HeadsLeft(tuple(before.numbers[head] for head in kept), before.original_heads)
         return [*found, Change(self.module, "heads_left", left)]
 
 

@@ -29,7 +29,7 @@ from ..._call import GraphTensor, ObservedCall, without_autocast
 from ..._masks import FromTensor
 from ..._tracing import TensorLabels, View, tensors_in, writes
 from . import _thread
-from ._by_hand_edits import FunctionRun, ScoresRun, edited_output, edited_weights
+from ._by_hand_edits import FunctionRun, ScoresReplay, edited_output, edited_weights
 from ._four_axes import AxisLayout, ScoreTerm, alike
 from ._observed_products import PRODUCTS, ObservedProduct, product_of
 from ._origins import TensorOrigins
@@ -131,22 +131,22 @@ class ByHandFollower:
         known = self._known.get(result) if func in _SOFTMAX else None
         if not isinstance(known, SoftmaxWeights):
             return result, call
-        own, came = known.scores.product, known.scores.came
-        self._release(came)
+        own, replay = known.scores.product, known.scores.replay
+        self._release(replay)
         changed, edits = result, _tap.edits_of(self._source)
         if edits is not None:
             layout = self._layout(known, [own.left, own.right])
             if layout is None:
                 raise ValueError("intervene: an attention by hand cannot be changed: its heads cannot be told apart")
             with _tap.aside():
-                changed = edited_weights(edits, own, came, layout, run, result)
+                changed = edited_weights(edits, own, replay, layout, run, result)
             self._known.pop(result)
-        self._known.put(changed, replace(known, edits=edits, scores=replace(known.scores, came=None)))
+        self._known.put(changed, replace(known, edits=edits, scores=replace(known.scores, replay=None)))
         return changed, None
 
-    def _release(self, came: ScoresRun | None) -> None:
-        """Scores that have met their softmax: what says how they came about holds them, and they would never end."""
-        for _, scores in () if came is None else came.since:
+    def _release(self, replay: ScoresReplay | None) -> None:
+        """Scores that have met their softmax: their replay holds them, and they would never end."""
+        for _, scores in () if replay is None else replay.since:
             self._known.pop(scores)
 
     def _layout(self, weights: SoftmaxWeights, factors: list[Tensor]) -> AxisLayout | None:
@@ -178,7 +178,7 @@ class ByHandFollower:
             return
         for held, what in self._known.sharing(tensor):
             if held is not result and not isinstance(what, SoftmaxWeights):
-                self._known.put(held, replace(what, changed=True, came=None))
+                self._known.put(held, replace(what, changed=True, replay=None))
 
     def _product(self, product: ObservedProduct, run: FunctionRun, result: Tensor) -> ObservedCall | None:
         weights = self._known.get(product.factors[0])
@@ -195,9 +195,9 @@ class ByHandFollower:
         elif weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else ScoreTerm(product.added.detach(), lead)
-            came = None if _tap.THREAD.editor is None else ScoresRun(run)
-            self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias, came=came))
-            if came is not None:
+            replay = None if _tap.THREAD.editor is None else ScoresReplay(run)
+            self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias, replay=replay))
+            if replay is not None:
                 self._made_of.put(result, product)
         return None
 
@@ -241,8 +241,8 @@ class ByHandFollower:
         else:
             others = (self._made_of.get(arg) for i, arg in enumerate(args) if i != at and isinstance(arg, Tensor))
             alone = all(other is None or other is product for other in others)  # Transformer-XL adds a second product
-            came = before.came.then(FunctionRun(func, args, kwargs), args[at]) if before.came and alone else None
-            self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead, came=came))
+            replay = before.replay.then(FunctionRun(func, args, kwargs), args[at]) if before.replay and alone else None
+            self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead, replay=replay))
 
     def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:
         scores = weights.scores

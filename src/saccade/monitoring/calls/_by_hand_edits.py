@@ -38,13 +38,13 @@ class FunctionRun(NamedTuple):
 _MOST_FUNCTIONS = 32  # from the product to the softmax
 
 
-class ScoresRun(NamedTuple):
-    """How scores came about: their product, and each function since, with the tensor it was given them as."""
+class ScoresReplay(NamedTuple):
+    """What made scores, to be called again: their product, and each function since, with the tensor it got them in."""
 
     product: FunctionRun
     since: tuple[tuple[FunctionRun, Tensor], ...] = ()
 
-    def then(self, run: FunctionRun, scores: Tensor) -> ScoresRun | None:
+    def then(self, run: FunctionRun, scores: Tensor) -> ScoresReplay | None:
         """None where there are too many: of features that look like scores, tensors of all layers would be held."""
         return None if len(self.since) == _MOST_FUNCTIONS else self._replace(since=(*self.since, (run, scores)))
 
@@ -68,7 +68,7 @@ def _swap(old: Tensor, new: Tensor) -> Any:
 def edited_weights(
     edits: _tap.CallEdits,
     own: ObservedProduct,
-    came: ScoresRun | None,
+    replay: ScoresReplay | None,
     layout: AxisLayout,
     softmax: FunctionRun,
     result: Tensor,
@@ -76,7 +76,8 @@ def edited_weights(
     """What a softmax gives, with the edits.
 
     Args:
-        own: the product of queries and keys. came: how the logits came from it; None: that is not known.
+        own: the product of queries and keys.
+        replay: makes the logits of other factors; None: how is not known.
         softmax: the call, which gave `result`.
     """
     left, right = (view(factor) for view, factor in zip(own.views, own.factors, strict=True))
@@ -88,7 +89,7 @@ def edited_weights(
     def logits(other_query: Tensor, other_key: Tensor) -> Tensor:
         if other_query is query and other_key is key:
             return given.reshape(shape)
-        if came is None:
+        if replay is None:
             raise ValueError(
                 "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, or "
                 f"adds a second product to them, or calls more than {_MOST_FUNCTIONS} functions on them, and what that "
@@ -96,7 +97,7 @@ def edited_weights(
             )
         new_left = None if other_query is query else _as_factor(other_query, left, own.views[0], own.factors[0])
         new_right = None if other_key is key else _as_factor(other_key, right, own.views[1], own.factors[1])
-        return came.again(own, new_left, new_right).reshape(shape)
+        return replay.again(own, new_left, new_right).reshape(shape)
 
     def normalised(logits: Tensor) -> Tensor:
         weights: Tensor = softmax.again(given, logits.reshape(given.shape))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._by_hand_edits import ScoresRun
+from ._by_hand_edits import ScoresReplay
 from ._four_axes import ScoreTerm
 from ._observed_products import ObservedProduct
 
@@ -29,7 +29,7 @@ class ObservedScores:
     masks: tuple[ScoreTerm, ...] = ()  # True = attend
     bias: ScoreTerm | None = None
     changed: bool = False  # by something that scale, masks and bias do not say
-    came: ScoresRun | None = None  # how, where they may be made again of others
+    replay: ScoresReplay | None = None  # makes scores of other factors, where that is known
 
 
 Arguments = tuple[Any, ...]

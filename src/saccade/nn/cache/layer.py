@@ -216,8 +216,8 @@ def check_new(key: Tensor, value: Tensor, held_key: Tensor | None, held_value: T
 def checked_items(items: Tensor, batch: int) -> Tensor:
     """int64 (n,) on the host, each an item of the batch."""
     if not isinstance(items, Tensor) or items.dtype not in (torch.int64, torch.int32):
-        came = items.dtype if isinstance(items, Tensor) else type(items).__name__
-        raise TypeError(f"items: expected int64 (n,), the item each new one is a copy of, got {came}")
+        got = items.dtype if isinstance(items, Tensor) else type(items).__name__
+        raise TypeError(f"items: expected int64 (n,), the item each new one is a copy of, got {got}")
     if items.dim() != 1:
         raise ValueError(f"items: expected int64 (n,), got shape {tuple(items.shape)}")
     items = items.to("cpu", torch.int64)
