@@ -18,7 +18,8 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
     Outputs and gradients of what is left equal those of the model whose output projections read 0 from the heads
     removed, to rounding. Of grouped queries a key-value head goes when all of its query heads have; those that stay
     must be read by equally many each. What is left keeps its dtype, device, ties and `requires_grad`, and is numbered
-    anew, from 0. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al. (2019).
+    anew, from 0. A backward pass through a graph that was built before gives the smaller parameters no gradient: run
+    it before you prune. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al. (2019).
 
     Args:
         model: or a part of one (the whole where it is to be saved: its configuration tells of the heads):
