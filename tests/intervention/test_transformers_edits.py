@@ -51,6 +51,18 @@ BART = {
     "dropout": 0.0,
     "decoder_start_token_id": 2,
 }
+T5 = {
+    "d_model": 17,
+    "d_kv": D,
+    "d_ff": 13,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": H,
+    "vocab_size": 23,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+    "dropout_rate": 0.0,
+}
 
 
 class Family(NamedTuple):
@@ -123,41 +135,8 @@ FAMILIES = {
         implementations=("eager",),
     ),
     "BART": Family("Bart", BART, call=2, padded=False, pair=True),
-    "T5": Family(
-        "T5",
-        {
-            "d_model": 17,
-            "d_kv": D,
-            "d_ff": 13,
-            "num_layers": 1,
-            "num_decoder_layers": 1,
-            "num_heads": H,
-            "vocab_size": 23,
-            "pad_token_id": 0,
-            "decoder_start_token_id": 0,
-            "dropout_rate": 0.0,
-        },
-        call=2,
-        padded=False,
-        pair=True,
-    ),
-    "T5's decoder": Family(
-        "T5",
-        {
-            "d_model": 17,
-            "d_kv": D,
-            "d_ff": 13,
-            "num_layers": 1,
-            "num_decoder_layers": 1,
-            "num_heads": H,
-            "vocab_size": 23,
-            "pad_token_id": 0,
-            "decoder_start_token_id": 0,
-            "dropout_rate": 0.0,
-        },
-        padded=False,
-        pair=True,
-    ),
+    "T5": Family("T5", T5, call=2, padded=False, pair=True),
+    "T5's decoder": Family("T5", T5, padded=False, pair=True),
     "ViT": Family("ViT", {**SMALL, "image_size": 6, "patch_size": 3, "num_channels": 1}, padded=False),
 }
 

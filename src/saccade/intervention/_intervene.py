@@ -18,8 +18,7 @@ from .._tap import padding_in_place
 from ..monitoring import CallSite
 from ..monitoring._record import StepCounts
 from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled
-from ..monitoring.calls import _thread
-from ..monitoring.calls._calls_mode import AttentionCallsMode
+from ..monitoring.calls._thread import edited_by
 from ..monitoring.calls._transformers import attention_functions
 from ._answer import EditsOfCall
 from ._checkpoints import Repeating, repeated_with
@@ -58,34 +57,20 @@ class Intervention(StepCounts):
         self._rows = RowCounts()
         self._unmet = dict.fromkeys(key for key, _ in edits if not isinstance(key, CallName))
         self._seen: dict[str, CallSite] = {}
-        self._walk = ModuleWalk(
-            model, 1, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
-        )
-        self._open: contextlib.ExitStack | None = None
+        self._walk = ModuleWalk(model, 1, self)
 
     def __enter__(self) -> Intervention:
-        if self._open is not None:
-            raise RuntimeError("intervene: this intervention is on already; for one inside of it, call intervene again")
+        stack = self._walk.enter("intervene", padding_in_place(), repeated_with(self))
+        edited_by(EditsOfCall)
         self._rows = RowCounts()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(padding_in_place())
-            stack.enter_context(attention_functions())
-            stack.callback(self._walk.remove)
-            _thread.edited_by(EditsOfCall)
-            self._walk.install()
-            if not is_compiled(self._model):  # whose hooks may be compiled, too
-                handle = self._model.register_forward_hook(ModuleHook(self._whole_forward, ""))
-                stack.callback(handle.remove)
-            stack.enter_context(repeated_with(self))
-            self._open = stack.pop_all()
+        if not is_compiled(self._model):  # whose hooks may be compiled, too
+            stack.callback(self._model.register_forward_hook(ModuleHook(self._whole_forward, "")).remove)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
+        self._walk.leave()
         if kind is None:
             self._all_met()
             self._all_reached()

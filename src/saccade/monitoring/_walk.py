@@ -10,15 +10,17 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from ..variants import Mechanism
-from ._record import CallSite, StepCounts
-from .calls._thread import suspended
+from ._record import CallSite
+from .calls import _thread
+from .calls._calls_mode import AttentionCallsMode
+from .calls._transformers import attention_functions
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"
@@ -36,26 +38,27 @@ class WalkPlace(NamedTuple):
     outermost: nn.Module | None
 
 
+class StepWatcher(_thread.CallWatcher, Protocol):
+    """Who is told of calls in observed steps, and counts steps and what was not seen."""
+
+    steps: int
+    observed: int
+
+    def missed(self, name: str, reason: str) -> None: ...
+
+
 class ModuleWalk:
     """The steps of a watched model on the thread that calls `install`, and the names of the calls in them.
 
     Args:
         model: what is watched.
         every: steps 0, every, 2 * every, ... are observed.
-        counts: where steps, and what was not seen, are counted.
-        on_enter, on_leave: called when an observed step begins, and when it has ended or failed.
+        watcher: who is told of their calls.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        every: int,
-        counts: StepCounts,
-        on_enter: Callable[[], None],
-        on_leave: Callable[[], None],
-    ) -> None:
-        self._model, self._every, self._counts = model, every, counts
-        self._on_enter, self._on_leave = on_enter, on_leave
+    def __init__(self, model: nn.Module, every: int, watcher: StepWatcher) -> None:
+        self._model, self._every, self._watcher = model, every, watcher
+        self._open: ExitStack | None = None
         self._undo: list[Callable[[], None]] = []
         self._scripted: list[str] = []
         self._thread = 0
@@ -68,6 +71,23 @@ class ModuleWalk:
         self._skipping = False
         self._outermost: nn.Module | None = None  # of the step that runs
         self._sites: dict[str, CallSite] = {}
+
+    def enter(self, name: str, *around: AbstractContextManager[Any]) -> ExitStack:
+        """Begin the block that the function `name` has given, within other contexts; gives what `leave` closes."""
+        if self._open is not None:
+            raise RuntimeError(f"{name}: this block is on already; for one inside of it, call {name} again")
+        with ExitStack() as stack:
+            for context in (*around, attention_functions()):
+                stack.enter_context(context)
+            stack.callback(self.remove)
+            self.install()
+            self._open = stack.pop_all()
+        return self._open
+
+    def leave(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
 
     def install(self) -> None:
         """Hooks on the model, for this thread."""
@@ -121,7 +141,7 @@ class ModuleWalk:
         self._calls, self._visits = place.calls.copy(), place.visits.copy()
         self.observing = place.outermost is not None
         if self.observing:
-            self._on_enter()
+            _thread.begin(self._watcher, AttentionCallsMode)
         try:
             yield
         finally:
@@ -159,11 +179,11 @@ class ModuleWalk:
             return
         if threading.get_ident() != self._thread:
             if self._elsewhere.setdefault(threading.get_ident(), module) is module:
-                self._counts.missed(path, ELSEWHERE)
+                self._watcher.missed(path, ELSEWHERE)
             return
         if torch._C._get_tracing_state() is not None:
             if anew or not self._stack:
-                self._counts.missed(path, TRACED)
+                self._watcher.missed(path, TRACED)
             return
         if anew or self._outermost is None:
             self._stop()
@@ -172,7 +192,7 @@ class ModuleWalk:
             self._stack.append((path, module))
             self._visits[path] += 1
             if _hides_maps(module):
-                self._counts.missed(path, MECHANISM)
+                self._watcher.missed(path, MECHANISM)
 
     def end(self, path: str, module: nn.Module, *_: Any) -> None:
         """It has ended, or failed."""
@@ -189,22 +209,22 @@ class ModuleWalk:
                 pass
 
     def _start(self, module: nn.Module) -> None:
-        self.observing = self.repeating or self._counts.steps % self._every == 0
+        self.observing = self.repeating or self._watcher.steps % self._every == 0
         self._skipping, self._outermost = not self.observing, module
-        self._counts.steps += not self.repeating
+        self._watcher.steps += not self.repeating
         if self._skipping:
             return
         self._calls.clear()
         self._visits.clear()
-        self._counts.observed += not self.repeating
+        self._watcher.observed += not self.repeating
         for path in self._scripted:
-            self._counts.missed(path, SCRIPTED)
-        self._on_enter()
+            self._watcher.missed(path, SCRIPTED)
+        _thread.begin(self._watcher, AttentionCallsMode)
 
     def _stop(self) -> None:
         if self.observing:
             self.observing = False
-            self._on_leave()
+            _thread.end(self._watcher)
         self._skipping, self._outermost = False, None
         self._stack.clear()
 
@@ -218,8 +238,8 @@ class ModuleWalk:
                 self.begin(path, module)
                 try:
                     if self.observing:
-                        self._counts.missed(path, COMPILED)
-                    with suspended():
+                        self._watcher.missed(path, COMPILED)
+                    with _thread.suspended():
                         return call(*args, **kwargs)
                 finally:
                     self.end(path, module)

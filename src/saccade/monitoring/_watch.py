@@ -5,7 +5,6 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ from ._observe import Groups, ObservationRequest, observed, of_step, real_keys, 
 from ._observed import SiteObservations
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
 from ._walk import ModuleWalk
-from .calls import _thread
-from .calls._calls_mode import AttentionCallsMode
-from .calls._transformers import attention_functions
 
 Chosen = Callable[[CallSite, int], bool]
 NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"
@@ -59,30 +55,17 @@ class ModelWatch(Observations):
     ) -> None:
         super().__init__()
         self._asked, self._choice, self._judge = asked, choice, alarms
-        self._walk = ModuleWalk(
-            model, choice.every, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
-        )
+        self._walk = ModuleWalk(model, choice.every, self)
         self._gradients = GradientNorms(self._told_gradients, self.missed)
-        self._open: contextlib.ExitStack | None = None
 
     def __enter__(self) -> ModelWatch:
-        if self._open is not None:
-            raise RuntimeError("watch: this watch is on already; for one inside of it, call watch(model) again")
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(attention_functions())
-            if self._choice.keep is not None:
-                stack.enter_context(padding_in_place())
-            stack.callback(self._walk.remove)
-            self._walk.install()
-            self._open = stack.pop_all()
+        self._walk.enter("watch", *(() if self._choice.keep is None else (padding_in_place(),)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
+        self._walk.leave()
 
     @property
     def alarms(self) -> list[Alarm]:
