@@ -218,27 +218,28 @@ def of_patched_weights(sizes: Sizes, source: Any, clean: Clean) -> Case:
     return Case(edits, Rewrite(weights=weights), forward_only=True)
 
 
-CASES: dict[str, Make] = {
-    make.__name__: make
-    for make in (
-        zero,
-        zero_one_item,
-        mean,
-        resampled,
-        to_a_tensor,
-        scaled,
-        scaled_one_item,
-        sharpened,
-        masked,
-        masked_by_a_value_in_one_item,
-        biased,
-        biased_one_item,
-        of_weights,
-        of_weights_in_order,
-        frozen,
-        all_at_once,
-        of_patched_weights,
-    )
-}
-CASES |= {f"{what}": patched(what, None) for what in ("output", "weights", "query", "key", "value")}
-CASES |= {f"{what} at positions": patched(what, ROWS) for what in ("output", "weights", "query", "key", "value")}
+def named(*makers: Make) -> dict[str, Make]:
+    return {make.__name__: make for make in makers}
+
+
+def patches(what: str) -> dict[str, Make]:
+    return {what: patched(what, None), f"{what} at positions": patched(what, ROWS)}
+
+
+BY_STAGE: tuple[dict[str, Make], ...] = (
+    {**named(sharpened), **patches("query"), **patches("key")},
+    patches("value"),
+    named(masked, masked_by_a_value_in_one_item, biased, biased_one_item),
+    {**named(of_weights, of_weights_in_order, frozen, of_patched_weights), **patches("weights")},
+    {
+        **named(zero, zero_one_item, mean, resampled, to_a_tensor, scaled, scaled_one_item),
+        **patches("output"),
+    },
+    named(all_at_once),
+)
+CASES = {name: make for stage in BY_STAGE for name, make in stage.items()}
+
+
+def one_of_each_stage(number: int) -> list[str]:
+    """Names of cases; the next number gives the next of each stage, so that several models together have all."""
+    return [list(stage)[number % len(stage)] for stage in BY_STAGE]

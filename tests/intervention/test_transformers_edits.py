@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from edit_cases import CASES, HEADS, Case, Sizes
+from edit_cases import CASES, HEADS, Case, Sizes, one_of_each_stage
 from published import written
 from rewritten_attention import Oracle
 from saccade.intervention import Ablate, Mask, Patch, Scale
@@ -194,10 +194,17 @@ def gradients(out: Tensor, model: nn.Module, leaves: tuple[Tensor, ...]) -> list
     return [torch.zeros_like(one) if own is None else own for own, one in zip(found, wanted, strict=True)]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    ("name", "implementation"), [(name, one) for name in FAMILIES for one in FAMILIES[name].implementations]
-)
+MODELS = [(name, one) for name in FAMILIES for one in FAMILIES[name].implementations]
+# Every edit of attention that forms its weights, and of grouped heads in a kernel; elsewhere one of each stage.
+EVERY_EDIT = (("BERT", "eager"), ("Llama", "sdpa"))
+COMBINATIONS = [
+    (*model, case)
+    for number, model in enumerate(MODELS)
+    for case in (CASES if model in EVERY_EDIT else one_of_each_stage(number))
+]
+
+
+@pytest.mark.parametrize(("name", "implementation", "case"), COMBINATIONS)
 def test_edits_of_transformers(name, implementation, case):
     family = FAMILIES[name]
     model = model_of(family, implementation)
