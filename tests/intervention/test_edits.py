@@ -82,7 +82,7 @@ def test_edits(name, case):
             torch.testing.assert_close(own, wanted, atol=1e-10, rtol=1e-8)
 
 
-# Only in float32 are weights formed in place, and hidden heads left out by kernels: neither is for attention by hand.
+# In float32 kernels leave hidden heads out and make tiles of weights. Attention by hand is dense in any type.
 PAIRS_FLOAT32 = [
     (name, case)
     for number, (name, kind) in enumerate(MODELS.items())
