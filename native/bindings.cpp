@@ -288,7 +288,7 @@ void pooled(nb::tuple shared, nb::handle query, nb::handle key, nb::handle asked
     kernels().pooled(call);
 }
 
-// chosen: address of int64 heads. asked: how many, row_start, row_count, dirty_start, dirty_stop, packed. keys, out: addresses.
+// chosen: address of int64 heads. asked: how many, row_start, row_count, packed. keys, out: addresses.
 void weight_tile(nb::tuple shared, nb::handle query, nb::handle key, Pointer chosen, nb::handle asked, Pointer keys, Pointer out) {
     const Shared given(shared);
     WeightTile call;
@@ -296,16 +296,15 @@ void weight_tile(nb::tuple shared, nb::handle query, nb::handle key, Pointer cho
     const Problem& p = call.problem;
     call.query = memory<Input>(query, given.query, "query");
     call.key = memory<Input>(key, given.key, "key");
-    const Whole<6> a(asked, "asked");
+    const Whole<4> a(asked, "asked");
     call.chosen = reinterpret_cast<const int64_t*>(chosen), call.chosen_count = a.at[0];
-    call.row_start = a.at[1], call.row_count = a.at[2], call.dirty_start = a.at[3], call.dirty_stop = a.at[4], call.packed = a.at[5] != 0;
+    call.row_start = a.at[1], call.row_count = a.at[2], call.packed = a.at[3] != 0;
     call.keys = reinterpret_cast<float*>(keys), call.out = reinterpret_cast<float*>(out);
     if (call.chosen_count < 0 || (call.chosen_count && !chosen)) refuse("no heads");
     for (int64_t n = 0; n < call.chosen_count; ++n)
         if (call.chosen[n] < 0 || call.chosen[n] >= p.heads) refuse("no such head");
     const int64_t last = call.row_start + call.row_count;
     if (call.row_start < 0 || call.row_count < 0 || last > p.length_q) refuse("rows outside of the call");
-    if (call.dirty_start < 0 || call.dirty_stop > p.length_k) refuse("keys outside of the call");
     const bool nothing = !(p.batch && call.chosen_count && call.row_count && p.length_k);
     if (!nothing && (!out || !keys || keys % 64)) refuse("a tile has no memory, or keys are not aligned");
     if (!kernels().weight_tile) refuse("this build has no tiles of weights");
@@ -313,8 +312,8 @@ void weight_tile(nb::tuple shared, nb::handle query, nb::handle key, Pointer cho
     if (!nothing) kernels().weight_tile(call);
 }
 
-// sizes: batch, heads, rows, keys, width, threads. Gives the keys (first, last) outside of which all weights are 0.
-nb::tuple weighted_values(nb::handle sizes, Pointer weights, nb::handle value, nb::handle out) {
+// sizes: batch, heads, rows, keys, width, threads.
+void weighted_values(nb::handle sizes, Pointer weights, nb::handle value, nb::handle out) {
     const Whole<6> size(sizes, "sizes");
     for (const int64_t one : size.at)
         if (one < 0) refuse("sizes must not be negative");
@@ -328,11 +327,8 @@ nb::tuple weighted_values(nb::handle sizes, Pointer weights, nb::handle value, n
     if (call.threads < 1) refuse("at least one thread");
     if (call.batch && call.heads && call.rows && call.length_k && !weights) refuse("weights have no memory");
     if (!kernels().weighted_values) refuse("this build has no tiles of weights");
-    {
-        nb::gil_scoped_release released;
-        kernels().weighted_values(call);
-    }
-    return nb::make_tuple(call.first, call.last);
+    nb::gil_scoped_release released;
+    kernels().weighted_values(call);
 }
 
 // Queries, keys and values of one length, their memory, and what forward and backward of causal linear attention share.

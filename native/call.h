@@ -155,7 +155,6 @@ struct WeightTile {
     Input query, key;
     const int64_t* chosen = nullptr;  // (chosen_count,) query heads
     int64_t chosen_count = 0, row_start = 0, row_count = 0;
-    int64_t dirty_start = 0, dirty_stop = 0;  // keys at which `out` may hold something
     // Keys in the kernels' order, kept from tile to tile: memory of (B, Hkv, Lk up to a multiple of 48, D), aligned to 64
     // bytes, and whether an earlier tile of the same call has filled it.
     float* keys = nullptr;
@@ -170,7 +169,6 @@ struct WeightedValues {
     const float* weights = nullptr;
     Input value;  // (B, n, Lk, Dv)
     Output out;   // (B, n, r, Dv)
-    int64_t first = 0, last = 0;  // written: weights outside of keys [first, last) are 0
 };
 
 constexpr int64_t kLinearSpan = 2048;  // tokens of a span of causal linear attention, which runs beside the others
@@ -222,7 +220,7 @@ struct Kernels {
     void (*statistics)(const Statistics&);
     void (*pooled)(const Pooled&);
     void (*weight_tile)(const WeightTile&);
-    void (*weighted_values)(WeightedValues&);
+    void (*weighted_values)(const WeightedValues&);
     void (*linear)(const Linear&);
     void (*few_rows)(const FewRows&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests

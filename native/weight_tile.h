@@ -3,7 +3,7 @@
 //     p_ij = exp(s_ij) / (exp sink + sum_j exp s_ij)      out_i = sum_j p_ij v_j
 //
 // A task is a block of `grain` query rows of one head. Scores go from the block in the cache to the tile; a second pass over
-// each row makes weights of them. Keys that the block's rows do not see are not multiplied, and stay 0 where they were.
+// each row makes weights of them. Keys that the block's rows do not see are not multiplied.
 #pragma once
 
 #include "scores.h"
@@ -85,17 +85,16 @@ template <class Math, class T> class WeightTilePass {
 
     // Zeros where nothing will be written.
     void clear(float* out, int64_t count, const std::vector<Piece>& pieces) const {
-        int64_t from = f.dirty_start;
+        int64_t from = 0;
         const auto until = [&](int64_t stop) {
-            stop = std::min(stop, f.dirty_stop);
             for (int64_t i = 0; from < stop && i < count; i++) std::fill_n(out + i * p.length_k + from, stop - from, 0.0f);
         };
         for (const Piece& piece : pieces) {
             const Span columns = columns_of(piece);
             until(columns.start);
-            from = std::max(from, columns.stop);
+            from = columns.stop;
         }
-        until(f.dirty_stop);
+        until(p.length_k);
     }
 
     // The scores of row i of the chunk in their places; gives the largest.
@@ -172,10 +171,9 @@ SACCADE_INLINE bool any_weight(const float* weights, int64_t stride, int64_t row
     return any << 1;  // -0 is none
 }
 
-inline void weighted_values(WeightedValues& f) {
+inline void weighted_values(const WeightedValues& f) {
     constexpr int rows = grain, stretch = 2 * grain;  // keys whose values stay in the first-level cache
     const int64_t blocks = (f.rows + rows - 1) / rows, tasks = f.batch * f.heads * blocks;
-    std::vector<Span> used(tasks, Span{f.length_k, 0});
     parallel(f.threads, tasks, [&](int64_t task, int) {
         const int64_t b = task / blocks / f.heads, h = task / blocks % f.heads, first = task % blocks * rows;
         const int64_t count = std::min<int64_t>(rows, f.rows - first);
@@ -185,16 +183,12 @@ inline void weighted_values(WeightedValues& f) {
         for (int64_t j = 0; j < f.length_k; j += stretch) {
             const int64_t keys = std::min<int64_t>(stretch, f.length_k - j);
             if (!any_weight(weights + j, f.length_k, count, keys)) continue;
-            used[task] = {std::min(used[task].start, j), j + keys};
             multiply<Single, natural, true>(count, f.value_width, keys, weights + j, f.length_k, at<float>(f.value, b, h, j), f.value.row,
                                             sums, f.value_width);
         }
         for (int64_t i = 0; i < count; i++)
             std::copy_n(sums + i * f.value_width, f.value_width, at<float>(f.out, b, h, first + i));
     });
-    Span all{f.length_k, 0};
-    for (const Span& one : used) all = {std::min(all.start, one.start), std::max(all.stop, one.stop)};
-    f.first = std::min(all.start, all.stop), f.last = all.stop;
 }
 
 }  // namespace SACCADE_SET

@@ -229,6 +229,12 @@ def sink_lse(lse: Tensor, sink: Tensor | None) -> Tensor:
     return torch.where(empty, sink, torch.logaddexp(torch.where(empty, 0.0, lse), sink))
 
 
+def share_of_keys(lse: Tensor, whole: Tensor) -> Tensor:
+    """What the sink leaves of the denominator: exp(lse - whole), 1 on empty rows."""
+    empty = lse == float("-inf")
+    return torch.exp(torch.where(empty, 0.0, lse) - torch.where(empty, 0.0, whole))
+
+
 def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """Give the sink its share of the denominator: it is one more part to merge, with output 0 and lse `sink`.
 
@@ -240,7 +246,6 @@ def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Ten
     if sink is None:
         return out, lse
     whole = sink_lse(lse, sink)
-    empty = lse == float("-inf")
-    share = torch.exp(torch.where(empty, 0.0, lse) - torch.where(empty, 0.0, whole))
+    empty, share = lse == float("-inf"), share_of_keys(lse, whole)
     # An empty row's output is 0 whatever the sink: its cotangent, perhaps a padded query's NaN, must not reach it.
     return torch.where(empty[..., None], 0.0, out * share[..., None]), whole

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._backends.chunked import attend
 from ._biases import Bias, Span
-from ._call import CheckedCall, sink_lse, without_autocast
+from ._call import CheckedCall, share_of_keys, sink_lse, without_autocast
 from ._checks import make_call
 from ._masks import Mask
 from ._masks._data import whole
@@ -86,7 +86,7 @@ def _slice(call: CheckedCall, rows: list[int] | None, keys: list[int] | None, he
     _, lse = attend(problem, query, key, value, parameter)
     rest = _rest(problem, query, key, parameter, lse)
     # The sink's part of the denominator is a factor of its own: beside it, what rounding took from the lse is nothing.
-    share = None if sink is None else torch.exp(_finite(lse) - _finite(sink_lse(lse, sink)))
+    share = None if sink is None else share_of_keys(lse, sink_lse(lse, sink))
     key = key if at_keys is None else key[:, :, at_keys]
     if bias is not None and parameter is not None:
         parameter = bias.part(parameter, None, at_keys, None)

@@ -115,6 +115,14 @@ def test_empty_slices():
     assert weights(CASES["plain"](), keys=slice(4, 4)).shape == (2, 3, 11, 0)
 
 
+@looped("sink", [-1000.0, 1000.0])
+def test_rows_that_see_nothing_are_zero_beside_any_sink(sink):
+    query, key = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 3, 3)
+    weights = saccade.attention_weights(query, key, mask=saccade.Causal(), sink=torch.tensor([sink, 0.0]))
+    assert bool((weights[:, :, :2] == 0.0).all())  # keys begin with the third query
+    assert bool(weights.isfinite().all())
+
+
 @looped("constant", [torch.finfo(torch.float32).min, -1e9, -3e4, 1e9])
 @looped("sink", [False, True])
 def test_rows_of_huge_logits_are_as_exact_as_others(constant, sink):

@@ -26,7 +26,7 @@ from ._dense_weights import dense_weights
 from ._edit import CallPlace, Chosen, Edit, Part, Stage, together
 from ._edits import FORWARD_ONLY
 from ._place import BlockEdits
-from ._tiles_of_weights import WeightTiles, tiles_of_rows
+from ._tiles_of_weights import TileValues, WeightTiles, tiles_of_rows
 
 SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"
 
@@ -49,7 +49,7 @@ class EditsOfCall:
             unused = tiled if unused is None else unused | tiled
         out = together(parts, _every_head(call), lambda part: _computed(part, unused, compute))
         if tiled is not None:
-            out = self._by_functions(call, tiled[0, :, 0, 0].nonzero()[:, 0].tolist(), out)
+            out = self._by_functions(call, tiled, out)
         return EditedOutput(
             self._output(out, call),
             self._shown(parts, unused, tiled is not None),
@@ -97,37 +97,35 @@ class EditsOfCall:
         return parts
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
-        """(1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
-        covered = [edit.choice.covered(call).any(0, keepdim=True) for edit, _ in self._edits if edit.by_function]
+        """(B or 1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
+        covered = [edit.choice.covered(call) for edit, _ in self._edits if edit.by_function]
         return functools.reduce(torch.logical_or, covered) if covered else None
 
     def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
-        """(1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
+        """(B or 1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
         heads = self._heads_by_function(call)
         if heads is not None and unused is not None:
-            heads = heads & ~unused.all(0, keepdim=True)
+            heads = heads & ~unused
         return heads if heads is not None and bool(heads.any()) else None
 
-    def _by_functions(self, call: AttentionCall, heads: list[int], out: Tensor) -> Tensor:
-        """`out` with `heads`, whose weights are formed in tiles of whole rows and changed by the edits of weights."""
-        if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
+    def _by_functions(self, call: AttentionCall, tiled: Tensor, out: Tensor) -> Tensor:
+        """`out` with the heads of `tiled`, whose weights are formed in tiles of whole rows and changed by functions."""
+        heads = tiled.any(0)[:, 0, 0].nonzero()[:, 0]
+        chosen, parts = heads.tolist(), self._parts(call, Stage.LOGITS)
+        tiles = {id(part): WeightTiles(part.call, chosen) for part in parts}
+        if any(one.differentiable for one in tiles.values()):
             raise ValueError(FORWARD_ONLY)
-        if not out.shape[2]:
-            return out
-        parts = self._parts(call, Stage.LOGITS)
-        of_key = torch.tensor(heads, device=out.device) // (call.query.shape[1] // call.key.shape[1])
-        tiles = {id(part): WeightTiles(part.call, heads) for part in parts}
-        one = tiles[id(parts[0])]
-        value = one.value(together(parts, heads, lambda part: part.call.value[:, of_key]))
-        found = value.new_empty(out.shape[0], len(heads), out.shape[2], value.shape[3])
-        for first, last in tiles_of_rows(call, heads):
+        of_key = heads // (call.query.shape[1] // call.key.shape[1])
+        own = together(parts, chosen, lambda part: part.call.value[:, of_key])
+        values, found = TileValues(own, all(one.native for one in tiles.values())), out[:, heads]
+        for first, last in tiles_of_rows(call, chosen):
             rows = torch.arange(first, last, device=out.device)
-            weights = together(parts, heads, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
+            weights = together(parts, chosen, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
             for edit, place in self._edits:
-                weights = edit.weights(weights, Chosen(heads, rows), call, place)
-            one.weighted(weights, value, found[:, :, first:last])
-        found = found[..., : out.shape[3]].to(out.dtype)
-        return out.index_copy(1, torch.tensor(heads, device=out.device), found)
+                weights = edit.weights(weights, Chosen(chosen, rows), call, place)
+            found[:, :, first:last] = values.times(weights)
+            del weights  # its memory is the next tile's, if no function has kept it
+        return out.index_copy(1, heads, torch.where(tiled[:, heads], found, out[:, heads]))
 
     def _place(self, call: AttentionCall) -> None:
         """Count the rows of the call. ValueError where it has no such heads or items."""

@@ -295,6 +295,8 @@ class Weights(HeadEdit):
         if self.choice.items is not None:
             own = own.clone()  # it may be written into
         found = applied(self.function, own, chosen.rows)
+        if torch.is_grad_enabled() and found.requires_grad:
+            raise ValueError(FORWARD_ONLY)
         return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
 
 
