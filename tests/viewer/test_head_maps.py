@@ -51,8 +51,8 @@ def test_the_rise_of_a_gradient_is_its_opposite():
     said = importance_sentences(found)
     assert said == [
         "The text needs head 0.1 most: without it the loss would rise by 0.250 nats, to first order.",
-        "Likelier without the head is the text for 2 of 3, most of all 0.0 (-0.500) and 0.2 (-0.000).",
-        "Next to nothing does 0.2 (-0.000).",
+        "For 2 of 3 heads the text is likelier without the head, most of all for 0.0 (-0.500) and 0.2 (-0.000).",
+        "Hardly any effect: 0.2 (-0.000).",
     ]
 
 
