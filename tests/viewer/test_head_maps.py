@@ -26,9 +26,14 @@ def printed(found, width):
 def test_cells_have_signs_and_what_is_missing_is_empty():
     lines = printed(HeadMap(CALLS, VALUES), 80)
     assert lines[1].split() == "layer head 0 head 1 head 2".split()
-    assert [line.split() for line in lines[2:]] == [["0", "+.50", "-.25", "·"], ["1", "-1.00"]]
+    assert [line.split() for line in lines[2:]] == [
+        ["0", "+.50", "-.25", "·"],
+        ["1", "-1.00"],
+        "· is 0, to within .005".split(),
+    ]
     small = printed(HeadMap(CALLS, VALUES / 1000), 80)
     assert small[3].split() == ["1", "-.00100"]
+    assert len(printed(HeadMap(CALLS[:1], VALUES[:2].repeat(2)[:3]), 80)) == 3  # no dot, no legend
 
 
 def test_a_narrow_terminal_has_blocks_of_heads():
@@ -67,6 +72,7 @@ def test_white_is_zero_and_each_number_can_be_read_on_its_colour():
     shown = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}
     assert shown[0, 0] == ("+.900", "white") and shown[1, 0] == ("-.100", _figure.INK)
     assert shown[0, 1][0] == "" and shown[1, 1][0] == "·" and len(shown) == 6
+    assert axes.get_xlabel() == "head  (· is 0, to within .0005)"
 
 
 def test_components_beyond_the_largest_are_summed():
