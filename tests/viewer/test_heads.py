@@ -246,6 +246,27 @@ def test_a_head_for_tokens_gives_probabilities_whoever_reads_it(checkpoints, tmp
     assert importance["loss"] == pytest.approx(header["loss"][0], abs=1e-5) and slopes.any()
 
 
+def test_what_may_stand_at_a_mask_of_the_text_itself(checkpoints, tmp_path):
+    """The text with its mask as it is, which no token of the loss is predicted from."""
+    import transformers
+
+    checkpoints.bert(tmp_path)
+    torch.manual_seed(12)
+    theirs = transformers.BertForMaskedLM(transformers.BertConfig.from_pretrained(tmp_path)).eval()
+    theirs.save_pretrained(tmp_path)
+    session = open_session("The [MASK] sat on the mat.", model=str(tmp_path))
+    reader = session.runs[0].source
+    ids = reader.whole(reader.encode("The [MASK] sat on the mat.").ids)
+    place, weight = 2, theirs.bert.encoder.layer[0].attention.output.dense.weight
+    assert int(ids[0, place]) == reader.tokenizer.named["mask"]
+    with torch.no_grad(), scaled(weight, 1, weight.shape[1] // reader.heads[0], 0.0):
+        exact = theirs(ids).logits[0, place].softmax(-1)
+    header, found = asked(session, "heads", off=[["0", 1]], row=place)
+    assert max(after for *_, after in header["next"]) == pytest.approx(float(exact.max()), abs=1e-6)
+    assert np.isnan(found.reshape(2, -1)[:, place]).all()
+    assert asked(session, "importance")[0]["loss"] == pytest.approx(header["loss"][0], abs=1e-5)
+
+
 BODIES = {  # a class of transformers, and the output projection of its first layer
     "bert": ("BertModel", lambda model: model.encoder.layer[0].attention.output.dense, 10),
     "t5": ("T5EncoderModel", lambda model: model.encoder.block[0].layer[0].SelfAttention.o, 7),

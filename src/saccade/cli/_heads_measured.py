@@ -44,7 +44,10 @@ def _told_as_options() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UserError(re.sub(r"^(other|target|positions)\b", lambda name: OPTIONS[name[0]], str(error))) from error
+        if not re.match(r"(other|target|positions)\b", str(error)):
+            raise
+        said = re.sub(r"^other\b|\b(target|positions)\b", lambda name: OPTIONS[name[0]], str(error))
+        raise UserError(said) from error
 
 
 @_told_as_options()

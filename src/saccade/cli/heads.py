@@ -181,7 +181,10 @@ def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet
     from ._heads_measured import patched
     from ._texts import text_or_file
 
-    corrupted = text_or_file(other).text
+    try:
+        corrupted = text_or_file(other).text
+    except UserError as error:
+        raise UserError(f"--patch: {error}") from error
     with shown_progress("heads", quiet=quiet) as told:
         return patched(opened, text, corrupted, how.by, how.target, how.positions, told)
 

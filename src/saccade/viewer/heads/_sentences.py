@@ -66,7 +66,9 @@ def _removals(found: HeadImportance) -> list[str]:
 
 def patching_sentences(found: Patching) -> list[str]:
     """Which heads bring how much of the metric back, which work against it, and how well both ways agree."""
-    ranked = found.ranked()[:NAMED]
+    ranked = [(head, effect) for head, effect in found.ranked()[:NAMED] if effect]
+    if not ranked:
+        return ["No head changes the metric: what is patched is the same in both runs, or does not reach it."]
     metrics = found.metrics("exact" if found.exact is not None else "gradient")
     value = dict(zip(metrics.heads, metrics.values.tolist(), strict=True))
     head, effect = ranked[0]

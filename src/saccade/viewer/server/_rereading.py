@@ -36,17 +36,20 @@ class Predictions:
         rows: the row of `Rereading.forward` that each of them is predicted in.
         masked: whether each is predicted where it alone is masked; else from those before it, and the last row has
             what may come after the text.
+        blanks: tokens that are masks in the text itself; the last rows have what may stand there.
     """
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     masked: bool = False
+    blanks: tuple[int, ...] = ()
 
     def row_about(self, token: int) -> int | None:
         """The row that says what may come after a token, or, of masked ones, in its place; None where there is none."""
         if not self.masked:
             return token
-        return self.rows[self.tokens.index(token)] if token in self.tokens else None
+        order = *self.tokens, *self.blanks
+        return order.index(token) if token in order else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +137,14 @@ def _predicting(predictor: Predictor, ids: Tensor) -> tuple[nn.Module, Callable[
         return predictor.module, lambda: predictor.logits(ids)[0], Predictions(places, rows)
     if not places:
         raise ValueError("all of this text is masked")
-    masked = Predictions(places, tuple(range(len(places))), masked=True)
-    return predictor.module, lambda: predictor.predictions(ids), masked
+    blanks = tuple((ids[0] == predictor.mask).nonzero()[:, 0].tolist())
+    masked = Predictions(places, tuple(range(len(places))), masked=True, blanks=blanks)
+
+    def forward() -> Tensor:
+        known = predictor.predictions(ids)
+        return torch.cat([known, predictor.logits(ids)[0, list(blanks)]]) if blanks else known
+
+    return predictor.module, forward, masked
 
 
 def _states(module: Any, ids: Tensor) -> Callable[[], Tensor]:
