@@ -161,6 +161,23 @@ def test_a_patching_map_has_each_head_at_its_place(session, model):
     assert refused.status == 400 and refused.header["error"].startswith("other: heads are patched token by token")
 
 
+def test_patching_ends_with_the_viewer(model):
+    """After the head that is being patched: a command that is ended waits for no more."""
+    session, forwards = open_session(TEXT, model=model), []
+
+    def count(*_):
+        forwards.append(1)
+        session.closed = len(forwards) > 4
+
+    handle = model.module.register_forward_hook(count)
+    try:
+        told = {"run": "0", "other": TEXT.replace("owl", "fox"), "target": "owl,fox", "positions": "", "by": "exact"}
+        reply = session.reply("patching", told)
+    finally:
+        handle.remove()
+    assert reply.header["error"] == "the viewer has ended" and len(forwards) == 5
+
+
 def test_runs_without_a_model_say_so_in_one_sentence(session):
     layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
     with torch.no_grad(), saccade.watch(layer, keep=True) as watched:

@@ -7,7 +7,7 @@ Shape legend: L tokens, V vocabulary, E width, H heads of a call.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from ...attribution._two_texts import listed_positions, patch_texts
 from ...inspection import TextModel
 from ...intervention import Ablate
 from ..heads import patching_sentences
-from ..maps import Run
+from ..maps import MapClosed, Run
 from ._params import RequestError
 from ._rereading import Predictions, Rereading, in_order_of_run, rereading_of
 from ._steps import MOST_STEPS, READING, has_steps
@@ -153,18 +153,27 @@ def _loss(again: Rereading, predicted: Predictions) -> Tensor:
     return torch.nn.functional.cross_entropy(again.forward()[rows].float(), again.tokens[places])
 
 
-def patched_from(run: Run, other: str, target: str | None, positions: str | None, by: str) -> Answer:
+def patched_from(
+    run: Run, other: str, target: str | None, positions: str | None, by: str, ended: Callable[[], bool]
+) -> Answer:
     """The reply to `patching`: what each head brings back of what the run's text and another one differ by.
 
     The header has the metric in words and its value for both texts, and what stands out in sentences. The buffer has
     the effects, `by` "gradient" or "exact", of all heads of all calls, as in the run.
+
+    MapClosed: after a head, the viewer has `ended`.
     """
+
+    def told(done: int, total: int) -> None:
+        if ended():
+            raise MapClosed
+
     if not has_steps(run) or not isinstance(run.source, TextModel):
         raise RequestError(f"patching: this needs a text of at most {MOST_STEPS:,} tokens and the model that reads it")
     with READING:
         try:
             places = listed_positions(positions)
-            made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places)
+            made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=told)
         except ValueError as error:
             raise RequestError(str(error)) from None
     found = made.found

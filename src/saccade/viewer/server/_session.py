@@ -312,7 +312,8 @@ def _importance(session: Session, params: Params) -> Answer:
 def _patching(session: Session, params: Params) -> Answer:
     other, target, positions = (params.text(name, most) for name, most in PATCHING.items())
     by = params.choice("by", ("gradient", "exact"))
-    return patched_from(session._run(params), other, target.strip() or None, positions.strip() or None, by)
+    texts = other, target.strip() or None, positions.strip() or None
+    return patched_from(session._run(params), *texts, by, lambda: session.closed)
 
 
 def _script(session: Session, params: Params) -> Answer:
