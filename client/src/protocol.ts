@@ -161,12 +161,19 @@ export interface Protocol {
   step: { params: Place & { row: number }; header: Record<string, unknown> };
   /**
    * `loss` in nats a token with all heads on and without those that are off, and after `row` the likely tokens with both
-   * probabilities; the numbers are log-probabilities of all tokens, before and after. A model that predicts none has
-   * neither, and its numbers are the changes of its last hidden states.
+   * probabilities, or in its place where the model is a `masked` one; the numbers are log-probabilities of all tokens,
+   * before and after. A model that predicts none has neither, for a `reason`, and its numbers are the changes of its last
+   * hidden states.
    */
   heads: {
     params: { run: string; off: [string, number][]; row: number | null };
-    header: { side: string; loss: [number | null, number | null] | null; next: [string, number, number][] | null };
+    header: { side: string; loss: [number | null, number | null] | null; next: [string, number, number][] | null;
+      masked: boolean; reason: string | null };
+  };
+  /** Of every head, in the order of the run's calls: the share of a metric that it brings back from another text. */
+  patching: {
+    params: { run: string; other: string; target: string; positions: string; by: string };
+    header: { of: string; clean: number; corrupted: number; sentences: string[] };
   };
   /** Of every head, in the order of the run's calls: the slope of the loss by a gate on it. */
   importance: { params: { run: string }; header: { loss: number } };

@@ -173,8 +173,11 @@ def test_texts_of_other_lengths_are_shown_side_by_side_or_patched_at_positions(c
     longer = "The cat sat on the big mat."
     told = refused(capsys, "The cat sat on the mat.", "--patch", longer)
     assert "the texts have 9 and 10 tokens" in told and "' the' ' mat' '.' against ... ' the' ' big' ' mat' '.'" in told
+    assert "--patch: heads are patched token by token" in told and "or --positions, such as 1,3-5" in told
     found = numbers(capsys, "The cat sat on the mat.", "--patch", longer, "--positions", "1,3-4", "--by", "gradient")
     assert found["patching"]["positions"] == [1, 3, 4]
+    same = numbers(capsys, "The cat sat on the mat.", "--patch", longer, "--positions", "1-3", "--by", "exact")
+    assert same["sentences"][0].startswith("No head changes the metric") and len(same["sentences"]) == 1
 
 
 # --why
@@ -251,8 +254,9 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
         (["--target", "mat,mat"], "both are the same token"),
         (["--patch", OTHER, "--positions", "3-1"], "--positions 3-1: expected tokens from 0"),
         (["--patch", OTHER, "--positions", "15"], "both texts have the tokens 0 to 14, got 15"),
-        (["--patch", TEXT], "metric: it is"),
-        (["--patch", "no-such.txt"], "no-such.txt: no such file"),
+        (["--patch", TEXT], "--patch: it has the same tokens as the text; expected a text that differs"),
+        (["--patch", "no-such.txt"], "--patch: no-such.txt: no such file"),
+        (["--patch", " "], "--patch: the text is empty"),
         (["--out", "a.html"], "--out a.html: a figure is written to an .svg, .png or .pdf"),
         (["--model", "nowhere"], "nowhere: no such model folder"),
     ],

@@ -69,6 +69,23 @@ def test_a_cache_of_saccade(name, ends):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("what", ["output", "query", "key", "value"])
+def test_positions_count_along_the_sequence_where_the_block_begins_behind_a_cache(what):
+    """Row 1 of the forward is position 4 of the sequence, and of the source."""
+    model, x, other = decoder(), *torch.randn(2, B, L, E, dtype=torch.float64)
+    with saccade.watch(model, keep=True, alarms=False) as source:
+        model(other)
+    cache = model.cache()
+    with saccade.intervene(model, {1: Patch([2, 1], source, what, [4])}):
+        expected = model(x)[:, 3:]
+    model(x[:, :3], cache=cache)
+    with saccade.intervene(model, {1: Patch([2, 1], source, what, [4])}):
+        found = model(x[:, 3:], cache=cache)
+    assert not torch.allclose(expected, model(x)[:, 3:])
+    torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("edit", [Freeze, lambda heads, source: Patch(heads, source, "output")])
 def test_a_source_of_the_prompt_says_nothing_of_the_tokens_after_it(edit):
     """Of all positions in which the source has tokens, and no more: the rows after it are the model's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from saccade.nn import AttentionConfig, BlockConfig, Encoder, MultiHeadAttention
 from saccade.pruning import attention_flops, choose_heads
 from saccade.pruning._layers import attention_layers
 from saccade.pruning._texts import mean_loss, text_windows
+from saccade.pruning._timing import forward_times
 
 TEXT = "The cat sat on the mat. The dog sat on the cat's mat, and the cat went away. " * 5
 
@@ -77,6 +79,27 @@ def test_what_counts_as_arithmetic_is_what_a_profiler_counts():
     assert attention_flops([layer], 7, causal=False) == counted.get_total_flops()
 
 
+def test_both_models_run_in_turn_and_their_medians_stand():
+    """By a clock that the models move: rounds that are not in turn, a first round that counts, a mean or a shorter
+    batch would give other numbers."""
+    now, order = [0.0], []
+
+    def model(name, seconds):
+        left = iter(seconds)
+
+        def forward(ids):
+            order.append((name, ids.shape[1]))
+            now[0] += next(left)
+
+        return forward
+
+    batches = [{"input_ids": torch.zeros(1, length, dtype=torch.long)} for length in (5, 7, 3)]
+    whole, pruned = model("whole", [90, 2, 2, 2, 3, 5, 7, 80]), model("pruned", [70, 1, 1, 1, 2, 3, 5, 60])
+    found = forward_times(whole, pruned, batches, clock=lambda: now[0])
+    assert found == (7, 3.0, 2.0, 7)
+    assert order == [("whole", 7), ("pruned", 7)] * 8
+
+
 @pytest.fixture(scope="module")
 def text_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "text.txt"
@@ -103,6 +126,7 @@ def test_the_command_tells_what_the_model_then_is(text_file, tmp_path, capsys):
     with torch.no_grad():
         expected = [float(one(ids, labels=ids).loss) for one in (models.load(), whole)]
     assert [told["loss"]["before"], told["loss"]["after"]] == pytest.approx(expected, rel=1e-5)
+    assert told["forward"]["tokens"] == ids.shape[1] and min(told["forward"]["before"], told["forward"]["after"]) > 0
     assert main(["prune", str(out), "--heads", "0.0", "--out", str(out)]) == 2
     assert "is not empty; --force writes into it" in capsys.readouterr().err
 
@@ -115,6 +139,12 @@ def test_the_command_keeps_a_share_and_shows_a_table(text_file, capsys):
     assert sum(int(row[2]) for row in rows) == 16
     assert all(int(row[1]) - int(row[2]) == len([head for head in row[3:] if head != "-"]) for row in rows)
     assert "Attention, 256 tokens" in shown and "50.0%" in shown and "Loss (perplexity)" in shown
+    before, after, share = re.search(
+        r"Forward, \d+ tokens  (\S+ \w+) -> (\S+ \w+)  (\S+)x, medians of 7", shown
+    ).groups()
+    sizes = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+    before, after = (float(time.split()[0]) * sizes[time.split()[1]] for time in (before, after))
+    assert float(share) == pytest.approx(after / before, abs=0.02)
 
 
 @pytest.mark.slow

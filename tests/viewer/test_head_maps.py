@@ -26,9 +26,14 @@ def printed(found, width):
 def test_cells_have_signs_and_what_is_missing_is_empty():
     lines = printed(HeadMap(CALLS, VALUES), 80)
     assert lines[1].split() == "layer head 0 head 1 head 2".split()
-    assert [line.split() for line in lines[2:]] == [["0", "+.50", "-.25", "·"], ["1", "-1.00"]]
+    assert [line.split() for line in lines[2:]] == [
+        ["0", "+.50", "-.25", "·"],
+        ["1", "-1.00"],
+        "· is 0, to within .005".split(),
+    ]
     small = printed(HeadMap(CALLS, VALUES / 1000), 80)
     assert small[3].split() == ["1", "-.00100"]
+    assert len(printed(HeadMap(CALLS[:1], VALUES[:2].repeat(2)[:3]), 80)) == 3  # no dot, no legend
 
 
 def test_a_narrow_terminal_has_blocks_of_heads():
@@ -51,8 +56,8 @@ def test_the_rise_of_a_gradient_is_its_opposite():
     said = importance_sentences(found)
     assert said == [
         "The text needs head 0.1 most: without it the loss would rise by 0.250 nats, to first order.",
-        "Likelier without the head is the text for 2 of 3, most of all 0.0 (-0.500) and 0.2 (-0.000).",
-        "Next to nothing does 0.2 (-0.000).",
+        "For 2 of 3 heads the text is likelier without the head, most of all for 0.0 (-0.500) and 0.2 (-0.000).",
+        "Hardly any effect: 0.2 (-0.000).",
     ]
 
 
@@ -67,6 +72,7 @@ def test_white_is_zero_and_each_number_can_be_read_on_its_colour():
     shown = {text.get_position(): (text.get_text(), text.get_color()) for text in axes.texts}
     assert shown[0, 0] == ("+.900", "white") and shown[1, 0] == ("-.100", _figure.INK)
     assert shown[0, 1][0] == "" and shown[1, 1][0] == "·" and len(shown) == 6
+    assert axes.get_xlabel() == "head  (· is 0, to within .0005)"
 
 
 def test_components_beyond_the_largest_are_summed():

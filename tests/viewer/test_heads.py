@@ -10,6 +10,7 @@ import torch
 
 import saccade
 from saccade.inspection._models import SaccadeModel
+from saccade.intervention import Patch
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
 from saccade.models.tokenizers.own import train_bpe
 from saccade.viewer.server._view import open_session
@@ -129,6 +130,54 @@ def test_importance_is_the_slope_of_the_loss(session, model):
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
+def test_a_patching_map_has_each_head_at_its_place(session, model):
+    """By hand: the run of the other text, with the output of one head of this one. A map in another order of heads, a
+    metric the wrong way round, or tokens that were left out would show."""
+    other, words, places = TEXT.replace("owl", "fox"), (" owl", " fox"), [1, 16, 19]
+    clean, corrupted = (model.whole(model.encode(text).ids) for text in (TEXT, other))
+    first, second = (model.encode(word).ids[0] for word in words)
+    assert [len(model.encode(word).ids) for word in words] == [1, 1] and clean.shape == corrupted.shape
+
+    def metric(ids):
+        with torch.no_grad():
+            found = model.module.eval()(ids)[0, -1].float().log_softmax(-1)
+        return float(found[first] - found[second])
+
+    with saccade.watch(model.module, keep=True, alarms=False) as seen:
+        ends = (metric(clean),)
+    ends += (metric(corrupted),)
+    asking = {"other": other, "target": " owl, fox ", "by": "exact"}
+    for chosen, positions in ((None, ""), (places, "1,16,19")):
+        header, found = asked(session, "patching", positions=positions, **asking)
+        assert (header["clean"], header["corrupted"]) == pytest.approx(ends, abs=1e-5)
+        assert header["of"] == "log p of ' owl' less log p of ' fox'" and found.shape == (LAYERS * HEADS,)
+        for layer, head in ((0, 3), (1, 4), (2, 0)):
+            with saccade.intervene(model.module, {layer: Patch([head], seen, positions=chosen)}):
+                effect = (metric(corrupted) - ends[1]) / (ends[0] - ends[1])
+            assert found[layer * HEADS + head] == pytest.approx(effect, abs=1e-4)
+        layer, head = divmod(int(np.abs(found).argmax()), HEADS)
+        assert header["sentences"][0].startswith(f"Head {layer}.{head} carries most")
+    refused = session.reply("patching", {"run": "0", **asking, "other": "The hen.", "positions": ""})
+    assert refused.status == 400 and refused.header["error"].startswith("other: heads are patched token by token")
+
+
+def test_patching_ends_with_the_viewer(model):
+    """After the head that is being patched: a command that is ended waits for no more."""
+    session, forwards = open_session(TEXT, model=model), []
+
+    def count(*_):
+        forwards.append(1)
+        session.closed = len(forwards) > 4
+
+    handle = model.module.register_forward_hook(count)
+    try:
+        told = {"run": "0", "other": TEXT.replace("owl", "fox"), "target": "owl,fox", "positions": "", "by": "exact"}
+        reply = session.reply("patching", told)
+    finally:
+        handle.remove()
+    assert reply.header["error"] == "the viewer has ended" and len(forwards) == 5
+
+
 def test_runs_without_a_model_say_so_in_one_sentence(session):
     layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
     with torch.no_grad(), saccade.watch(layer, keep=True) as watched:
@@ -163,6 +212,78 @@ def test_a_published_decoder_against_transformers(checkpoints, tmp_path):
     np.testing.assert_allclose(found.reshape(2, -1)[1, 1:], of_tokens(exact, ids[0].numpy()), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "parts"),
+    [
+        ("bert", "BertForMaskedLM", ("bert.encoder.layer", "attention.output.dense")),
+        ("falcon", "FalconForCausalLM", ("transformer.h", "self_attention.dense")),
+    ],
+)
+def test_a_head_for_tokens_gives_probabilities_whoever_reads_it(checkpoints, tmp_path, name, kind, parts):
+    """BERT predicts a token where it alone is masked; Falcon runs with code of transformers, opened with its head."""
+    import transformers
+
+    getattr(checkpoints, name)(tmp_path)  # its tokenizer and its configuration
+    torch.manual_seed(11)
+    theirs = getattr(transformers, kind)(transformers.AutoConfig.from_pretrained(tmp_path)).eval()
+    theirs.save_pretrained(tmp_path)
+    session = open_session("The cat sat on the mat.", model=str(tmp_path))
+    reader = session.runs[0].source
+    ids = reader.whole(reader.encode("The cat sat on the mat.").ids)
+    mask = reader.tokenizer.named["mask"] if name == "bert" else None
+    weight = theirs.get_submodule(f"{parts[0]}.1.{parts[1]}").weight
+
+    def exact():
+        """(L, V): row i predicts token i, NaN where it is not predicted."""
+        with torch.no_grad():
+            if mask is None:
+                known = theirs(ids).logits[0].log_softmax(-1)
+                return torch.cat([torch.full_like(known[:1], torch.nan), known]).numpy()
+            found = torch.full((ids.shape[1], theirs.config.vocab_size), torch.nan)
+            for place in range(1, ids.shape[1] - 1):
+                masked = ids.clone()
+                masked[0, place] = mask
+                found[place] = theirs(masked).logits[0, place].log_softmax(-1)
+            return found.numpy()
+
+    before = exact()
+    with scaled(weight, 2, weight.shape[1] // reader.heads[1], 0.0):
+        after = exact()
+    row = 3
+    header, found = asked(session, "heads", off=[["1", 2]], row=row)
+    rows = [every[range(ids.shape[1]), ids[0]] for every in (before, after)]
+    np.testing.assert_allclose(found.reshape(2, -1), rows, atol=1e-4)
+    assert header["loss"] == pytest.approx([-np.nanmean(every) for every in rows], abs=1e-5)
+    about = row if mask is not None else row + 1
+    assert header["next"][0][1:] == pytest.approx(
+        max(np.exp([before[about], after[about]]).T.tolist(), key=max), abs=1e-5
+    )
+    assert (header["masked"], header["reason"]) == (mask is not None, None)
+    importance, slopes = asked(session, "importance")
+    assert importance["loss"] == pytest.approx(header["loss"][0], abs=1e-5) and slopes.any()
+
+
+def test_what_may_stand_at_a_mask_of_the_text_itself(checkpoints, tmp_path):
+    """The text with its mask as it is, which no token of the loss is predicted from."""
+    import transformers
+
+    checkpoints.bert(tmp_path)
+    torch.manual_seed(12)
+    theirs = transformers.BertForMaskedLM(transformers.BertConfig.from_pretrained(tmp_path)).eval()
+    theirs.save_pretrained(tmp_path)
+    session = open_session("The [MASK] sat on the mat.", model=str(tmp_path))
+    reader = session.runs[0].source
+    ids = reader.whole(reader.encode("The [MASK] sat on the mat.").ids)
+    place, weight = 2, theirs.bert.encoder.layer[0].attention.output.dense.weight
+    assert int(ids[0, place]) == reader.tokenizer.named["mask"]
+    with torch.no_grad(), scaled(weight, 1, weight.shape[1] // reader.heads[0], 0.0):
+        exact = theirs(ids).logits[0, place].softmax(-1)
+    header, found = asked(session, "heads", off=[["0", 1]], row=place)
+    assert max(after for *_, after in header["next"]) == pytest.approx(float(exact.max()), abs=1e-6)
+    assert np.isnan(found.reshape(2, -1)[:, place]).all()
+    assert asked(session, "importance")[0]["loss"] == pytest.approx(header["loss"][0], abs=1e-5)
+
+
 BODIES = {  # a class of transformers, and the output projection of its first layer
     "bert": ("BertModel", lambda model: model.encoder.layer[0].attention.output.dense, 10),
     "t5": ("T5EncoderModel", lambda model: model.encoder.block[0].layer[0].SelfAttention.o, 7),
@@ -186,6 +307,7 @@ def test_a_model_without_a_language_head_shows_how_its_states_change(checkpoints
             after = theirs(ids).last_hidden_state[0]
     header, found = asked(session, "heads", off=[["0", 1]], row=4)
     assert (header["loss"], header["next"]) == (None, None)
+    assert "reads a text without predicting its tokens" in header["reason"]
     np.testing.assert_allclose(found, (after - before).norm(dim=1) / before.norm(dim=1), rtol=1e-3)
     reply = session.reply("importance", {"run": "0"})
     assert reply.status == 400 and reply.header["error"].startswith("importance: ")

@@ -254,6 +254,7 @@ GOOD = {
     "step": {**PLACE, "row": 8},
     "heads": {"run": "0", "off": [["1", 2], ["0", 4]], "row": 8},
     "importance": {"run": "0"},
+    "patching": {"run": "0", "other": TEXT.replace("owl", "fox"), "target": "", "positions": "", "by": "gradient"},
     "script": {"name": "heads"},
 }
 WRONG = {
@@ -275,6 +276,10 @@ WRONG = {
     "query": [3, "x" * 1001],
     "limit": [1001],
     "off": [None, "1", [["9", 0]], [["1", HEADS]], [["1"]], [[1, 2]], [["1", "2"]], [["1", 2]] * (LAYERS * HEADS + 1)],
+    "other": [None, "", TEXT, "x" * 100_001],
+    "target": [3, "x" * 201],
+    "positions": [3, "x" * 201],
+    "by": ["ablation", None],
     "name": ["client", "../client", 3],
 }
 

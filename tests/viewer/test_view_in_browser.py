@@ -213,6 +213,37 @@ def test_a_head_is_switched_off_and_the_text_shows_what_it_did(browser):
         page.close()
 
 
+def test_patching_from_another_text_is_a_map_of_the_heads(browser):
+    text = "Mr. Brown spoke to Miss Green, and Miss"
+    other = text.replace("Green", "Price")
+    with saccade.view(text, block=False, browser=False) as viewer:
+        shown = Page(browser).open(viewer.url)
+        page = shown.page
+        page.get_by_role("tab", name="Heads off").click()
+        field = page.get_by_label("Other text", exact=True)
+        assert field.input_value() == text
+        field.fill(f"{text} Green")
+        field.press("Enter")
+        assert "and the texts have 14 and 17 tokens" in page.locator(".h-patch [role=alert]").inner_text()
+        field.fill(other)
+        page.get_by_label("Measured").select_option("exact")
+        page.get_by_role("button", name="Patch the heads").click()
+        cells = page.get_by_role("table", name="What each head brings back").get_by_role("button")
+        cells.nth(31).wait_for()
+        told = {"run": "0", "other": other, "target": "", "positions": "", "by": "exact"}
+        effects = np.frombuffer(open_session(text).reply("patching", told).buffers[0], "<f4")
+        found = [float(cell.replace("\u2212", "-")) for cell in cells.all_inner_texts()]
+        assert found == pytest.approx(effects.tolist(), abs=0.0051)
+        assert page.locator(".h-patch").inner_text().count("Head 1.1 carries most") == 1
+        cells.nth(9).focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Switch off layer 2 head 1").wait_for()
+        [refused] = shown.complaints
+        assert "400" in refused
+        page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_heads_do_fits_a_telephone(viewer, browser, scheme):
     shown = Page(browser, viewport={"width": 390, "height": 800}, color_scheme=scheme).open(viewer.url)
@@ -221,6 +252,9 @@ def test_what_heads_do_fits_a_telephone(viewer, browser, scheme):
     own = page.get_by_role("button", name="Switch off layer 1 head 2")
     own.click()
     page.locator(".h-word.h-less").first.wait_for()
+    page.get_by_label("Other text", exact=True).fill(TEXT.replace("soft", "dark"))
+    page.get_by_role("button", name="Patch the heads").click()
+    page.locator(".h-cell").first.wait_for()
     assert own.get_attribute("aria-pressed") == "true" and shown.complaints == []
     panel = page.locator("[data-panel=heads]")
     assert panel.evaluate("e => e.scrollWidth <= e.clientWidth")

@@ -1,5 +1,5 @@
-// `heads.js`: heads that are switched off, what the text loses by it, and what each head is worth to it. The client
-// loads it for its panel "Heads off" and hands over what it knows.
+// `heads.js`: heads that are switched off, what the text loses by it, what each head is worth to it, and what each carries
+// of the difference to another text. The client loads it for its panel "Heads off" and hands over what it knows.
 import type { Context } from "../context";
 import { headName, capital } from "../panels/data";
 import { byId } from "../protocol";

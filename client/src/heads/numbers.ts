@@ -55,8 +55,8 @@ export function percent(share: number): string {
 }
 
 /** "−0.81 nats: from 4.0 % to 1.8 %". */
-export function tellChange({ before, after, change }: Change): string {
-  if (change === null) return "no token comes before it to predict it from";
+export function tellChange({ before, after, change }: Change, masked = false): string {
+  if (change === null) return masked ? "none of the tokens that were masked" : "no token comes before it to predict it from";
   if (before === null || after === null) return `last hidden states change by ${percent(change)}`;
   return `${signed(change)} nats: from ${percent(Math.exp(before))} to ${percent(Math.exp(after))}`;
 }
@@ -74,11 +74,15 @@ export function lossRows([before, after]: readonly [number | null, number | null
   return [row("Loss, nats a token", (loss) => loss), row("Perplexity", Math.exp)];
 }
 
-/** What switching each head off adds to the loss, to first order, by call and head. */
-export function worths(calls: readonly Call[], slopes: ArrayLike<number>): Map<string, number[]> {
+/** Numbers of all heads in the order of the calls, by call and head. */
+export function byHead(calls: readonly Call[], numbers: ArrayLike<number>): Map<string, number[]> {
   let at = 0;
-  return new Map(calls.map(({ id, heads }) => [id, Array.from({ length: heads }, () => -slopes[at++])]));
+  return new Map(calls.map(({ id, heads }) => [id, Array.from({ length: heads }, () => numbers[at++])]));
 }
+
+/** What switching each head off adds to the loss, to first order, by call and head. */
+export const worths = (calls: readonly Call[], slopes: ArrayLike<number>): Map<string, number[]> =>
+  byHead(calls, Array.from(slopes, (slope) => -slope));
 
 /** Heads that are off, by run; in the order in which they were switched off. */
 export class OffHeads {

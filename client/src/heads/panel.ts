@@ -7,24 +7,28 @@ import { messageOf } from "../parts";
 import { byId, type Answer } from "../protocol";
 import type { Switches } from "./index";
 import { lossRows, percent, signed } from "./numbers";
+import { fillPatch } from "./patch";
 import { makeText } from "./text";
 
 type Found = Answer<"heads">;
-const NO_LOSS = "This model predicts no next tokens here, so there are no probabilities. Shown is how much the last "
-  + "hidden state of each token changes, as a share of its norm.";
+const STATES = "Shown is how much the last hidden state of each token changes, as a share of its norm.";
+const MASKED = "A masked model predicts each token from all others, with that token alone masked; of a longer text 16 tokens.";
 
 const table = (title: string, names: readonly string[], rows: readonly HTMLElement[]): HTMLElement =>
   h("table", "h-numbers", h("caption", "unseen", title),
     h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, ...rows));
 
-const losses = ({ loss }: Found): HTMLElement | string => (loss === null ? h("p", "quiet", NO_LOSS)
-  : table("Loss of the text", ["", "all on", "now", "change"], lossRows(loss).map(([name, ...numbers]) =>
-    h("tr", {}, h("th", { scope: "row" }, name), ...numbers.map((text) => h("td", {}, text))))));
+function losses({ loss, masked, reason }: Found): HTMLElement[] {
+  if (loss === null) return [h("p", "quiet", `No probabilities: ${reason}. ${STATES}`)];
+  const rows = lossRows(loss).map(([name, ...numbers]) =>
+    h("tr", {}, h("th", { scope: "row" }, name), ...numbers.map((text) => h("td", {}, text))));
+  return [table("Loss of the text", ["", "all on", "now", "change"], rows), ...(masked ? [h("p", "quiet small", MASKED)] : [])];
+}
 
-/** What may come after a word; the token that does is told. */
-function nextTokens(next: NonNullable<Found["next"]>, word: string): Node[] {
-  const title = `The likeliest tokens after ‘${word}’`;
-  return [h("h3", {}, "The likeliest tokens after ", bdi(`‘${word}’`)),
+/** What may come after a word, or in its place; the token that does is told. */
+function nextTokens(next: NonNullable<Found["next"]>, word: string, masked: boolean): Node[] {
+  const where = `The likeliest tokens ${masked ? "in place of" : "after"} `, title = `${where}‘${word}’`;
+  return [h("h3", {}, where, bdi(`‘${word}’`)),
     table(title, ["token", "all on", "now", "points"], next.map(([token, before, after]) => h("tr", {},
       h("th", { scope: "row" }, bdi(visible(token).replace(/^ /, "␣") || "⏎")), h("td", {}, percent(before)), h("td", {}, percent(after)),
       h("td", {}, signed(100 * (after - before))))))];
@@ -37,6 +41,7 @@ export function fillPanel(el: HTMLElement, context: Context, switches: Switches)
   const chips = h("div", { class: "h-chips", role: "group", "aria-label": "Heads that are off" });
   const numbers = h("div"), scale = h("div", "h-scale"), said = h("p", { class: "quiet small h-said" }),
     next = h("div", "stack");
+  const patch = fillPatch(context);
   const text = makeText(context, (told) => void (said.textContent = told));
   let asked: AbortController | null = null, announced = "";
 
@@ -64,9 +69,9 @@ export function fillPanel(el: HTMLElement, context: Context, switches: Switches)
       if (signal.aborted) return;
       const most = await text.show(found, heads.length > 0);
       if (signal.aborted) return;
-      numbers.replaceChildren(losses(found));
+      numbers.replaceChildren(...losses(found));
       legend(scale, most, found.loss !== null);
-      next.replaceChildren(...(found.next ? nextTokens(found.next, word) : []));
+      next.replaceChildren(...(found.next ? nextTokens(found.next, word, found.masked) : []));
       const news = found.loss ? lossRows(found.loss).map(([name, a, b]) => `${name}: ${a} with all heads, ${b} now`).join(". ") : "";
       if (heads.length && news !== announced) context.announce(news);
       announced = news;
@@ -81,10 +86,10 @@ export function fillPanel(el: HTMLElement, context: Context, switches: Switches)
   };
   el.append(h("h2", {}, "Without some heads"),
     h("p", "quiet small", "A head that is off says nothing: its output is 0. Press x on a head of the overview, or:"),
-    h("div", "tools", own, all), chips, numbers, scale, text.element, said, next);
+    h("div", "tools", own, all), chips, numbers, scale, text.element, said, next, patch.element);
   const [ask, stop] = live(el, context, ["run", "axis", "tokens", "panel"], refresh);
   tell();
-  const ends = [stop, () => asked?.abort(), text.end, store.subscribe(tell, ["run", "call", "head", "item"]),
+  const ends = [stop, () => asked?.abort(), text.end, patch.end, store.subscribe(tell, ["run", "call", "head", "item"]),
     on(changes, "change", () => {
       tell();
       ask();

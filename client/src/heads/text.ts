@@ -80,7 +80,7 @@ export function makeText(context: Context, said: (text: string) => void): Colour
       const most = coloured ? reach(changes.map(({ change }) => change)) : 0, { row } = await this.chosen();
       const focused = at((element.getRootNode() as ShadowRoot).activeElement ?? element);
       shown = words.map((word, i) => {
-        const told = `${word.label}: ${tellChange(changes[i])}`;
+        const told = `${word.label}: ${tellChange(changes[i], found.masked)}`;
         return { word, told, el: wordElement(word, changes[i], most, told, row) };
       });
       element.replaceChildren(...shown.flatMap(({ word, el }) => [word.gap, el]));

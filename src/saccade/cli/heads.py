@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,14 +110,14 @@ def heads(
     _check(question, how)
     given = given_text(text, "heads")
     _check_out(common)
-    head, positions = parse_head(how.head), _parsed_positions(how.positions)
+    head = parse_head(how.head)
     from ..inspection import open_model
 
     opened = open_model(common.model)
     if question.why is not None:
         found = _why(opened, given.text, question.why, how, head)
     elif question.patch is not None:
-        found = _patched(opened, given.text, question.patch, how, positions, quiet=common.as_numbers)
+        found = _patched(opened, given.text, question.patch, how, quiet=common.as_numbers)
     else:
         found = _important(opened, given.text, question, how, quiet=common.as_numbers)
     _give(found, common, given.again)
@@ -166,18 +165,6 @@ def _check_out(common: CommonOptions) -> None:
     check_target(common.out, force=common.force)
 
 
-def _parsed_positions(positions: str | None) -> list[int] | None:
-    if positions is None:
-        return None
-    found: list[int] = []
-    for part in positions.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--positions {positions}: expected tokens from 0, such as 3 or 3,5-7")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return list(dict.fromkeys(found))
-
-
 # The answers
 
 
@@ -189,16 +176,17 @@ def _important(opened: TextModel, text: str, question: QuestionOptions, how: How
         return importance(opened, text, how.by or "gradient", how.target, told, alone=question.importance)
 
 
-def _patched(
-    opened: TextModel, text: str, other: str, how: HowOptions, positions: list[int] | None, *, quiet: bool
-) -> Measured:
+def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet: bool) -> Measured:
     from ..analysis.tables import shown_progress
     from ._heads_measured import patched
     from ._texts import text_or_file
 
-    corrupted = text_or_file(other).text
+    try:
+        corrupted = text_or_file(other).text
+    except UserError as error:
+        raise UserError(f"--patch: {error}") from error
     with shown_progress("heads", quiet=quiet) as told:
-        return patched(opened, text, corrupted, how.by, how.target, positions, told)
+        return patched(opened, text, corrupted, how.by, how.target, how.positions, told)
 
 
 def _why(

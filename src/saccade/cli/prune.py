@@ -47,8 +47,9 @@ class DataOptions:
 
     data: str | None = option(
         None,
-        "A text file: its loss is told before and after. With --keep every other window of it ranks the heads, and the "
-        "others are judged by.",
+        "A text file: its loss and the time of a forward are measured before and after. It is read as one text, in "
+        "windows of at most 256 tokens that go across its lines. With --keep every other window ranks the heads, and "
+        "the others judge.",
         metavar="FILE",
     )
     tokens: int = option(32_768, "Tokens of the file that are read at most.", metavar="N")

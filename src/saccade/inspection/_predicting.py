@@ -51,21 +51,26 @@ class Predictor:
         count = min(len(known), MOST_MASKED)
         return [known[(2 * i + 1) * len(known) // (2 * count)] for i in range(count)]
 
+    def predictions(self, ids: Tensor) -> Tensor:
+        """(1, L) to (P, V): the logits of the token at each of `places`, from those before it; of a masked model from
+        all others, with that token alone masked."""
+        places = self.places(ids)
+        if self.mask is None:
+            return self.logits(ids)[0, [place - 1 for place in places]]
+        masked = ids.repeat(len(places), 1)
+        masked[range(len(places)), places] = self.mask
+        return self.logits(masked)[range(len(places)), places]
+
     def loss(self, ids: Tensor) -> Tensor:
-        """The mean of -log p (nats) over `places`: of each token from those before it; of a masked model from all
-        others, with that token alone masked (pseudo-log-likelihood: Salazar et al. 2020, equation 1).
+        """The mean of -log p (nats) of the tokens at `places`; of a masked model their pseudo-log-likelihood (Salazar
+        et al. 2020, equation 1).
 
         ValueError where there is no such place.
         """
         places = self.places(ids)
         if not places:
             raise ValueError("text: it has no token that is predicted from others; give a longer one")
-        if self.mask is None:
-            found = self.logits(ids)[0, [place - 1 for place in places]]
-        else:
-            masked = ids.repeat(len(places), 1)
-            masked[range(len(places)), places] = self.mask
-            found = self.logits(masked)[range(len(places)), places]
+        found = self.predictions(ids)
         return F.cross_entropy(found.float(), ids[0, places].to(found.device))
 
     def predicting(self, ids: Tensor) -> int:

@@ -1,12 +1,14 @@
-"""A model pruned, with what it was before and what it is now: heads, arithmetic, and the loss on a text."""
+"""A model pruned, with what it was before and what it is now: heads, arithmetic, and a text's loss and time."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .._numbers import duration
 from ..attribution import head_importance
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
@@ -16,6 +18,7 @@ from ._heads import Heads
 from ._layers import AttentionLayer, attention_layers
 from ._report import PrunedLayer, Pruning, as_json, attention_flops
 from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
+from ._timing import ROUNDS, ForwardTimes, forward_times
 
 Told = Callable[[str, int, int], None]
 
@@ -31,6 +34,7 @@ class Comparison:
         flops: of all attention for one sequence of that length, (before, after); see `attention_flops`.
         loss: per predicted token of the text, in nats, (before, after); None without one.
         judged: tokens of the text it was measured on.
+        forward: the time of a forward on a window of the text, before and after; None without one.
     """
 
     pruning: Pruning
@@ -39,12 +43,13 @@ class Comparison:
     flops: tuple[int, int]
     loss: tuple[float, float] | None = None
     judged: int = 0
+    forward: ForwardTimes | None = None
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, values and remark of each number, for people."""
-        before, after = self.pruning.parameters
+        whole, left = self.pruning.parameters
         found = [
-            ("Parameters", f"{before:,} -> {after:,}", f"{after / before:.1%}"),
+            ("Parameters", f"{whole:,} -> {left:,}", f"{left / whole:.1%}"),
             (
                 f"Attention, {self.length} tokens",
                 f"{self.flops[0]:,} -> {self.flops[1]:,} FLOPs",
@@ -54,6 +59,10 @@ class Comparison:
         if self.loss is not None:
             values = [f"{loss:.4f} ({perplexity(loss):,.1f})" for loss in self.loss]
             found.append(("Loss (perplexity)", " -> ".join(values), f"on {self.judged:,} tokens"))
+        if self.forward is not None:
+            tokens, before, after, rounds = self.forward
+            times = f"{duration(before)} -> {duration(after)}"
+            found.append((f"Forward, {tokens} tokens", times, f"{after / before:.2f}x, medians of {rounds} rounds"))
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -64,6 +73,7 @@ class Comparison:
             "loss": None
             if self.loss is None
             else {"tokens": self.judged, "before": self.loss[0], "after": self.loss[1]},
+            "forward": None if self.forward is None else {**self.forward._asdict(), "unit": "s"},
         }
 
 
@@ -82,7 +92,8 @@ def compare_pruned(
         model: of `saccade.models`.
         heads: as in `prune`; None: those that matter least on the text.
         keep: the share that then stays.
-        text: what the loss is measured on; where heads are ranked, its windows rank and judge in turn.
+        text: what the loss and the time are measured on, with a copy of the model as it was; where heads are ranked,
+            its windows rank and judge in turn.
         tokens: of the text that are read at most.
         told: called with what goes on, how much of it is done, and how much there is.
 
@@ -93,9 +104,12 @@ def compare_pruned(
     judging = windows if heads is not None else windows[1::2] or windows
     chosen = _least(model, windows[::2], keep, told) if heads is None else heads
     length = min(LONGEST, model.context or LONGEST)
-    before = _Measured.of(model, judging, length, told)
+    before, whole = _Measured.of(model, judging, length, told), copy.deepcopy(model) if judging else None
     pruning = prune(model, chosen)
     after = _Measured.of(model, judging, length, told)
+    timed = None
+    if whole is not None:
+        timed = forward_times(whole, model, judging, _counting(told, "measuring the time", ROUNDS + 1))
     removed = {layer.path: layer.removed for layer in pruning.layers}
     return Comparison(
         pruning,
@@ -104,6 +118,7 @@ def compare_pruned(
         (before.flops, after.flops),
         None if before.loss is None or after.loss is None else (before.loss, after.loss),
         sum(batch["input_ids"].numel() for batch in judging),
+        timed,
     )
 
 

@@ -8,6 +8,7 @@ from . import (
     backends,
     caches,
     decoding,
+    edits,
     kernels,
     masks,
     measures,
@@ -41,4 +42,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "pictures": pictures.FAULTS,
     "attributions": attributions.FAULTS,
     "measures": measures.FAULTS,
+    "edits": edits.FAULTS,
 }

@@ -9,6 +9,14 @@ TESTS = ("tests/attribution/test_attribution.py", "tests/attribution/test_attrib
 
 FAULTS = (
     Fault(
+        "against-sign",
+        f"{HOME}/_logits.py",
+        "sign = torch.tensor([1.0, -1.0]",
+        "sign = torch.tensor([1.0, 1.0]",
+        TESTS,
+        "Of two tokens the sum of logits is split, not the difference.",
+    ),
+    Fault(
         "norm-constant",
         f"{HOME}/_steps.py",
         "    constant = None if bias is None else exact(bias)\n    if isinstance(norm, nn.BatchNorm1d)",

@@ -47,6 +47,14 @@ FAULTS = (
         "What a head costs beside those that have gone has their cost in it.",
     ),
     Fault(
+        "greedy-one-by-one",
+        IMPORTANCE,
+        "[*gone, heads[at]], total)",
+        "[heads[at]], total)",
+        (OF_IMPORTANCE,),
+        "Heads that have gone are back while others are tried.",
+    ),
+    Fault(
         "least-of-call",
         RESULT,
         "if spare and left[head.call] > 1:",
@@ -69,6 +77,14 @@ FAULTS = (
         '("corrupted", "clean")',
         (OF_PATCHING,),
         "Noising is denoising.",
+    ),
+    Fault(
+        "patching-sign",
+        PATCH_RUNS,
+        "return ((other - own).to(wide)",
+        "return ((own - other).to(wide)",
+        (OF_PATCHING,),
+        "By gradient, what a head brings back is what it takes away.",
     ),
     Fault(
         "gradient-positions",

@@ -14,7 +14,7 @@ import numpy as np
 from ...attribution import Attribution, HeadImportance, Patching, WhyAttends
 from .._axes import INK, colour_bar, paint_map
 from .._figure import saved
-from ._numbers import decimals, short
+from ._numbers import decimals, legend, short
 from ._sentences import rises
 from ._terminal import layer_labels
 
@@ -136,7 +136,8 @@ def _paint(axes: Axes, panel: _Panel) -> None:
     if max(map(len, panel.columns)) <= 2:
         axes.tick_params(axis="x", rotation=0)
     axes.set_ylabel(panel.sides[0], fontsize=8)
-    axes.set_xlabel(panel.sides[1], fontsize=8)
+    meaning = legend(panel.values.flat, digits)
+    axes.set_xlabel(panel.sides[1] + (f"  ({meaning})" if meaning else ""), fontsize=8)
     colour_bar([axes], image)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+DOT = "·"
 
 
 def decimals(most: float) -> int:
@@ -15,4 +18,10 @@ def short(value: float, digits: int) -> str:
     if math.isnan(value):
         return ""
     text = f"{value:+.{digits}f}"
-    return "·" if float(text) == 0 else text.replace("0.", ".", 1) if text[1:3] == "0." else text
+    return DOT if float(text) == 0 else text.replace("0.", ".", 1) if text[1:3] == "0." else text
+
+
+def legend(values: Iterable[float], digits: int) -> str:
+    """What the dot stands for, where one of these numbers has it; else nothing."""
+    least = f"{0.5 * 10**-digits:.{digits + 1}f}".lstrip("0")
+    return f"{DOT} is 0, to within {least}" if any(short(value, digits) == DOT for value in values) else ""

@@ -40,12 +40,12 @@ def importance_sentences(found: HeadImportance) -> list[str]:
         moved += ", to first order" if found.by == "gradient" else ""
         out.append(f"The text needs head {name(helpful[0])} most: without it the loss {moved}.")
     if len(helpful) > 1:
-        out.append(f"After it come {listed(helpful[1:])}.")
+        out.append(f"Next are {listed(helpful[1:])}.")
     if harmful:
         count = f"{len(harmful)} of {len(falling)}"
-        out.append(f"Likelier without the head is the text for {count}, most of all {listed(harmful[:3])}.")
+        out.append(f"For {count} heads the text is likelier without the head, most of all for {listed(harmful[:3])}.")
     if least:
-        out.append(f"Next to nothing {'does' if len(least) == 1 else 'do'} {listed(least[:NAMED])}.")
+        out.append(f"Hardly any effect: {listed(least[:NAMED])}.")
     return out
 
 
@@ -66,7 +66,9 @@ def _removals(found: HeadImportance) -> list[str]:
 
 def patching_sentences(found: Patching) -> list[str]:
     """Which heads bring how much of the metric back, which work against it, and how well both ways agree."""
-    ranked = found.ranked()[:NAMED]
+    ranked = [(head, effect) for head, effect in found.ranked()[:NAMED] if effect]
+    if not ranked:
+        return ["No head changes the metric: what is patched is the same in both runs, or does not reach it."]
     metrics = found.metrics("exact" if found.exact is not None else "gradient")
     value = dict(zip(metrics.heads, metrics.values.tolist(), strict=True))
     head, effect = ranked[0]
@@ -77,7 +79,7 @@ def patching_sentences(found: Patching) -> list[str]:
         f"{found.corrupted:+.2f} to {value[head]:+.2f}{about}, {_share(effect)} of the way to the clean run's."
     ]
     if len(ranked) > 1:
-        out.append(f"After it come {_joined([f'{name(head)} ({_share(effect)})' for head, effect in ranked[1:]])}.")
+        out.append(f"Next are {_joined([f'{name(head)} ({_share(effect)})' for head, effect in ranked[1:]])}.")
     if found.agreement is not None:
         out.append(f"The gradient's estimates against the exact ones: {found.agreement}.")
     return out

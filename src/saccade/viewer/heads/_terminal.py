@@ -18,7 +18,7 @@ from rich.text import Text
 from ..._numbers import counted
 from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
-from ._numbers import decimals, short
+from ._numbers import decimals, legend, short
 from ._sentences import importance_sentences, patching_sentences, rises
 
 LONGEST_LAYER, LONGEST_NAME = 24, 44
@@ -145,6 +145,9 @@ def print_map(console: Console, found: HeadMap, title: str, note: str) -> None:
                 line.append(*_cell(row[head], most, digits, cell, _colours(console)))
             line.rstrip()
             console.print(line, soft_wrap=True, highlight=False)
+    meaning = legend((value for row in grid for value in row), digits)
+    if meaning:
+        console.print(Text(meaning, style="dim"), highlight=False)
 
 
 def layer_labels(calls: Sequence[CallHeads]) -> list[str]:

@@ -1,4 +1,5 @@
-"""What heads do for a text: the tokens' probabilities without some of them, and what each is worth to the loss.
+"""What heads do for a text: the tokens' probabilities without some of them, what each is worth to the loss, and what
+each carries of what differs from another text.
 
 Shape legend: L tokens, V vocabulary, E width, H heads of a call.
 """
@@ -6,7 +7,7 @@ Shape legend: L tokens, V vocabulary, E width, H heads of a call.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...intervention import Ablate, Scale
-from ...intervention._edit import Edit
-from ..maps import Run
+from ...attribution import head_importance
+from ...attribution._two_texts import listed_positions, patch_texts
+from ...inspection import TextModel
+from ...intervention import Ablate
+from ..heads import patching_sentences
+from ..maps import MapClosed, Run
 from ._params import RequestError
-from ._rereading import Rereading, rereading_of
-from ._steps import READING
+from ._rereading import Predictions, Rereading, in_order_of_run, rereading_of
+from ._steps import MOST_STEPS, READING, has_steps
 
 MOST_NEXT = 10  # tokens of each of the two lists of likely next ones
 MOST_KEPT = 2**24  # numbers of a reading that is kept, so that another row needs no forward: 64 MiB
@@ -38,20 +42,16 @@ class _Readings:
         self._keep((), plain)
 
     def without(self, off: Off) -> Tensor:
-        """Log-probabilities (L, V) in nats of the token after each one; last hidden states (L, E)."""
+        """Log-probabilities (rows, V) in nats, as the model's `forward` predicts tokens; last hidden states (L, E)."""
         if off in self._kept:
             return self._kept[off]
+        if not off:
+            return self._keep((), self.again.plain()[0])
         heads = {call: [head for other, head in off if other == call] for call, _ in off}
-        found = self.edited({call: Ablate(chosen) for call, chosen in heads.items()}) if off else self.again.plain()[0]
-        return self._keep(off, found)
-
-    def edited(self, edits: Mapping[str, Edit], *, gradients: bool = False) -> Tensor:
-        """The model's output with an edit of each of these calls of the run."""
-        by_name: dict[int | str, Edit | Sequence[Edit]] = {self._names[call]: edit for call, edit in edits.items()}
-        return self.again.edited(by_name, gradients=gradients)
+        return self._keep(off, self.again.edited({self._names[call]: Ablate(which) for call, which in heads.items()}))
 
     def _keep(self, off: Off, output: Tensor) -> Tensor:
-        found = output.float().log_softmax(-1) if self.again.predicts else output.float()
+        found = output.float().log_softmax(-1) if isinstance(self.again.predicts, Predictions) else output.float()
         if found.numel() <= MOST_KEPT:
             self._kept = {key: value for key, value in self._kept.items() if key == ()} | {off: found}
         return found
@@ -74,10 +74,10 @@ def forget(run: Run) -> None:
 def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> Answer:
     """The reply to `heads`.
 
-    Of a language model the buffer is (2, L): log-probabilities in nats of each token after those before it, with all
-    heads on and without those that are off; NaN for the first token. The header has both mean losses, and the most
-    probable tokens after `row`. Of any other model the buffer is (1, L), |after - before| / |before| of the last hidden
-    states.
+    Of a language model the buffer is (2, L): log-probabilities in nats of each token, with all heads on and without
+    those that are off; NaN where the token is not predicted, as the first one. The header has both mean losses, and the
+    most probable tokens after `row`, or, of a masked language model, in its place. Of any other model the buffer is
+    (1, L), |after - before| / |before| of the last hidden states, and the header says why.
     """
     with READING:
         try:
@@ -87,16 +87,19 @@ def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> 
             raise _refusal(error) from None
     if row is not None and row >= len(again.tokens):
         raise RequestError(f"row: expected a token of the {again.side}, 0 to {len(again.tokens) - 1}, got {row}")
-    if not again.predicts:
+    if isinstance(again.predicts, str):
         change = (after - before).norm(dim=-1) / before.norm(dim=-1)
-        return {"side": again.side, "loss": None, "next": None}, [change.cpu().numpy()[None]]
-    tokens = np.stack([_of_tokens(again, given) for given in (before, after)])
-    header = {
+        header = {"loss": None, "next": None, "masked": False, "reason": again.predicts}
+        return {"side": again.side, **header}, [change.cpu().numpy()[None]]
+    tokens = np.stack([_of_tokens(again, again.predicts, given) for given in (before, after)])
+    asked = None if row is None else again.predicts.row_about(row)
+    return {
         "side": again.side,
         "loss": [_mean_loss(given) for given in tokens],
-        "next": None if row is None else _next_tokens(again, before[row], after[row]),
-    }
-    return header, [tokens]
+        "next": None if asked is None else _next_tokens(again, before[asked], after[asked]),
+        "masked": again.predicts.masked,
+        "reason": None,
+    }, [tokens]
 
 
 def _refusal(error: ValueError) -> RequestError:
@@ -104,15 +107,18 @@ def _refusal(error: ValueError) -> RequestError:
     return error if isinstance(error, RequestError) else RequestError(f"heads: {error}")
 
 
-def _of_tokens(again: Rereading, given: Tensor) -> np.ndarray:
-    """(L,) the log-probability of each token after those before it; NaN for the first."""
-    own = given[:-1].gather(1, again.tokens[1:, None])[:, 0].cpu().numpy()
-    return np.concatenate([np.full(1, np.nan, own.dtype), own])
+def _of_tokens(again: Rereading, predicted: Predictions, given: Tensor) -> np.ndarray:
+    """(L,) the log-probability of each token; NaN of those that are not predicted."""
+    found = np.full(len(again.tokens), np.nan, np.float32)
+    places, rows = list(predicted.tokens), list(predicted.rows)
+    found[places] = given[rows, again.tokens[places]].cpu().numpy()
+    return found
 
 
 def _mean_loss(tokens: np.ndarray) -> float:
-    """In nats a token; NaN where no token has one before it."""
-    return -float(tokens[1:].mean(dtype=np.float64)) if len(tokens) > 1 else math.nan
+    """In nats a token; NaN where none is predicted."""
+    known = tokens[~np.isnan(tokens)]
+    return -float(known.mean(dtype=np.float64)) if len(known) else math.nan
 
 
 def _next_tokens(again: Rereading, before: Tensor, after: Tensor) -> list[tuple[str, float, float]]:
@@ -125,23 +131,51 @@ def _next_tokens(again: Rereading, before: Tensor, after: Tensor) -> list[tuple[
 def importance_of(run: Run) -> Answer:
     """The reply to `importance`: the text's loss, and its derivative by a gate on each head's output, in nats a token.
 
-    The derivative at 1 is what a head is worth to first order (Michel et al., "Are Sixteen Heads Really Better than
-    One?", 2019, equation 2). Negative: the head lowers the loss. The buffer has all heads of all calls, as in the run.
+    Negative: the head lowers the loss, to first order by so much (`saccade.head_importance`). The buffer has all heads
+    of all calls, as in the run.
     """
     with READING:
         try:
-            readings = _readings(run)
-            again = readings.again
-            if not again.predicts:
-                raise RequestError(f"importance: {run.model} predicts no next tokens here, so there is no loss")
-            gates = {
-                call.id: torch.ones(call.shape[1], device=again.tokens.device, requires_grad=True) for call in run.calls
-            }
-            logits = readings.edited({call: Scale(None, gate) for call, gate in gates.items()}, gradients=True)
+            again = _readings(run).again
+            if isinstance(again.predicts, str):
+                raise RequestError(f"importance: there is no loss; {again.predicts}")
+            if not again.predicts.tokens:
+                raise RequestError("importance: a text of one token has no loss, as no token comes before it")
+            found = head_importance(again.module, [again.predicts], lambda _, predicted: _loss(again, predicted))
         except ValueError as error:
             raise _refusal(error) from None
-        if len(logits) < 2:
-            raise RequestError("importance: a text of one token has no loss, as no token comes before it")
-        loss = torch.nn.functional.cross_entropy(logits[:-1].float(), again.tokens[1:])
-        slopes = torch.autograd.grad(loss, list(gates.values()))
-    return {"loss": loss.item()}, [torch.cat(slopes).cpu().numpy()]
+    assert found.signed is not None
+    return {"loss": found.loss}, [in_order_of_run(run, found.signed)]
+
+
+def _loss(again: Rereading, predicted: Predictions) -> Tensor:
+    places, rows = list(predicted.tokens), list(predicted.rows)
+    return torch.nn.functional.cross_entropy(again.forward()[rows].float(), again.tokens[places])
+
+
+def patched_from(
+    run: Run, other: str, target: str | None, positions: str | None, by: str, ended: Callable[[], bool]
+) -> Answer:
+    """The reply to `patching`: what each head brings back of what the run's text and another one differ by.
+
+    The header has the metric in words and its value for both texts, and what stands out in sentences. The buffer has
+    the effects, `by` "gradient" or "exact", of all heads of all calls, as in the run.
+
+    MapClosed: after a head, the viewer has `ended`.
+    """
+
+    def told(done: int, total: int) -> None:
+        if ended():
+            raise MapClosed
+
+    if not has_steps(run) or not isinstance(run.source, TextModel):
+        raise RequestError(f"patching: this needs a text of at most {MOST_STEPS:,} tokens and the model that reads it")
+    with READING:
+        try:
+            places = listed_positions(positions)
+            made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=told)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+    found = made.found
+    header = {"of": made.measured, "clean": found.clean, "corrupted": found.corrupted}
+    return {**header, "sentences": patching_sentences(found)}, [in_order_of_run(run, found.effects)]

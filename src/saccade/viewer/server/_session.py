@@ -20,7 +20,7 @@ import numpy as np
 from ..._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
-from ._heads import forget, importance_of, without_heads
+from ._heads import forget, importance_of, patched_from, without_heads
 from ._params import MOST_TOKENS, Params, RequestError
 from ._steps import MOST_STEPS, has_steps, steps_of_row
 
@@ -28,6 +28,7 @@ VERSION = 1  # of the protocol
 MOST_TOP = 1000
 MOST_FOUND = 1000
 LONGEST_QUERY = 1000  # characters
+PATCHING = {"other": 100_000, "target": 200, "positions": 200}  # characters of what is patched from where
 FIRST_CHARACTERS = 200  # of a text, in the list of runs
 LONGEST_MASK = 200  # characters of a mask as it is written
 MOST_PAIRS = 2**24  # weights that one request of rows or columns may take: 167 words of a text of 100,000 tokens
@@ -308,6 +309,13 @@ def _importance(session: Session, params: Params) -> Answer:
     return importance_of(session._run(params))
 
 
+def _patching(session: Session, params: Params) -> Answer:
+    other, target, positions = (params.text(name, most) for name, most in PATCHING.items())
+    by = params.choice("by", ("gradient", "exact"))
+    texts = other, target.strip() or None, positions.strip() or None
+    return patched_from(session._run(params), *texts, by, lambda: session.closed)
+
+
 def _script(session: Session, params: Params) -> Answer:
     return {"text": _SCRIPTS[params.choice("name", list(_SCRIPTS))]()}, []
 
@@ -332,6 +340,7 @@ _OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
     "importance": _importance,
     "open": _open,
     "overview": _overview,
+    "patching": _patching,
     "row": _row,
     "rows": _rows,
     "search": _search,

@@ -14,6 +14,7 @@ KINDS = {
     "heads": "walk",
     "importance": "walk",
     "overview": "walk",
+    "patching": "walk",
     "rows": "walk",
     "step": "walk",
 }
