@@ -26,6 +26,8 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
 ]
 HELPERS = {
     "_dropout",
+    "_evaluating",
+    "_lazy_names",
     "_unknown_arguments",
     "_numbers",
     "_plain_values",

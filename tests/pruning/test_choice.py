@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -13,12 +14,13 @@ from published import transformers, written, written_words
 from saccade import head_importance, models, prune
 from saccade.cli import main
 from saccade.nn import AttentionConfig, BlockConfig, Encoder, MultiHeadAttention
-from saccade.pruning import attention_flops, choose_heads
+from saccade.pruning import attention_flops, choose_heads, compare_pruned
 from saccade.pruning._layers import attention_layers
 from saccade.pruning._texts import mean_loss, text_windows
 from saccade.pruning._timing import forward_times
 
 TEXT = "The cat sat on the mat. The dog sat on the cat's mat, and the cat went away. " * 5
+LONG = TEXT * 3  # more than a window
 
 
 class Loss(torch.nn.Module):
@@ -48,8 +50,48 @@ def test_a_share_of_all_heads_stays_the_strongest_first_and_one_of_each_layer():
         "encoder.blocks.0.attention": [2],
         "encoder.blocks.1.attention": [5],
     }
-    with pytest.raises(ValueError, match=r"keep: expected a share in \(0, 1\], got 1\.5"):
+    assert choose_heads(model, importance, 2) == few
+    with pytest.raises(
+        ValueError, match=r"keep: expected a share in .* or a number of heads from 1 to 12, got 1\.5"
+    ):
         choose_heads(model, importance, 1.5)
+    importance["encoder.blocks.1.attention"] = torch.rand(4)
+    with pytest.raises(
+        ValueError, match=r"blocks.1.attention has 6 heads, and numbers of shape \(4,\) came"
+    ):
+        choose_heads(model, importance, 0.5)
+    importance["encoder.blocks.1.attention"] = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="layer encoder.blocks.1.attention not every head has a finite number, got"):
+        choose_heads(model, importance, 0.5)
+
+
+def test_after_greedy_removal_the_heads_go_that_it_took():
+    """Its rises are of different rounds: by their size other heads would go."""
+    model = Loss()
+    batch = {"x": torch.randn(1, 5, 24).double(), "wanted": torch.randn(1, 5, 24).double()}
+    found = head_importance(model, [batch], by="greedy", keep=5)
+    taken = {}
+    for step in found.removed:
+        taken.setdefault(step.head.call, []).append(step.head.head)
+    assert len(taken) == 2 and max(map(len, taken.values())) < 6  # no layer would lose all
+    assert choose_heads(model, found, 5) == {call: sorted(heads) for call, heads in taken.items()}
+
+
+def test_a_loss_is_judged_without_dropout():
+    model = models.load().train()
+    windows = text_windows(model, TEXT, most=70)
+    for block in model.model.decoder.blocks:
+        block.register_forward_hook(lambda module, given, out: torch.nn.functional.dropout(out, 0.5, module.training))
+    assert mean_loss(model, windows) == mean_loss(model, windows)
+    assert model.training
+
+
+def test_heads_and_a_share_are_not_given_together_and_one_window_cannot_rank_and_judge():
+    model = models.load()
+    with pytest.raises(ValueError, match="keep: heads are given, and keep=0.25 says how many of them to choose"):
+        compare_pruned(model, "0.1", keep=0.25)
+    with pytest.raises(ValueError, match=r"data: a text of \d+ tokens is one window; one ranks the heads and another"):
+        compare_pruned(model, None, keep=0.5, text="The cat sat on the mat.")
 
 
 def test_of_grouped_queries_what_stays_can_be_pruned():
@@ -132,8 +174,8 @@ def test_the_command_tells_what_the_model_then_is(text_file, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_keeps_a_share_and_shows_a_table(text_file, capsys):
-    assert main(["prune", "embedded", "--keep", ".5", "--data", str(text_file)]) == 0
+def test_the_command_keeps_a_share_and_shows_a_table(capsys):
+    assert main(["prune", "embedded", "--keep", ".5", "--data", LONG]) == 0
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines()[1:5]]
     assert sum(int(row[2]) for row in rows) == 16
@@ -155,8 +197,8 @@ def test_the_command_keeps_a_share_and_shows_a_table(text_file, capsys):
         ([], "give the heads, --heads 4.1,5.3, or the share that stays, --keep .5 --data FILE"),
         (["--heads", "0.1", "--keep", ".5"], "give the heads, --heads 4.1,5.3, or the share"),
         (["--keep", ".5"], "--keep ranks the heads by a text: give one with --data FILE"),
-        (["--keep", "1", "--data", TEXT], "keep: at 1.0 every head stays"),
-        (["--keep", "0", "--data", TEXT], "keep: expected a share in (0, 1], got 0.0"),
+        (["--keep", "1", "--data", LONG], "keep: at 1.0 every head stays"),
+        (["--keep", "0", "--data", LONG], "keep: expected a share in (0, 1]"),
         (["--heads", "0.1", "--data", "a"], "expected a text of two at least"),
     ],
 )

@@ -338,6 +338,12 @@ def test_layers_are_told_apart_by_number_name_and_path():
     ]
 
 
+@pytest.mark.parametrize("one", [2, np.int64(2), torch.tensor(2), [2], torch.tensor([2])])
+def test_one_head_of_a_layer_needs_no_list(one):
+    model = saccade.nn.Encoder(BlockConfig(AttentionConfig(24, 6), hidden=17), 2)
+    assert [layer.removed for layer in prune(model, {1: one}).layers] == [(2,)]
+
+
 def test_a_pruned_module_is_no_module_of_pytorchs():
     module = from_torch(nn.MultiheadAttention(8, 4, bias=False))
     prune(module, {0: [0]})

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._evaluating import evaluating
 from .._masks._data import describe
 from .._uncertainty import half_width
 from ..intervention import Ablate, Intervention
 from ._heads import CallHeads, Head, HeadMap, head_map
 from ._importance_result import HeadImportance, Removal, kept_count
-from ._runs import CallList, Gates, Progress, edited, evaluating, gradients, no_gradient, run_model, scalar
+from ._runs import CallList, Gates, Progress, edited, gradients, no_gradient, run_model, scalar
 
 Loss = Callable[[nn.Module, Any], Any]
 BY = ("gradient", "ablation", "greedy")
@@ -41,7 +42,7 @@ def head_importance(
 
         found = saccade.head_importance(model, batches)       # model(**batch).loss
         print(found)
-        saccade.prune(model, saccade.pruning.choose_heads(model, found.values.by_call(), keep=0.5))
+        saccade.prune(model, saccade.pruning.choose_heads(model, found, keep=0.5))
 
     By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head, of which the size is taken
     on each batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one
@@ -125,8 +126,8 @@ class _Work:
         with torch.no_grad(), edited(self.model, edits):
             return float(self.value(batch))
 
-    def listed(self, batch: Any) -> float:
-        """The loss as it is; the calls that there are are met."""
+    def loss_and_calls(self, batch: Any) -> float:
+        """The loss as it is; the calls that there are are added to `calls`."""
         seen = CallList(self.calls)
         with torch.no_grad(), edited(self.model, seen) as run:
             found = float(self.value(batch))
@@ -138,13 +139,13 @@ class _Work:
                 f"to='mean' is the mean over the items of a batch, and {alone[0] or 'the model'} has one item: give "
                 "batches of several, or to='zero'"
             )
-        self.missed(run)
+        self.add_unobserved(run)
         return found
 
-    def missed(self, run: Intervention) -> None:
+    def add_unobserved(self, run: Intervention) -> None:
         self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
 
-    def told(self, total: int) -> None:
+    def count_forward(self, total: int) -> None:
         self.done += 1
         if self.progress is not None:
             self.progress(self.done, total)
@@ -161,10 +162,10 @@ def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
         gates = Gates()
         with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
             value = work.value(batch)
-        work.missed(run)
+        work.add_unobserved(run)
         found.append(gradients(value, gates.gates, no_gradient("loss", "ablation")))
         losses.append(float(value.detach()))
-        work.told(total or len(losses))
+        work.count_forward(total or len(losses))
     _some(losses)
     calls = tuple(work.calls.values())
     # a call that did not happen for a batch: nothing of its loss hung on it
@@ -178,14 +179,14 @@ def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
     losses: list[float] = []
     rises: list[dict[Head, float]] = []
     for batch in batches:
-        losses.append(work.listed(batch))
+        losses.append(work.loss_and_calls(batch))
         heads = work.heads
         forwards = (total or len(losses)) * (len(heads) + 1)
-        work.told(forwards)
+        work.count_forward(forwards)
         rises.append({})
         for head in heads:
             rises[-1][head] = work.without(batch, {head.call: [head.head]}) - losses[-1]
-            work.told(forwards)
+            work.count_forward(forwards)
     _some(losses)
     by_batch = [[rise.get(head, 0.0) for head in work.heads] for rise in rises]
     return _result(work, "ablation", losses, torch.tensor(by_batch, dtype=torch.float64))
@@ -193,7 +194,7 @@ def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
 
 def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportance:
     _some(batches)
-    losses = [work.listed(batch) for batch in batches]
+    losses = [work.loss_and_calls(batch) for batch in batches]
     heads = work.heads
     stay = kept_count(0.5 if keep is None else keep, len(heads))
     total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
@@ -237,7 +238,7 @@ def _losses(work: _Work, batches: Sequence[Any], without: Sequence[Head], total:
     found = []
     for batch in batches:
         found.append(work.without(batch, by_call))
-        work.told(total)
+        work.count_forward(total)
     return torch.tensor(found, dtype=torch.float64)
 
 

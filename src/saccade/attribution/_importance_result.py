@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .._numbers import compact, counted
 from .._plain_values import plain_values
@@ -63,17 +64,28 @@ class HeadImportance:
         return self.values.heads
 
     def ranked(self) -> list[tuple[Head, float]]:
-        """The heads with their values, the most important first; those that greedy removal took away last."""
+        """The heads with their values, the most important first; those that greedy removal took away last.
+
+        NaN stands for heads that greedy removal did not try, as all of them stay.
+        """
         gone = {step.head: place for place, step in enumerate(self.removed)}
-        number = dict(zip(self.heads, torch.nan_to_num(self.values.values).tolist(), strict=True))
+        number = dict(zip(self.heads, self.values.values.tolist(), strict=True))
         order = sorted(self.heads, key=lambda head: (head in gone, -gone.get(head, 0), -number[head]))
         return [(head, number[head]) for head in order]
+
+    def costs(self) -> dict[str, Tensor]:
+        """(H,) of each call: what removing heads costs, to be added up. `values`; of "greedy" the place in the order,
+        since its rises are of different rounds and do not compare."""
+        if self.by != "greedy":
+            return self.values.by_call()
+        place = {head: float(number) for number, (head, _) in enumerate(reversed(self.ranked()))}
+        return HeadMap(self.values.calls, torch.tensor([place[head] for head in self.heads])).by_call()
 
     def least(self, keep: float = 0.5) -> dict[str, list[int]]:
         """The least important heads by call name, as `saccade.intervention.Ablate` takes them.
 
-        One head of each call stays, whatever it is worth. `saccade.pruning.choose_heads` chooses for `saccade.prune`,
-        which takes heads that share keys away together.
+        One head of each call stays, whatever it is worth. For `saccade.prune`, which takes heads that share keys away
+        together, `saccade.pruning.choose_heads` chooses.
 
         Args:
             keep: how many heads stay, or as which share of all (a float).
@@ -119,16 +131,15 @@ class HeadImportance:
             "ablation": "rise of the loss without each head",
             "greedy": "rise of the loss without each head, when it was last tried",
         }[self.by]
-        lines = [f"{what}; {counted(self.batches, 'batch').replace('batchs', 'batches')}, loss {compact(self.loss)}"]
+        lines = [f"{what}; {counted(self.batches, 'batch', 'batches')}, loss {compact(self.loss)}"]
         lines += ["", self.values.text(), ""]
         if self.removed:
             steps = ", ".join(f"{self.values.named(step.head)} ({compact(step.loss)})" for step in self.removed)
             lines.append(f"removed, with the loss after each: {steps}")
         else:
-            top = ", ".join(
-                f"{self.values.named(head)} {self._with_interval(head, value)}" for head, value in self.ranked()[:5]
-            )
-            lines.append(f"most: {top}")
+            tried = [one for one in self.ranked() if not math.isnan(one[1])]
+            top = ", ".join(f"{self.values.named(head)} {self._with_interval(head, x)}" for head, x in tried[:5])
+            lines.append(f"most: {top}" if top else "no head was tried: all stay")
         return "\n".join([*lines, *(f"not reached: {name}: {why}" for name, why in self.unobserved.items())])
 
     def _with_interval(self, head: Head, value: float) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._evaluating import evaluating
 from .._masks._data import describe
 from ..intervention._choice import indices
 from ..intervention._edit import Heads
@@ -23,7 +24,7 @@ from ._heads import CallHeads, HeadMap, head_map
 from ._patching_result import Patching, Receiver
 from ._patching_runs import PatchRuns, exact_change, first_order, watched
 from ._paths import KINDS, path_change, path_first_order, senders
-from ._runs import Progress, evaluating
+from ._runs import Progress
 
 Through = tuple[Layers, Heads, str]
 WHAT = ("output", "weights", "query", "key", "value")

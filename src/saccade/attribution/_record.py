@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from .._call import ObservedCall
+from .._evaluating import evaluating
 from ..inspection import weights_of
-from ..inspection._models import LayerObserver, evaluating
+from ..inspection._models import LayerObserver
 from ..nn.blocks import EncoderBlock
 from ..nn.stacks import Stack
 from ._steps import Step, exact

@@ -41,18 +41,6 @@ def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in the mode in which it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Intervention]:
     """The model with edits of all its calls, or of single ones by their names."""
     found: list[tuple[str | CallName, Edit]] = []

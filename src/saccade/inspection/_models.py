@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._call import ObservedCall
+from .._evaluating import evaluating
 from .._weights import attention_weights
 from ..models import LanguageModel
 from ..models.decoding.generating import GeneratingModel
@@ -259,15 +260,3 @@ class ModelWithProgress(TextModel):
             self._progress(self._done, self._total)
 
         self._model._forward(tokens, tell)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode meanwhile."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

@@ -37,16 +37,9 @@ if TYPE_CHECKING:
     from ._report import PrunedLayer, Pruning, attention_flops
     from ._torch import PrunedMultiheadAttention
 else:
+    from .._lazy_names import lazy_names
 
-    def __getattr__(name: str) -> object:
-        """A public name, imported now and kept."""
-        from importlib import import_module
-
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-        globals()[name] = found
-        return found
+    __getattr__ = lazy_names(__name__, _HOMES)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -10,33 +10,43 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from ..attribution._importance_result import HeadImportance, kept_count
 from ._layers import AttentionLayer, prunable
 
 
-def choose_heads(model: nn.Module, importance: Mapping[str, Tensor], keep: float) -> dict[str, list[int]]:
+def choose_heads(
+    model: nn.Module, importance: HeadImportance | Mapping[str, Tensor], keep: float
+) -> dict[str, list[int]]:
     """The least important heads of all layers, so that a share of `keep` stays, and one of each layer at least.
 
     Of grouped queries whole groups go, with their key-value head, or the weakest head of every group at once, so that
     groups stay equal; always what costs least importance a head.
 
     Args:
-        importance: (H,) of each layer's heads by its path, as `saccade.head_importance(...).values.by_call()` has it.
-        keep: share of all query heads, in (0, 1].
+        importance: what `saccade.head_importance` gives, or (H,) numbers of each layer's heads by its path, which are
+            added up.
+        keep: how many query heads stay (an int), or as which share of all (a float in (0, 1]).
 
     Returns:
         heads by the layer's path, for `prune`.
+
+    Raises:
+        ValueError: another keep, a layer without numbers, or with another number of them than it has heads, or with
+            numbers that are not finite.
     """
-    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
-        raise ValueError(f"keep: expected a share in (0, 1], got {keep!r}")
+    if isinstance(importance, HeadImportance):
+        importance = importance.costs()
     layers = prunable(model)
+    stay = kept_count(keep, sum(layer.heads for layer in layers))
     missing = [layer.path for layer in layers if layer.path not in importance]
     if missing:
         raise ValueError(
             f"importance: none of {', '.join(missing)}; there is that of {', '.join(importance) or 'none'}"
         )
+    for layer in layers:
+        _check(layer, importance[layer.path])
     left = {layer.path: _groups(layer, importance[layer.path].tolist()) for layer in layers}
-    heads = sum(len(group) for groups in left.values() for group in groups)
-    spare = heads - max(1, round(keep * heads))
+    spare = sum(layer.heads for layer in layers) - stay
     removed: dict[str, list[int]] = {}
     while moves := [move for path, groups in left.items() for move in _moves(path, groups) if len(move.heads) <= spare]:
         best = min(moves, key=lambda move: move.cost / len(move.heads))
@@ -46,6 +56,17 @@ def choose_heads(model: nn.Module, importance: Mapping[str, Tensor], keep: float
         removed.setdefault(best.path, []).extend(sorted(gone))
         spare -= len(gone)
     return {path: sorted(numbers) for path, numbers in removed.items()}
+
+
+def _check(layer: AttentionLayer, numbers: Tensor) -> None:
+    if numbers.shape != (layer.heads,):
+        raise ValueError(
+            f"importance: layer {layer.path} has {layer.heads} heads, and numbers of shape {tuple(numbers.shape)} came"
+        )
+    if not bool(numbers.isfinite().all()):
+        raise ValueError(
+            f"importance: of layer {layer.path} not every head has a finite number, got {numbers.tolist()}"
+        )
 
 
 class _Head(NamedTuple):

@@ -91,17 +91,25 @@ def compare_pruned(
     Args:
         model: of `saccade.models`.
         heads: as in `prune`; None: those that matter least on the text.
-        keep: the share that then stays.
+        keep: without heads, the share that stays, or how many heads.
         text: what the loss and the time are measured on, with a copy of the model as it was; where heads are ranked,
             its windows rank and judge in turn.
         tokens: of the text that are read at most.
         told: called with what goes on, how much of it is done, and how much there is.
 
     Raises:
-        ValueError: as of `prune`, `choose_heads` and `text_windows`.
+        ValueError: as of `prune`, `choose_heads` and `text_windows`; heads and keep; a text of one window, where one
+            has to rank the heads and another to judge.
     """
+    if heads is not None and keep is not None:
+        raise ValueError(f"keep: heads are given, and keep={keep} says how many of them to choose; give one of both")
     windows = [] if text is None else text_windows(model, text, most=tokens)
-    judging = windows if heads is not None else windows[1::2] or windows
+    if heads is None and len(windows) == 1:
+        raise ValueError(
+            f"data: a text of {windows[0]['input_ids'].numel()} tokens is one window; one ranks the heads and another "
+            f"judges, so give more than {LONGEST} tokens, or heads"
+        )
+    judging = windows if heads is not None else windows[1::2]
     chosen = _least(model, windows[::2], keep, told) if heads is None else heads
     length = min(LONGEST, model.context or LONGEST)
     before, whole = _Measured.of(model, judging, length, told), copy.deepcopy(model) if judging else None
@@ -143,7 +151,7 @@ def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -
     if keep is None or not batches:
         raise ValueError("heads: none came, and without a share to keep and a text none can be chosen")
     found = head_importance(model, batches, progress=lambda done, total: told("ranking heads", done, total))
-    chosen = choose_heads(model, found.values.by_call(), keep)
+    chosen = choose_heads(model, found, keep)
     if not chosen:
         raise ValueError(f"keep: at {keep} every head stays")
     return [(path, head) for path, heads in chosen.items() for head in heads]

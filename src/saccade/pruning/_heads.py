@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from ._layers import AttentionLayer, listed
 
@@ -43,13 +43,18 @@ def _pairs(heads: Heads) -> list[tuple[LayerKey, int]]:
     if isinstance(heads, str):
         return [_pair(part) for part in heads.split(",") if part.strip()]
     if isinstance(heads, Mapping):
-        return [(key, head) for key, given in heads.items() for head in ([given] if isinstance(given, int) else given)]
+        return [(key, head) for key, given in heads.items() for head in _several(given)]
     expected = "a mapping {layer: heads}, pairs (layer, head), or a str such as '4.1,5.3'"
     try:
         pairs = list(heads)
         return [(key, head) for key, head in pairs]
     except (TypeError, ValueError):
         raise TypeError(f"heads: expected {expected}, got {heads!r}") from None
+
+
+def _several(given: object) -> Iterable[Any]:
+    """Heads of one layer: several, or one of any kind of number."""
+    return given if isinstance(given, Iterable) and getattr(given, "ndim", None) != 0 else [given]
 
 
 def _whole(head: object) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._evaluating import evaluating
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
 
@@ -68,14 +69,15 @@ def predicts_next(model: Model) -> bool:
 
 @torch.no_grad()
 def mean_loss(model: Model, batches: Sequence[Batch], told: Callable[[], None] = lambda: None) -> float:
-    """The loss per predicted token, in nats, over all batches. `told` is called after each."""
+    """The loss per predicted token, in nats, over all batches, without dropout. `told` is called after each."""
     total, count = 0.0, 0
-    for batch in batches:
-        labels = batch["labels"]
-        predicted = labels.shape[1] - 1 if labels is batch["input_ids"] else int((labels != IGNORED).sum())
-        total += float(model(**batch).loss) * predicted
-        count += predicted
-        told()
+    with evaluating(model):
+        for batch in batches:
+            labels = batch["labels"]
+            predicted = labels.shape[1] - 1 if labels is batch["input_ids"] else int((labels != IGNORED).sum())
+            total += float(model(**batch).loss) * predicted
+            count += predicted
+            told()
     return total / count
 
 

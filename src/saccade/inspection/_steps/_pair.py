@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..._call import ObservedCall
+from ..._evaluating import evaluating
 from ...models.text.encoder_decoder import EncoderDecoder
 from .._collect import read
-from .._models import LayerObserver, TextModel, evaluating
+from .._models import LayerObserver, TextModel
 from .._targets import Target, read_target, token_labels, token_names
 from ._chosen_head import Place, most_telling
 from ._chosen_word import asking

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..._call import ObservedCall
+from ..._evaluating import evaluating
 from ...inspection import TextModel, weights_of
-from ...inspection._models import evaluating
 from ...inspection._targets import Target, read_target, target_tokenizer
 from ...models import DecoderLM
 from ...models.text.decoder import TextDecoder

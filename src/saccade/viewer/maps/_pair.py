@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._evaluating import evaluating
 from ...inspection import Target, as_text_model, read_target
 from ...inspection._collect import read
-from ...inspection._models import evaluating
 from ...models.text.encoder_decoder import EncoderDecoder
 from ...nn.attention import Observation
 from ._call import MapCall

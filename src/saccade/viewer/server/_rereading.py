@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..._evaluating import evaluating
 from ...attribution import HeadMap
 from ...inspection import Predictor, TextModel, as_predictor
 from ...inspection._collect import read
-from ...inspection._models import evaluating
 from ...inspection._published import PublishedModel
 from ...inspection._targets import target_tokenizer
 from ...intervention import Scale, intervene
