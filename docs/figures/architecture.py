@@ -26,6 +26,7 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
 ]
 HELPERS = {
     "_dropout",
+    "_extras",
     "_unknown_arguments",
     "_numbers",
     "_plain_values",
