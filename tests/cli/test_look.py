@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+import saccade
 from saccade import cli
 from saccade.inspection import measure_roles
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load, save
@@ -120,6 +121,15 @@ def test_json_is_all_there_is_and_the_report_is_written(bpe, capsys, tmp_path):
     assert (status, err, numbers["report"]) == (0, "", "a.html")
     assert len(numbers["heads"]) == 10 and all(abs(sum(h["weights"][-1]) - 1) < 1e-4 for h in numbers["heads"])
     assert (tmp_path / "a.html").exists() and not (tmp_path / "saccade-report.html").exists()
+
+
+def test_a_model_of_unequal_layers_has_its_heads_counted(bpe, capsys):
+    """Would catch the heads of the largest layer told as those of all."""
+    lm = load(bpe)
+    assert "2 layers x 5 heads" in run(capsys, SENTENCE, "--model", bpe)[1]
+    saccade.prune(lm, "0.0,0.1")
+    lm.save("pruned")
+    assert "8 heads in 2 layers" in run(capsys, SENTENCE, "--model", "pruned")[1]
 
 
 def test_a_chosen_head(bpe, capsys):
