@@ -140,7 +140,7 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
     fit = words_that_fit(model, text, spans)
     if fit < len(spans):
         raise ValueError(
-            f"text: {len(spans):,} words came; this model reads {model.room:,} tokens at once, "
+            f"text: it has {len(spans):,} words, and this model reads {model.room:,} tokens at once, "
             f"which holds the first {fit:,} words"
         )
     tokens = model.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
