@@ -59,7 +59,7 @@ def attribute(
 
     ::
 
-        print(saccade.attribute(model, "The cat sat on the", " mat", against=" dog"))
+        print(saccade.attribute(model, "The cat sat on the", " mat", against=" hat"))
     """
     from ._input import read_input
     from ._logits import attributed
