@@ -27,6 +27,7 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
 HELPERS = {
     "_dropout",
     "_evaluating",
+    "_extras",
     "_lazy_names",
     "_unknown_arguments",
     "_numbers",

@@ -127,6 +127,14 @@ def test_the_logit_of_a_pair_is_the_models_own(model):
     assert (hidden.visible, hidden.weight) == (False, 0.0) and abs(hidden.remainder) < 1e-11
 
 
+@pytest.mark.parametrize(("key", "against", "name"), [(2, 9, "against"), (9, 2, "key")])
+def test_no_weight_is_compared_with_one_of_zero(model, key, against, name):
+    """A difference of logits is one of log weights; with a hidden token on one side it would be any number at all."""
+    told = rf"^{name}: the mask hides '\d+' \(token 9\) from '\d+' \(token 4\), and .* a token that the query sees"
+    with pytest.raises(ValueError, match=told):
+        saccade.why_attends(model, ids(), 4, key, head=(1, 3), against=against)
+
+
 def test_without_a_head_the_one_that_attends_most_explains(model):
     found = saccade.why_attends(model, ids(), 9, 2)
     weights = torch.stack([weights_of(call)[0, :, 9, 2] for call in Linearised(model, ids()).without()[1]])

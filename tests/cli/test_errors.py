@@ -221,7 +221,7 @@ def test_version(capsys):
 
 def test_a_missing_extra_is_the_command_that_installs_it():
     require("json", "plot")
-    with pytest.raises(UserError, match=r'pip install "saccade\[plot\]"$'):
+    with pytest.raises(UserError, match=r'pip install -c constraints.txt "\.\[plot\]" in the folder of Saccade$'):
         require("a_module_nobody_has", "plot")
 
 

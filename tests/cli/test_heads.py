@@ -15,6 +15,7 @@ import transformers
 
 import saccade
 from saccade import cli
+from saccade.attribution import _two_texts
 from saccade.inspection import open_model
 from saccade.intervention import Ablate, Patch
 from slowly import slow_but
@@ -159,14 +160,15 @@ def test_patching_is_a_run_with_the_heads_output_from_the_other(capsys, embedded
 def test_both_ways_and_how_they_agree_are_printed(capsys):
     status, out, err = run(capsys, TEXT, "--patch", OTHER)
     assert (status, err) == (0, "")
-    assert "exactly; 0 is corrupted" in " ".join(out.split()) and "by gradient; 0 is" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert "brings back, exactly The scale: 0 is the corrupted run's " in said and "brings back, by gradient" in said
     assert "The gradient's estimates against the exact ones: correlation " in out
     # without --target: what each text is continued by
     opened = open_model()
     with torch.no_grad():
         nexts = [opened.module(opened.whole(opened.encode(text).ids))[0, -1].argmax() for text in (TEXT, OTHER)]
     what = " less ".join(f"log p of {opened.written(int(token))!r}" for token in dict.fromkeys(map(int, nexts)))
-    assert f"metric: {what};" in " ".join(out.split())
+    assert f"; metric: {what} " in said
 
 
 def test_texts_of_other_lengths_are_shown_side_by_side_or_patched_at_positions(capsys):
@@ -178,6 +180,22 @@ def test_texts_of_other_lengths_are_shown_side_by_side_or_patched_at_positions(c
     assert found["patching"]["positions"] == [1, 3, 4]
     same = numbers(capsys, "The cat sat on the mat.", "--patch", longer, "--positions", "1-3", "--by", "exact")
     assert same["sentences"][0].startswith("No head changes the metric") and len(same["sentences"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("mat", "--patch: both texts predict ' mat' almost equally (log p of ' mat': "),
+        (
+            "mat,hat",
+            "--patch: both texts prefer ' mat' to ' hat' almost equally (log p of ' mat' less log p of ' hat': ",
+        ),
+    ],
+)
+def test_texts_that_hardly_differ_in_the_metric(capsys, monkeypatch, target, said):
+    monkeypatch.setattr(_two_texts, "LEAST", 1e9)
+    told = refused(capsys, TEXT, "--patch", OTHER, "--target", target, "--by", "gradient")
+    assert said in told and told.endswith("): name words in which they differ, --target A,B\n")
 
 
 # --why
@@ -205,6 +223,13 @@ def _table(out):
     first = next(i for i, line in enumerate(lines) if line.startswith("Written into the query x"))
     last = next(i for i, line in enumerate(lines) if line.startswith("  sum "))
     return lines[first + 1 : last]
+
+
+def test_tokens_are_those_of_the_text_and_special_ones(capsys, models):
+    """`saccade look` counts the text's own tokens alone."""
+    assert "15 tokens with the start token, " in run(capsys, TEXT, "--importance")[1].splitlines()[0]
+    bert = run(capsys, "The cat sat.", "--model", models / "bert", "--importance")[1]
+    assert " tokens with 2 special ones, " in bert.splitlines()[0]
 
 
 def test_why_this_key_rather_than_another(capsys):
@@ -247,6 +272,12 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
         (["--patch", OTHER, "--by", "ablation"], "--by ablation: expected gradient or exact with --patch"),
         (["--by", "exact"], "--by exact: expected gradient, ablation or greedy (exact is of --patch)"),
         (["--why", "cat", "dog"], "word: 'dog' is not in the text"),
+        (["--why", "cat", "mat"], "--why cat mat: the mask hides ' mat' (token 7) from 'at' of 'cat' (token 3)"),
+        (["--why", "cat", "cat", "--against", "mat"], "--against: the mask hides ' mat' (token 7) from 'at' of 'cat'"),
+        (
+            ["--why", "cat", "mat", "--against", "cat"],
+            "--why: the mask hides ' mat' (token 7) from 'at' of 'cat' (token",
+        ),
         (["--why", "cat", "sat", "--head", "1.9"], "head: 1.9 does not exist; there are the layers 0 (heads 0 to 7)"),
         (["--why", "cat", "sat", "--head", "one"], "--head one: expected layer.head"),
         (["--target", "a,b,c"], "--target a,b,c: expected a word, or two with a comma between"),
@@ -335,4 +366,5 @@ def test_a_masked_model_has_a_pseudo_loss(capsys, models):
 def test_an_encoder_without_a_head_says_what_is_needed(capsys, models):
     told = refused(capsys, TEXT, "--model", models / "body")
     assert "expected a language model" in told and "ForMaskedLM" in told
+    assert told.endswith("--why WORD WORD needs no such head\n")
     assert run(capsys, TEXT, "--model", models / "body", "--why", "sat", "cat")[0] == 0

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+import saccade
 from saccade import cli
 from saccade.inspection import measure_roles
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load, save
@@ -122,6 +123,15 @@ def test_json_is_all_there_is_and_the_report_is_written(bpe, capsys, tmp_path):
     assert (tmp_path / "a.html").exists() and not (tmp_path / "saccade-report.html").exists()
 
 
+def test_a_model_of_unequal_layers_has_its_heads_counted(bpe, capsys):
+    """Would catch the heads of the largest layer told as those of all."""
+    lm = load(bpe)
+    assert "2 layers x 5 heads" in run(capsys, SENTENCE, "--model", bpe)[1]
+    saccade.prune(lm, "0.0,0.1")
+    lm.save("pruned")
+    assert "8 heads in 2 layers" in run(capsys, SENTENCE, "--model", "pruned")[1]
+
+
 def test_a_chosen_head(bpe, capsys):
     _, out, _ = run(capsys, SENTENCE, "--model", bpe, "--head", "1.3")
     assert "Layer 1 head 3" in out
@@ -138,7 +148,7 @@ def test_a_figure_for_a_paper_and_the_report(bpe, capsys, tmp_path, name):
 
 def test_a_figure_without_matplotlib_is_one_line(bpe, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert 'pip install "saccade[plot]"' in refused(capsys, SENTENCE, "--model", bpe, "--out", "map.svg")
+    assert 'pip install -c constraints.txt ".[plot]"' in refused(capsys, SENTENCE, "--model", bpe, "--out", "map.svg")
     assert list(tmp_path.iterdir()) == []
 
 

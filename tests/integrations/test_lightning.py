@@ -219,5 +219,7 @@ def test_without_lightning_the_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "pytorch_lightning")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'lightning: is not installed \(pip install "saccade\[lightning\]"\)'):
+    with pytest.raises(
+        ImportError, match=r'lightning: is not installed \(pip install -c constraints.txt "\.\[lightning\]"'
+    ):
         integration.callback_classes()

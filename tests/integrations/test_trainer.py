@@ -228,5 +228,7 @@ def test_options_are_checked_before_training():
 def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "saccade.integrations.trainer")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r'transformers: is not installed \(pip install "saccade\[hf\]"\)'):
+    with pytest.raises(
+        ImportError, match=r'transformers: is not installed \(pip install -c constraints.txt "\.\[hf\]"'
+    ):
         importlib.import_module("saccade.integrations.trainer")

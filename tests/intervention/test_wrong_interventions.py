@@ -26,12 +26,12 @@ def seen(model: nn.Module, *shape: int) -> saccade.monitoring.ModelWatch:
 
 
 MADE = [
-    (lambda: Ablate([-1]), ValueError, "heads must be at least 0, got -1"),
+    (lambda: Ablate([-1]), ValueError, "heads count from 0, got -1"),
     (lambda: Ablate("1"), TypeError, "heads must be an int, a list of ints or None"),
     (lambda: Ablate([True]), TypeError, "heads must be an int, got True"),
     (lambda: Ablate([0.5]), TypeError, "heads must be an int, got 0.5"),
     (lambda: Ablate(torch.ones(2)), TypeError, "heads must be an int, got a float32 tensor"),
-    (lambda: Ablate([0], items=[-2]), ValueError, "items must be at least 0, got -2"),
+    (lambda: Ablate([0], items=[-2]), ValueError, "items count from 0, got -2"),
     (lambda: Ablate([0], "none"), ValueError, "to must be 'zero', 'mean', 'resample' or a tensor, got 'none'"),
     (lambda: Ablate([0], "resample", seed="a"), TypeError, "seed must be an int, got 'a'"),
     (lambda: Scale([0], "a"), TypeError, r"factor must be a number or a tensor \(heads,\), got 'a'"),
@@ -46,7 +46,7 @@ MADE = [
     (lambda: Patch([0], saccade.watch(LINEAR)), ValueError, "source has kept no call: watch .* keep=True"),
     (lambda: Freeze([0], None), TypeError, "source must be what"),
     (lambda: Patch([0], seen(decoder(), B, L, E), "weight"), ValueError, "what must be one of output, weights, query"),
-    (lambda: Patch([0], seen(decoder(), B, L, E), positions=[-1]), ValueError, "positions must be at least 0"),
+    (lambda: Patch([0], seen(decoder(), B, L, E), positions=[-1]), ValueError, "positions count from 0, got -1"),
     (lambda: saccade.intervene(3, {0: Ablate(0)}), TypeError, "model must be a torch.nn.Module, got 3"),
     (lambda: saccade.intervene(LINEAR, [Ablate(0)]), TypeError, "edits must be a dict of layers and edits, got a list"),
     (lambda: saccade.intervene(LINEAR, {}), ValueError, "edits must hold at least one edit"),
@@ -101,6 +101,12 @@ def test_a_function_that_gives_something_else(given):
 def test_layers_that_there_are_not(key):
     listed = "no attention call fits .*Calls there are: blocks.0.attention, blocks.1.attention"
     with pytest.raises(ValueError, match=listed), saccade.intervene(model := decoder(), {key: Ablate([0])}):
+        model(torch.randn(B, L, E))
+
+
+def test_a_head_in_the_place_of_a_layer():
+    told = r"fits '1\.3'; a key names a layer, and heads go into the edit, as \{1: Ablate\(\[3\]\)\}\. Calls there"
+    with pytest.raises(ValueError, match=told), saccade.intervene(model := decoder(), {"1.3": Ablate([3])}):
         model(torch.randn(B, L, E))
 
 

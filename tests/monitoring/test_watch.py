@@ -490,7 +490,7 @@ def test_transformed_calls_are_counted():
     [
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"every": 1.5}, TypeError, "every must be an int"),
-        ({"heads": [-1]}, ValueError, "heads must be at least 0, got -1"),
+        ({"heads": [-1]}, ValueError, "heads count from 0, got -1"),
         ({"layers": [0.5]}, TypeError, "layers must be layer numbers, names or paths, or a function"),
         ({"keep": 3.0}, TypeError, "keep must be"),
     ],

@@ -51,14 +51,10 @@ def test_a_share_of_all_heads_stays_the_strongest_first_and_one_of_each_layer():
         "encoder.blocks.1.attention": [5],
     }
     assert choose_heads(model, importance, 2) == few
-    with pytest.raises(
-        ValueError, match=r"keep: expected a share in .* or a number of heads from 1 to 12, got 1\.5"
-    ):
+    with pytest.raises(ValueError, match=r"keep: expected a share in .* or a number of heads from 1 to 12, got 1\.5"):
         choose_heads(model, importance, 1.5)
     importance["encoder.blocks.1.attention"] = torch.rand(4)
-    with pytest.raises(
-        ValueError, match=r"blocks.1.attention has 6 heads, and numbers of shape \(4,\) came"
-    ):
+    with pytest.raises(ValueError, match=r"blocks.1.attention has 6 heads, and numbers of shape \(4,\) came"):
         choose_heads(model, importance, 0.5)
     importance["encoder.blocks.1.attention"] = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="layer encoder.blocks.1.attention not every head has a finite number, got"):
@@ -180,6 +176,10 @@ def test_the_command_keeps_a_share_and_shows_a_table(capsys):
     rows = [line.split() for line in shown.splitlines()[1:5]]
     assert sum(int(row[2]) for row in rows) == 16
     assert all(int(row[1]) - int(row[2]) == len([head for head in row[3:] if head != "-"]) for row in rows)
+    moved = re.search(r"numbered anew, from 0: (\d)\.(\d) is now (\d)\.(\d)\.", shown)
+    layer, old, same, new = map(int, moved.groups())
+    gone = [int(head) for head in rows[layer][3:]]
+    assert layer == same and old not in gone and new == old - sum(head < old for head in gone) < old
     assert "Attention, 256 tokens" in shown and "50.0%" in shown and "Loss (perplexity)" in shown
     before, after, share = re.search(
         r"Forward, \d+ tokens  (\S+ \w+) -> (\S+ \w+)  (\S+)x, medians of 7", shown
@@ -206,6 +206,24 @@ def test_what_a_user_may_get_wrong_is_one_line(arguments, told, capsys):
     assert main(["prune", "embedded", *arguments]) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_model_without_a_loss_is_told_the_two_ways_that_are_left(tmp_path, capsys):
+    sizes = dict(vocab_size=97, hidden_size=24, num_hidden_layers=2, num_attention_heads=6, intermediate_size=29)
+    written(tmp_path, "BertModel", transformers().BertConfig(**sizes))
+    written_words(tmp_path, [TEXT])
+    assert main(["prune", str(tmp_path), "--keep", ".5", "--data", TEXT]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "name the heads with --heads, without --data, or rank them in Python with saccade.head_importance(..., "
+        in error
+    )
+    assert main(["prune", str(tmp_path), "--heads", "0.1,0.3"]) == 0
+    shown = capsys.readouterr().out
+    assert "Heads that stay are numbered anew, from 0: 0.2 is now 0.1." in shown
+    assert main(["prune", str(tmp_path), "--heads", "0.5"]) == 0
+    assert "numbered anew" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

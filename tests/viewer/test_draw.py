@@ -208,4 +208,5 @@ def test_without_matplotlib_the_extra_is_named():
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == 'drawing needs matplotlib: pip install "saccade[plot]"\n'
+    told = 'drawing needs matplotlib: pip install -c constraints.txt ".[plot]" in the folder of Saccade'
+    assert done.stdout == f"{told}\n"

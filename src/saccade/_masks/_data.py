@@ -36,6 +36,14 @@ def whole(value: Any, name: str, *, least: int | None = None) -> int:
     return number
 
 
+def from_zero(value: Any, name: str) -> int:
+    """One of several numbers that count from 0, such as heads: as `whole`, and ValueError below 0."""
+    number = whole(value, name)
+    if number < 0:
+        raise ValueError(f"{name} count from 0, got {number}")
+    return number
+
+
 def bounded(value: Any, name: str, *, least: int | None = None) -> int:
     """`value` as a position or a length: as `whole`, and ValueError beyond `FURTHEST`."""
     number = whole(value, name, least=least)

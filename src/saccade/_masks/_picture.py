@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .._extras import installing
 from ._arbitrary import FromTensor
 from ._data import describe, whole
 from ._intervals import Span
@@ -110,7 +111,7 @@ class MaskPicture:
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            raise ImportError('drawing images needs matplotlib: pip install "saccade[plot]"') from None
+            raise ImportError(f"drawing images needs matplotlib: {installing('plot')}") from None
         figure = Figure(
             figsize=(5, 5 * max(self.cells.shape[0], 1) / max(self.cells.shape[1], 1) + 1), layout="constrained"
         )

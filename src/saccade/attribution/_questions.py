@@ -59,7 +59,7 @@ def attribute(
 
     ::
 
-        print(saccade.attribute(model, "The cat sat on the", " mat", against=" dog"))
+        print(saccade.attribute(model, "The cat sat on the", " mat", against=" hat"))
     """
     from ._input import read_input
     from ._logits import attributed
@@ -99,7 +99,7 @@ def why_attends(
 
     Raises:
         TypeError: a model that is not made of Saccade's blocks, such as a module of transformers. ValueError: no such
-            word, position or head.
+            word, position or head; with `against`, a key that the mask hides from the query.
 
     ::
 

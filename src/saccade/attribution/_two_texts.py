@@ -68,7 +68,7 @@ def target_tokens(predictor: Predictor, target: str | None) -> list[int]:
         return []
     words = [word.strip() for word in target.split(",")]
     if len(words) > 2 or not all(words):
-        raise ValueError(f"target {target}: expected a word, or two with a comma between, such as mat,dog")
+        raise ValueError(f"target {target}: expected a word, or two with a comma between, such as mat,hat")
     found = [predictor.token(word) for word in words]
     if len(set(found)) < len(found):
         raise ValueError(f"target {target}: both are the same token; expected two that differ")
@@ -114,9 +114,10 @@ def patch_texts(
     found = patching(predictor.module, *runs, _log_probability(compared), by=by, positions=positions, progress=progress)
     made = TextPatching(found, clean, corrupted, tuple(model.written(token) for token in compared))
     if abs(found.clean - found.corrupted) < LEAST:
+        alike = f"predict {made.words[0]!r}" if len(made.words) == 1 else "prefer {!r} to {!r}".format(*made.words)
         raise ValueError(
-            f"other: nothing to explain, the texts have {found.clean:+.3f} and {found.corrupted:+.3f} as "
-            f"{made.measured}; expected texts that differ in it, or a target A,B with words in which they do"
+            f"other: both texts {alike} almost equally ({made.measured}: {found.clean:+.3f} and {found.corrupted:+.3f})"
+            ": name words in which they differ, target A,B"
         )
     return made
 

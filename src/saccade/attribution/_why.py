@@ -169,6 +169,9 @@ def explained(
             calls.append(of_call(call, place[1], rows[0], layer))
 
     seen = record(given.model, given.ids, rows, until=place[0], observe=keep)
+    call = calls[0]
+    if other is not None:
+        _check_seen(given, call, row, {"key": column, "against": other})
     sides = [
         [*stream_steps(given.model, seen, at, place[0]), *read_steps(given.model, place, seen, at, key=bool(at))]
         for at in range(len(rows))
@@ -177,7 +180,6 @@ def explained(
     found = [shares(steps, units) for steps in sides]
     made = [torch.stack(list(side.values())) for side in found]
     of_key = made[1] if other is None else made[1] - made[2]
-    call = calls[0]
     return WhyAttends(
         pieces=given.pieces,
         labels=given.labels,
@@ -193,17 +195,30 @@ def explained(
     )
 
 
+def _check_seen(given: Input, call: HeadInputs, query: int, keys: dict[str, int]) -> None:
+    """ValueError where the mask hides one of two keys: the log of a weight of 0 is no number to take differences of."""
+    for name, key in keys.items():
+        if not _sees(call, key):
+            raise ValueError(
+                f"{name}: the mask hides {given.labels[key]} (token {key}) from {given.labels[query]} (token {query}), "
+                "and a weight of 0 cannot be compared; expected a token that the query sees"
+            )
+
+
+def _sees(call: HeadInputs, key: int) -> bool:
+    return call.visible is None or bool(call.visible[key])
+
+
 def _logit(call: HeadInputs, key: int, against: int | None = None) -> dict[str, Any]:
     """The model's own logit of a pair and what is not a product in it, its weight, and whether the key is seen."""
     terms = [_terms(call, key), (0.0, 0.0, 0.0) if against is None else _terms(call, against)]
     bias, softcap, logit = (one - other for one, other in zip(*terms, strict=True))
-    visible = call.visible is None or bool(call.visible[key])
     return {
         "bias": bias,
         "softcap": softcap,
         "logit": logit,
         "weight": float(call.weights[key]),
-        "visible": visible,
+        "visible": _sees(call, key),
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 
+from .._extras import installing
+
 
 class UserError(Exception):
     """Something the user can fix. The message is printed as it stands, without a traceback."""
@@ -17,7 +19,7 @@ def require(module: str, extra: str) -> None:
         UserError: `module` is not installed; the message is the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise UserError(f'this needs {module}, which is not installed: pip install "saccade[{extra}]"')
+        raise UserError(f"this needs {module}, which is not installed: {installing(extra)}")
 
 
 def told_by_another() -> bool:

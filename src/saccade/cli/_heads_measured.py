@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ..inspection import Predictor, TextModel
 
 Progress = Callable[[int, int], None]
-OPTIONS = {"other": "--patch", "target": "--target", "positions": "--positions"}
+OPTIONS = {
+    "other": "--patch",
+    "target": "--target",
+    "positions": "--positions",
+    "key": "--why",
+    "against": "--against",
+}
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,24 @@ def _told_as_options() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if not re.match(r"(other|target|positions)\b", str(error)):
+        begins = re.match(rf"({'|'.join(OPTIONS)})\b", str(error))
+        if not begins:
             raise
-        said = re.sub(r"^other\b|\b(target|positions)\b", lambda name: OPTIONS[name[0]], str(error))
+        later = "" if begins[0] in ("key", "against") else r"|\b(target|positions)\b"
+        said = re.sub(rf"^{begins[0]}\b{later}", lambda name: OPTIONS[name[0]], str(error))
         raise UserError(said) from error
+
+
+@contextlib.contextmanager
+def why_offered(model: TextModel) -> Iterator[None]:
+    """The error for a model without a head for tokens says what can be asked of it."""
+    from ..inspection._predicting import NoTokenHead
+
+    try:
+        yield
+    except NoTokenHead as error:
+        offer = "" if model.stack is None else "; --why WORD WORD needs no such head"
+        raise UserError(f"{error}{offer}") from error
 
 
 @_told_as_options()
@@ -147,6 +167,7 @@ def patched(
     return Measured(numbers, show, lambda kind: shown.draw_patching(found, kind, what), following)
 
 
+@_told_as_options()
 def explained(
     model: TextModel, text: str, words: tuple[str, str], head: tuple[int, int] | None, against: str | None
 ) -> Measured:
@@ -193,6 +214,15 @@ def _facts(model: TextModel, given: ReadText) -> dict[str, Any]:
 
 
 def _print_facts(console: Console, model: TextModel, given: ReadText) -> None:
+    tokens = counted(len(given.pieces), "token") + _with_special(model)
     counts = counted(model.layers, "layer"), counted(sum(model.heads), "head")
-    console.print(", ".join([counted(len(given.pieces), "token"), model.name, *counts]), style="dim", highlight=False)
+    console.print(", ".join([tokens, model.name, *counts]), style="dim", highlight=False)
     console.print()
+
+
+def _with_special(model: TextModel) -> str:
+    """What is counted beside the text's own tokens, which `saccade look` counts alone."""
+    before, after = len(model.before), len(model.after)
+    if not before + after:
+        return ""
+    return " with the start token" if (before, after) == (1, 0) else f" with {counted(before + after, 'special one')}"

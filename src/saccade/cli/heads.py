@@ -37,7 +37,8 @@ class QuestionOptions:
     )
     why: tuple[str, str] | None = option(
         None,
-        "Why the first word attends to the second: cat, its second occurrence cat:2, or its number from 1.",
+        "Why the first word attends to the second: cat, its second occurrence cat:2, or its number from 1. Of a word "
+        "of several tokens the last one attends, and the one with the largest weight is attended to.",
         metavar="WORD WORD",
     )
 
@@ -48,13 +49,15 @@ class HowOptions:
 
     by: str | None = option(
         None,
-        "gradient, ablation (each head alone, exactly) or greedy (one after the other); with --patch gradient or exact."
-        "  [default: gradient; with --patch both]",
+        "gradient (what the loss would rise by, to first order: the opposite of its derivative by a factor on the "
+        "head, with its sign; saccade prune ranks by the size), ablation (what it rises by without that head alone, "
+        "exactly) or greedy (one head after the other); with --patch gradient or exact.  [default: gradient; with "
+        "--patch both]",
         metavar="WAY",
     )
     target: str | None = option(
         None,
-        "The word whose prediction is looked at, or two: mat,dog for mat rather than dog.  [default: the model's own "
+        "The word whose prediction is looked at, or two: mat,hat for mat rather than hat.  [default: the model's own "
         "next token; with --patch that of TEXT rather than that of OTHER]",
         metavar="WORD[,WORD]",
     )
@@ -170,22 +173,22 @@ def _check_out(common: CommonOptions) -> None:
 
 def _important(opened: TextModel, text: str, question: QuestionOptions, how: HowOptions, *, quiet: bool) -> Measured:
     from ..analysis.tables import shown_progress
-    from ._heads_measured import importance
+    from ._heads_measured import importance, why_offered
 
-    with shown_progress("heads", quiet=quiet) as told:
+    with why_offered(opened), shown_progress("heads", quiet=quiet) as told:
         return importance(opened, text, how.by or "gradient", how.target, told, alone=question.importance)
 
 
 def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet: bool) -> Measured:
     from ..analysis.tables import shown_progress
-    from ._heads_measured import patched
+    from ._heads_measured import patched, why_offered
     from ._texts import text_or_file
 
     try:
         corrupted = text_or_file(other).text
     except UserError as error:
         raise UserError(f"--patch: {error}") from error
-    with shown_progress("heads", quiet=quiet) as told:
+    with why_offered(opened), shown_progress("heads", quiet=quiet) as told:
         return patched(opened, text, corrupted, how.by, how.target, how.positions, told)
 
 

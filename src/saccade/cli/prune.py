@@ -36,7 +36,8 @@ class HeadOptions:
     )
     keep: float | None = option(
         None,
-        "Those that matter least on --data, so that this share of all heads stays, one of each layer at least.",
+        "Those that matter least on --data, so that this share of all heads stays, one of each layer at least. The "
+        "ranking is by the size of the gradient: of the loss's derivative by a factor on each head, without its sign.",
         metavar="SHARE",
     )
 
@@ -47,12 +48,12 @@ class DataOptions:
 
     data: str | None = option(
         None,
-        "A text file: its loss and the time of a forward are measured before and after. It is read as one text, in "
-        "windows of at most 256 tokens that go across its lines. With --keep every other window ranks the heads, and "
-        "the others judge.",
-        metavar="FILE",
+        "A text file, or a text in quotes: its loss and the time of a forward are measured before and after. It is "
+        "read as one text, in windows of at most 256 tokens that go across its lines. With --keep every other window "
+        "ranks the heads, and the others judge.",
+        metavar="FILE_OR_TEXT",
     )
-    tokens: int = option(32_768, "Tokens of the file that are read at most.", metavar="N")
+    tokens: int = option(32_768, "Tokens of the text that are read at most.", metavar="N")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +137,9 @@ def _show(made: Comparison, out: Path | None) -> None:
         removed = " ".join(map(str, layer.removed)) or "-"
         table.add_row(layer.name, _of_groups(layer, 0), _of_groups(layer, 1), removed)
     console.print(table)
+    renumbered = _renumbered(made)
+    if renumbered:
+        console.print(renumbered, style="dim", highlight=False, soft_wrap=True)
     console.print()
     for name, values, share in made.lines():
         console.print(Text.assemble((f"{name}  ", "dim"), values, (f"  {share}", "dim")), soft_wrap=True)
@@ -143,6 +147,17 @@ def _show(made: Comparison, out: Path | None) -> None:
         console.print(Text(made.pruning.note, "yellow"), soft_wrap=True)
     if out is not None:
         console.print(Text.assemble(("Written  ", "dim"), (str(out), "bold")), soft_wrap=True)
+
+
+def _renumbered(made: Comparison) -> str:
+    """That heads that stay have new numbers, by the first one that has; "" where all have the old ones."""
+    for layer in made.layers:
+        kept = [head for head in range(layer.heads[0]) if head not in layer.removed]
+        moved = next(((old, new) for new, old in enumerate(kept) if old != new), None)
+        if moved is not None:
+            old, new = moved
+            return f"Heads that stay are numbered anew, from 0: {layer.name}.{old} is now {layer.name}.{new}."
+    return ""
 
 
 def _of_groups(layer: Any, side: int) -> str:

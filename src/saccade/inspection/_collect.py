@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._call import ObservedCall
+from .._numbers import counted
 from ..models import Model
 from ._chance import UniformCalls
 from ._models import TextModel, Tokens, weights_of
@@ -60,6 +61,13 @@ class AttentionMap:
     def count(self) -> int:
         """How many heads there are."""
         return sum(1 for _ in self.places())
+
+    @property
+    def size(self) -> str:
+        """Layers and heads in words."""
+        if self.by_layer:
+            return f"{counted(self.count, 'head')} in {counted(self.layers, 'layer')}"
+        return f"{counted(self.layers, 'layer')} x {counted(self.heads, 'head')}"
 
     @property
     def pieces(self) -> int:
@@ -132,7 +140,7 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
     fit = words_that_fit(model, text, spans)
     if fit < len(spans):
         raise ValueError(
-            f"text: {len(spans):,} words came; this model reads {model.room:,} tokens at once, "
+            f"text: it has {len(spans):,} words, and this model reads {model.room:,} tokens at once, "
             f"which holds the first {fit:,} words"
         )
     tokens = model.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing

@@ -53,7 +53,7 @@ class Look:
 
     def __repr__(self) -> str:
         text = shorten(self.seen.text[:200], 40)
-        model = f"{self.model}, {self.seen.layers} layers x {self.seen.heads} heads"
+        model = f"{self.model}, {self.seen.size}"
         return f"<Look at {text!r}: {self.words:,} words, {model}, {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .._extras import installing
 from ..models import LanguageModel, ModelConfig
 from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import read_json
@@ -96,4 +97,4 @@ def _from_hub(name: str) -> TextModel:
 
 def _require_transformers(source: str) -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f'{source}: this needs transformers, which is not installed: pip install "saccade[hf]"')
+        raise ValueError(f"{source}: this needs transformers, which is not installed: {installing('hf')}")

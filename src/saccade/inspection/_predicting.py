@@ -22,6 +22,10 @@ from ._published import PublishedModel
 MOST_MASKED = 16  # places of a text that are masked one at a time; each is a forward of its own
 
 
+class NoTokenHead(ValueError):
+    """A model without a head that gives logits of tokens."""
+
+
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """A text model with its head for tokens.
@@ -111,7 +115,7 @@ def as_predictor(model: TextModel) -> Predictor:
     One that transformers opened is opened again, with the head that its config.json names.
 
     Raises:
-        ValueError: it has no head that gives logits of tokens.
+        NoTokenHead: it has none that gives logits of tokens.
     """
     if isinstance(model, SaccadeModel):
         return Predictor(model, model.module, None, model.lm.model)
@@ -122,7 +126,7 @@ def as_predictor(model: TextModel) -> Predictor:
     assert isinstance(model, TransformersModel)
     found = with_token_head(model)
     if found is None:
-        raise ValueError(_no_token_head(model.name))
+        raise _no_token_head(model.name)
     more = {"use_cache": False} if getattr(found.module.config, "use_cache", None) is not None else {}
     return Predictor(model, found.module, found.mask, lambda ids: found.module(input_ids=ids, **more).logits)
 
@@ -133,12 +137,12 @@ def _of_published(model: PublishedModel) -> Predictor:
     mask = getattr(model.tokenizer, "named", {}).get("mask")
     fills = isinstance(module, TextEncoder) and isinstance(module.head, TokenHead) and mask is not None
     if not is_next and not (fills and isinstance(module.head.inner, VocabularyHead)):
-        raise ValueError(_no_token_head(model.name))
+        raise _no_token_head(model.name)
     return Predictor(model, module, None if is_next else mask, lambda ids: module(ids).logits)
 
 
-def _no_token_head(name: str) -> str:
-    return (
+def _no_token_head(name: str) -> NoTokenHead:
+    return NoTokenHead(
         f"model: {name} reads a text without predicting its tokens: it is an encoder-decoder, or has no head for them; "
         "expected a language model, whose config.json names a ...ForCausalLM, ...LMHeadModel or ...ForMaskedLM"
     )

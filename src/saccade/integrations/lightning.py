@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._extras import installing
 from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, TensorBoardLog
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def callback_classes() -> tuple[type, ...]:
     used = [name for name in NAMES if name in sys.modules]
     found = used or [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0]) is not None][:1]
     if not found:
-        raise ImportError('lightning: is not installed (pip install "saccade[lightning]")')
+        raise ImportError(f"lightning: is not installed ({installing('lightning')})")
     return tuple(importlib.import_module(name).Callback for name in found)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._extras import installing
 from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings
 from ..monitoring._monitor_log import tensorboard_in
 
 try:
     from transformers import TrainerCallback
 except ImportError:
-    raise ImportError('transformers: is not installed (pip install "saccade[hf]")') from None
+    raise ImportError(f"transformers: is not installed ({installing('hf')})") from None
 
 FOLDER = "attention"
 

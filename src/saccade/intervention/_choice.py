@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._call import AttentionCall
 from .._masks import Columns, Mask, Padding, PerHead
-from .._masks._data import whole
+from .._masks._data import from_zero
 
 EVERYTHING: Mask = Columns(1)
 NOTHING: Mask = ~EVERYTHING
@@ -28,7 +28,7 @@ def indices(given: int | Sequence[int] | None, name: str) -> tuple[int, ...] | N
     if isinstance(given, (str, bytes)) or not (isinstance(given, Sequence) or hasattr(given, "__index__")):
         raise TypeError(f"{name} must be an int, a list of ints or None (all), got {given!r}")
     found = [given] if hasattr(given, "__index__") else list(given)
-    return tuple(dict.fromkeys(whole(one, name, least=0) for one in found))
+    return tuple(dict.fromkeys(from_zero(one, name) for one in found))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -142,7 +143,16 @@ class Intervention(StepCounts):
             )
         names = ", ".join(repr(key) for key in self._unmet)
         there = ", ".join(name or "'' (the model's own)" for name in self._seen) or "none"
-        raise ValueError(f"intervene: no attention call fits {names}. Calls there are: {there}{lost}")
+        hint = self._heads_named()
+        raise ValueError(f"intervene: no attention call fits {names}{hint}. Calls there are: {there}{lost}")
+
+    def _heads_named(self) -> str:
+        """What to say of keys such as 1.4, which are meant as layer.head."""
+        named = (re.fullmatch(r"(\d+)\.(\d+)", str(key)) for key in self._unmet)
+        found = next(filter(None, named), None)
+        if found is None:
+            return ""
+        return f"; a key names a layer, and heads go into the edit, as {{{found[1]}: Ablate([{found[2]}])}}"
 
     def _all_reached(self) -> None:
         """ValueError where edits were meant for positions that no text of the block has."""

@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .._extras import installing
+
 BINS = 64
 
 
@@ -112,7 +114,7 @@ def tensorboard_in(folder: str | os.PathLike[str] | None, first_step: int | None
         ModuleNotFoundError: TensorBoard is not installed.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        raise ModuleNotFoundError('tensorboard: is not installed (pip install "saccade[train]"); log=False needs none')
+        raise ModuleNotFoundError(f"tensorboard: is not installed ({installing('train')}); log=False needs none")
     from torch.utils.tensorboard import SummaryWriter
 
     log_dir = None if folder is None else str(Path(folder))

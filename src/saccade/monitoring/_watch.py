@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._call import ObservedCall
-from .._masks._data import describe, whole
+from .._masks._data import describe, from_zero, whole
 from .._tap import padding_in_place
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
@@ -210,7 +210,7 @@ def watch(
     choice = WatchSettings(
         whole(every, "every", least=1),
         _chosen(layers, "layers"),
-        None if heads is None else tuple(dict.fromkeys(whole(head, "heads", least=0) for head in heads)),
+        None if heads is None else tuple(dict.fromkeys(from_zero(head, "heads") for head in heads)),
         _chosen(keep, "keep"),
         gradients,
         on_record,

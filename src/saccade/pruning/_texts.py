@@ -63,7 +63,8 @@ def predicts_next(model: Model) -> bool:
         return False
     raise ValueError(
         f"data: {model.family.name} with the head {head!r} predicts no token of a text; expected 'causal-lm' or "
-        "'masked-lm' (rank the heads in Python, saccade.head_importance)"
+        "'masked-lm': name the heads with --heads, without --data, or rank them in Python with "
+        "saccade.head_importance(..., loss=...)"
     )
 
 

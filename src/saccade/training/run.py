@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._extras import installing
 from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer
 from ..models.own.checkpoint import CONFIG, load_own
 from ..models.tokenizers.own import train_bpe, train_characters
@@ -106,7 +107,7 @@ class _PreparedRun:
 
 def _prepare(run: LanguageRun, found: LatestCheckpoint | None, reporter: Reporter) -> _PreparedRun:
     if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError('tensorboard: is not installed (pip install "saccade[train]")')
+        raise ValueError(f"tensorboard: is not installed ({installing('train')})")
     if found is None:
         check_output(run.out, run.overwrite)
     both = texts(run)

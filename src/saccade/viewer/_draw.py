@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .._extras import installing
 from .._masks import Mask
 from ._axes import colour_bar, paint_map
 from ._over import check_patches, draw_over_image, draw_with_sound, picture_of, sound_of
@@ -206,7 +207,7 @@ def _axes(ax: Any, count: int, size: tuple[float, float]) -> list[Any]:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ImportError('drawing needs matplotlib: pip install "saccade[plot]"') from None
+        raise ImportError(f"drawing needs matplotlib: {installing('plot')}") from None
     columns = min(count, _COLUMNS)
     rows = math.ceil(count / columns)
     small = 1.0 if count == 1 else 0.7

@@ -58,7 +58,7 @@ def _facts(look: Look) -> Text:
     parts = [
         f"{words:,} words and marks" if words > 1 else "1 word",
         f"{look.pieces:,} token{'s' * (look.pieces != 1)}",
-        f"{look.model}, {seen.layers} layers x {seen.heads} heads",
+        f"{look.model}, {seen.size}",
     ]
     return Text(", ".join(parts) + (f", {look.source}" if look.source else ""))
 

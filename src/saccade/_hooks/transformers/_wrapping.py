@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..._extras import installing
+
 Function = Callable[..., Any]
 
 
@@ -61,7 +63,7 @@ def _interface() -> Any:
     try:
         from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
-        raise ImportError('functions_wrapped_by needs transformers >= 5.0: pip install "saccade[hf]"') from error
+        raise ImportError(f"functions_wrapped_by needs transformers >= 5.0: {installing('hf')}") from error
     return AttentionInterface
 
 

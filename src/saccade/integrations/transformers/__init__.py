@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..._call import AttentionCall
+from ..._extras import installing
 from ..._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
 from ._attention import Attentions, function_giving, statistics, weights
 from ._classes import as_before, refuse_by_name
@@ -64,7 +65,7 @@ def unregister() -> None:
 
 
 def _interfaces() -> tuple[Any, Any]:
-    need = 'transformers >= 5.0 is needed: pip install "saccade[hf]"'
+    need = f"transformers >= 5.0 is needed: {installing('hf')}"
     try:
         import transformers
     except ImportError as error:

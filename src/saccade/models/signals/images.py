@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._extras import installing
 from ..checkpoints.processors import processor_settings
 from ..checkpoints.settings import Settings
 
@@ -201,7 +202,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("images: reading them needs Pillow: pip install saccade[models]") from None
+        raise ImportError(f"images: reading them needs Pillow: {installing('models')}") from None
     return Image
 
 

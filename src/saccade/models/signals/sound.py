@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._extras import installing
 from ..checkpoints.processors import processor_settings
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
@@ -124,7 +125,7 @@ def _read(path: Path) -> tuple[Samples, int]:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without libsndfile
-        raise ImportError(f"sounds: reading files needs soundfile: pip install saccade[models] ({error})") from None
+        raise ImportError(f"sounds: reading files needs soundfile: {installing('models')} ({error})") from None
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such sound file")
     try:

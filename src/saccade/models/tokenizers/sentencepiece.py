@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._extras import installing
 from ..checkpoints.reading import read_json
 from .own import Encoding
 from .text import TextTokenizer, open_tokenizer
@@ -270,9 +271,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 
 def _model(path: Path) -> Any:
     if importlib.util.find_spec("sentencepiece") is None:
-        raise ValueError(
-            f"{path}: needs the package sentencepiece, which is not installed: pip install saccade[models]"
-        )
+        raise ValueError(f"{path}: needs the package sentencepiece, which is not installed: {installing('models')}")
     from sentencepiece import SentencePieceProcessor
 
     model = SentencePieceProcessor()

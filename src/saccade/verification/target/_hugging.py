@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._extras import installing
 from ..._seeding import seeded
 from ...inspection._configuration import check_sizes, offline, read_configuration
 from ...inspection._transformers import quiet
@@ -44,7 +45,7 @@ def load(named: str) -> LoadedModel:
     if importlib.util.find_spec("transformers") is None:
         if is_known(config["model_type"]):
             return LoadedModel(load_published(folder), ("Saccade's own model of these weights is tested",))
-        raise ValueError(f'hf:{named}: this needs transformers, which is not installed: pip install "saccade[hf]"')
+        raise ValueError(f"hf:{named}: this needs transformers, which is not installed: {installing('hf')}")
     with quiet(), offline():
         return _opened(named, folder)
 

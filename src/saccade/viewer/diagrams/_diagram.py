@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..._extras import installing
 from .._files import check_target, write_whole
 from ._canvas import Canvas
 from ._fonts import FAMILIES
@@ -126,7 +127,7 @@ def check_theme(theme: str) -> None:
 
 def require_renderer() -> None:
     if importlib.util.find_spec("resvg_py") is None:
-        raise ValueError('a PNG needs resvg-py, which is not installed: pip install "saccade[plot]"; SVG needs nothing')
+        raise ValueError(f"a PNG needs resvg-py, which is not installed: {installing('plot')}; SVG needs nothing")
 
 
 def _fonts_of_matplotlib() -> list[str] | None:

@@ -42,8 +42,11 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     if len(helpful) > 1:
         out.append(f"Next are {listed(helpful[1:])}.")
     if harmful:
-        count = f"{len(harmful)} of {len(falling)}"
-        out.append(f"For {count} heads the text is likelier without the head, most of all for {listed(harmful[:3])}.")
+        would = "would be" if found.by == "gradient" else "is"
+        out.append(
+            f"Without any one of {len(harmful)} of the {len(falling)} heads the text {would} likelier, most of all "
+            f"without {listed(harmful[:3])}."
+        )
     if least:
         out.append(f"Hardly any effect: {listed(least[:NAMED])}.")
     return out

@@ -52,10 +52,13 @@ def print_importance(console: Console, found: HeadImportance, measured: str) -> 
 
 def print_patching(console: Console, found: Patching, measured: str) -> None:
     """The maps of both ways and sentences; ``measured`` says what the metric is."""
-    note = f"metric: {measured}; clean {found.clean:+.3f}, corrupted {found.corrupted:+.3f}"
+    note = (
+        f"The scale: 0 is the corrupted run's {found.corrupted:+.3f}, 1 the clean run's {found.clean:+.3f}; "
+        f"metric: {measured}"
+    )
     for effects, way in ((found.exact, "exactly"), (found.gradient, "by gradient")):
         if effects is not None:
-            title = f"How much of the metric each head's output brings back, {way}; 0 is corrupted, 1 is clean"
+            title = f"How much of the metric each head's output brings back, {way}"
             print_map(console, effects, title, note)
             console.print()
             note = ""

@@ -12,6 +12,7 @@ import webbrowser
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ..._extras import installing
 from ._address_file import AddressFile
 
 if TYPE_CHECKING:
@@ -152,9 +153,7 @@ def require_uvicorn() -> Any:
         import starlette  # noqa: F401, the application is made of it
         import uvicorn
     except ImportError as error:
-        raise ImportError(
-            f'view: this needs {error.name}, which is not installed: pip install "saccade[view]"'
-        ) from None
+        raise ImportError(f"view: this needs {error.name}, which is not installed: {installing('view')}") from None
     return uvicorn
 
 

@@ -6,6 +6,7 @@ from contextvars import copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..._extras import installing
 from ._app import client_script
 from ._session import CLOSED, Reply
 from ._workers import Workers
@@ -31,7 +32,7 @@ def require_anywidget() -> Any:
         import anywidget
     except ImportError:
         raise ImportError(
-            'view: in a notebook this needs anywidget, which is not installed: pip install "saccade[view]"'
+            f"view: in a notebook this needs anywidget, which is not installed: {installing('view')}"
         ) from None
     return anywidget
 
