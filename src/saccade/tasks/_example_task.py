@@ -1,0 +1,150 @@
+"""Tasks of examples that stand alone: batches of alike length, and a loss that is a mean over them.
+
+All tasks but those on one graph are of this kind. Shape legend: B examples of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batching import LengthGrouped
+from ..models import Model
+from ..nn.stacks import LayerObserver
+from ..training import Evaluation, Objective, Settings
+from ._task import Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Batch = dict[str, Tensor]
+"""Tensors (B, ...) by name."""
+JUDGED = 32  # examples of a batch that nothing is learned from
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleTask(Task):
+    """A task whose data is a list of examples. Abstract."""
+
+    @abstractmethod
+    def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
+        """What batches are made of, an item for each example: made once, not in every epoch."""
+
+    @abstractmethod
+    def length(self, item: Any) -> int:
+        """How much of a row it fills; items of alike length share a batch."""
+
+    @abstractmethod
+    def collate(self, model: Model, items: Sequence[Any]) -> Batch:
+        """A batch; what is unknown of an example that is only predicted is not in it."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
+        """What the model computes of a batch, for `loss` and `outputs`."""
+
+    @abstractmethod
+    def loss(self, result: Any, batch: Batch, *, learning: bool) -> Tensor:
+        """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
+
+    @abstractmethod
+    def weight(self, batch: Batch) -> float:
+        """What the loss is a mean over while learning."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
+        """What the model says of each example, as plain values."""
+
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> Objective:
+        return ExampleObjective(self, model, training, validation, settings)
+
+    def predict(self, model: Model, data: Sequence[Any]) -> list[Any]:
+        found: dict[int, Any] = {}
+        items = self.encode(model, data)
+        with reading(model):
+            for numbers in _alike([self.length(item) for item in items]):
+                batch = _on(self.collate(model, [items[n] for n in numbers]), model.device)
+                found |= dict(zip(numbers, self.outputs(model, self.forward(model, batch), batch), strict=True))
+        return [found[n] for n in range(len(items))]
+
+
+class ExampleObjective(Objective):
+    """Batches of examples of alike length, each example once in an epoch.
+
+    Batches are full, so that every step learns from as many examples: an epoch leaves out the few, others each time,
+    that would not fill one.
+    """
+
+    model: Model
+
+    def __init__(
+        self, task: ExampleTask, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ):
+        self.model, self._task, self._validation = model, task, validation
+        self._items = task.encode(model, training)
+        self._judged = task.encode(model, validation)
+        lengths = [max(task.length(item), 1) for item in self._items]
+        batch = min(settings.batch, len(lengths))
+        self._sampler = LengthGrouped(lengths, batch, seed=settings.seed, drop_last=True, report=None)
+
+    def batch(self, step: int) -> Batch:
+        epoch, number = divmod(step, len(self._sampler))
+        chosen = self._sampler.batches(epoch)[number]
+        return self._task.collate(self.model, [self._items[n] for n in chosen])
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        tensors = {name: tensor.tensor_split(parts) for name, tensor in batch.items()}
+        return [{name: pieces[n] for name, pieces in tensors.items()} for n in range(parts)]
+
+    def weight(self, part: Batch) -> float:
+        return self._task.weight(part)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+
+    def loss(self, model: nn.Module, part: Batch, observe: LayerObserver | None = None) -> Tensor:
+        return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        """Over all validation examples, in every process: then all of them agree, and none has to wait."""
+        task, total = self._task, 0.0
+        outputs: dict[int, Any] = {}
+        with reading(model):
+            for numbers in _alike([task.length(item) for item in self._judged]):
+                batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
+                result = task.forward(model, batch)
+                total += float(task.loss(result, batch, learning=False)) * len(numbers)
+                outputs |= dict(zip(numbers, task.outputs(model, result, batch), strict=True))
+        scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
+        return Evaluation(total / len(self._judged), scores, task.cost(scores))
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode without gradients meanwhile."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    for start in range(0, len(order), JUDGED):
+        yield order[start : start + JUDGED]
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
