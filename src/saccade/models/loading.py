@@ -120,8 +120,9 @@ def new_text_model(folder: Path, *, head: str, labels: Sequence[str], **settings
 
 
 def without_weights(folder: Path) -> Model:
-    """The model that config.json and the tokenizer's files of a folder describe, with weights that mean nothing yet."""
-    model = _built(read_settings(folder), None, None)
+    """The model that config.json and the tokenizer's files of a folder describe, on the meta device."""
+    with torch.device("meta"):
+        model = _built(read_settings(folder), None, None)
     model.folder = folder
     return model
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Counts = Sequence[Sequence[int]]
 WIDEST = 12  # classes in a terminal
@@ -28,8 +25,8 @@ def confusion_table(labels: Sequence[str], counts: Counts) -> str:
     return "\n".join(lines)
 
 
-def confusion_figure(labels: Sequence[str], counts: Counts) -> Figure:
-    """Shades are shares of each row, so that rare classes show; numbers are counts."""
+def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes:
+    """A "png" or "svg". Shades are shares of each row, so that rare classes show; numbers are counts."""
     from matplotlib.figure import Figure
 
     side = min(max(3.0, 0.6 * len(labels) + 2), 16.0)
@@ -45,4 +42,6 @@ def confusion_figure(labels: Sequence[str], counts: Counts) -> Figure:
             color = "white" if shares[row][column] > 0.5 else "black"
             axes.text(column, row, f"{count:,}", ha="center", va="center", color=color)
     figure.colorbar(image, label="share of the row")
-    return figure
+    written = io.BytesIO()
+    figure.savefig(written, format=kind, dpi=144)
+    return written.getvalue()

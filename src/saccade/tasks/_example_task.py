@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,8 +42,12 @@ class ExampleTask(Task):
         """How much of a row it fills; items of alike length share a batch."""
 
     @abstractmethod
-    def collate(self, model: Model, items: Sequence[Any]) -> Batch:
-        """A batch; what is unknown of an example that is only predicted is not in it."""
+    def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
+        """A batch; what is unknown of an example that is only predicted is not in it.
+
+        Args:
+            random: of a step that learns, for what is drawn anew each time (crops, masks); None while judging.
+        """
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
@@ -87,7 +92,7 @@ class ExampleObjective(Objective):
     def __init__(
         self, task: ExampleTask, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ):
-        self.model, self._task, self._validation = model, task, validation
+        self.model, self._task, self._validation, self._seed = model, task, validation, settings.seed
         self._items = task.encode(model, training)
         self._judged = task.encode(model, validation)
         lengths = [max(task.length(item), 1) for item in self._items]
@@ -97,7 +102,8 @@ class ExampleObjective(Objective):
     def batch(self, step: int) -> Batch:
         epoch, number = divmod(step, len(self._sampler))
         chosen = self._sampler.batches(epoch)[number]
-        return self._task.collate(self.model, [self._items[n] for n in chosen])
+        random = np.random.default_rng((self._seed, step))
+        return self._task.collate(self.model, [self._items[n] for n in chosen], random)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
         tensors = {name: tensor.tensor_split(parts) for name, tensor in batch.items()}

@@ -65,7 +65,7 @@ class PreparedTaskRun(PreparedRun):
 
     def save(self, weights: dict[str, Tensor], name: str) -> None:
         # Not the model in training, which may be sharded, or newer than these weights.
-        model = from_small_files(self.kept["files"])
+        model = from_small_files(self.kept["files"], empty=True)
         model.load_state_dict(weights, assign=True)
         model.save(self.run.out, weights=name)
         write_text(self.run.out / TASK, self.run.source.to_json())
@@ -74,9 +74,8 @@ class PreparedTaskRun(PreparedRun):
         return task_card(self.run, self.trained, curve, steps_done, stored)
 
     def stored(self) -> tuple[Model, Evaluation]:
-        run = self.run
-        best = run.kind.open_model(run.out).to(self.trained.device)
-        return best, run.kind.objective(best, run.validation, run.validation, run.settings).evaluate(best)
+        best = self.run.kind.open_model(self.run.out).to(self.trained.device)
+        return best, self.objective.evaluate(best)
 
 
 def _with_own_folder(model: Model) -> Model:

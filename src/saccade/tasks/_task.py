@@ -11,13 +11,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..models import Model
 from ..training import Objective, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 T = TypeVar("T", bound="Task")
 
@@ -123,7 +120,7 @@ class Task(ABC):
         """The metric that a run is judged by, the lower the better."""
 
     @abstractmethod
-    def baseline(self, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]) -> Baseline:
+    def baselines(self, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]) -> list[Baseline]:
         """What a careful person would try first, trained on the same examples, and what it says of those tested."""
 
     @abstractmethod
@@ -135,8 +132,8 @@ class Task(ABC):
         """The same for a terminal, "" if it would be too large."""
 
     @abstractmethod
-    def picture(self, details: Mapping[str, Any]) -> Figure:
-        """The task's picture of a test."""
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """The task's picture of a test, as "png" or "svg"."""
 
     @abstractmethod
     def shown(self, example: Any, output: Any) -> dict[str, Any]:
@@ -145,6 +142,20 @@ class Task(ABC):
     @abstractmethod
     def line(self, shown: Mapping[str, Any]) -> str:
         """The same as a line for a terminal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """A model and what it says of data with truth.
+
+    Args:
+        details: of the task, for these outputs.
+    """
+
+    model: Model
+    data: Sequence[Any]
+    outputs: Sequence[Any]
+    details: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,10 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from ..models import Model
+from ..models.checkpoints.materialised import materialised
 from ..models.checkpoints.settings import CONFIG
 from ..models.loading import without_weights
 from ..models.model import COMPANIONS
@@ -32,9 +35,10 @@ def small_files(model: Model) -> dict[str, bytes]:
     return {CONFIG: model.config_json().encode(), **found}
 
 
-def from_small_files(files: Mapping[str, bytes]) -> Model:
-    """The model that the files describe, with weights that mean nothing yet."""
+def from_small_files(files: Mapping[str, bytes], *, empty: bool = False) -> Model:
+    """The model that the files describe, with weights that mean nothing yet, or with `empty` none at all."""
     folder = temporary_folder()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return kept_while_used(without_weights(folder), folder)
+    model = without_weights(folder)
+    return kept_while_used(model if empty else materialised(model, torch.float32, "cpu"), folder)

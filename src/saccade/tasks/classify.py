@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,11 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
 from ._calibration import expected_calibration_error
-from ._confusion import confusion_figure, confusion_table
+from ._confusion import confusion_picture, confusion_table
 from ._example_task import Batch
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
-from ._task import Baseline, Recipe
+from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
 _LISTED = 20  # classes
@@ -123,7 +120,7 @@ class Classify(TextTask):
         counts = Counter(example.label or "" for example in training)
         labels = tuple(sorted(counts))
         if len(labels) < 2:
-            raise ValueError(f"label: expected two classes or more, all {len(training)} texts are {labels[0]!r}")
+            raise ValueError(f"label: expected two classes or more, every text is {labels[0]!r}")
         rare = tuple(len(training) / (len(labels) * counts[label]) for label in labels)
         return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
 
@@ -148,7 +145,9 @@ class Classify(TextTask):
     def length(self, item: tuple[list[int], int | None]) -> int:
         return len(item[0])
 
-    def collate(self, model: Model, items: Sequence[tuple[list[int], int | None]]) -> Batch:
+    def collate(
+        self, model: Model, items: Sequence[tuple[list[int], int | None]], random: np.random.Generator | None = None
+    ) -> Batch:
         batch = self.padded(model, [ids for ids, _ in items])
         classes = [label for _, label in items if label is not None]
         return {**batch, "labels": torch.tensor(classes)} if len(classes) == len(items) else batch
@@ -190,14 +189,14 @@ class Classify(TextTask):
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
 
-    def baseline(
+    def baselines(
         self, training: Sequence[TextExample], validation: Sequence[TextExample], tested: Sequence[TextExample]
-    ) -> Baseline:
+    ) -> list[Baseline]:
         known, judged = ([example.text for example in part] for part in (training, validation))
         outputs, strength = tfidf_regression(
             (known, self._truth(training)), (judged, self._truth(validation)), [example.text for example in tested]
         )
-        return Baseline(f"TF-IDF with logistic regression (C = {strength:g})", list(outputs))
+        return [Baseline(f"TF-IDF with logistic regression (C = {strength:g})", list(outputs))]
 
     def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, Any]:
         """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
@@ -216,8 +215,8 @@ class Classify(TextTask):
     def table(self, details: Mapping[str, Any]) -> str:
         return confusion_table(details["labels"], details["confusion"])
 
-    def picture(self, details: Mapping[str, Any]) -> Figure:
-        return confusion_figure(details["labels"], details["confusion"])
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        return confusion_picture(tested.details["labels"], tested.details["confusion"], kind)
 
     def shown(self, example: TextExample, output: np.ndarray) -> dict[str, Any]:
         probabilities = dict(zip(self.labels, output.tolist(), strict=True))
