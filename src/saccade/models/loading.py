@@ -47,7 +47,8 @@ def load(
             attention. Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
-        labels: of a new classifier: how many, or their names.
+        labels: of a new classifier: how many, or their names. Of a classifier in the files that tells another number
+            of labels apart, what is of another size begins anew.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
@@ -159,6 +160,7 @@ def _published(
         shapes,
         {name: tensor.shape for name, tensor in stored.tensors.items()},
         new_head=head in family.new_heads,
+        relabelled=request.relabelled,
         where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
     )
     model = materialised(model, dtype or stored.dtype(), device or "cpu")
