@@ -125,6 +125,16 @@ def test_overwriting_leaves_nothing_of_another_task(files, learned, tmp_path):
     assert not {"task.json", "tokenizer_config.json"} & set(files_of(out))
 
 
+def test_a_second_run_may_have_another_precision(files, tmp_path):
+    """Accelerate alone refuses, with words about environments; a notebook has many runs."""
+    for precision in ("no", "bf16"):
+        notes = Notes()
+        options = {**SHORT, "steps": 1, "precision": precision}
+        tasks.train("classify", files / "reviews.csv", tmp_path / precision, reporter=notes, **options)
+        assert notes.steps == [1]
+        assert f"precision {precision}" in (tmp_path / precision / "README.md").read_text()
+
+
 # --- a budget of time -------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +180,16 @@ def test_there_is_time_left_for_the_last_looks():
         Settings(None)
     with pytest.raises(ValueError, match="minutes: must be finite and positive, got 0"):
         Settings(None, minutes=0)
+
+
+def test_patience_sees_a_lower_loss_at_the_same_metric():
+    """Accuracy stays at chance while a model begins to learn: without the loss a run would end there."""
+    looks, progress = EvaluationSettings(patience=2), Progress()
+    waited = []
+    for cost, loss in ((-0.5, 0.9), (-0.5, 0.8), (-0.5, 0.85), (-0.4, 0.1), (-0.5, 0.7), (-0.6, 2.0), (-0.6, 2.0)):
+        progress.looked(cost, looks, counts=True, loss=loss)
+        waited.append(progress.waited)
+    assert waited == [0, 0, 1, 2, 0, 0, 1]
 
 
 def test_settings_follow_from_the_data():

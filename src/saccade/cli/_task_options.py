@@ -55,11 +55,11 @@ class ClassOptions:
 class TextModelOptions:
     """Model"""
 
-    vocabulary: int = option(8192, "Word pieces of a new encoder, at most.")
-    layers: int = option(4, "Its blocks.")
+    vocabulary: int = option(4096, "Word pieces of a new encoder, at most.")
+    layers: int = option(2, "Its blocks.")
     heads: int = option(4, "Its heads of each block.")
     width: int = option(128, "Its width.")
-    dropout: float = option(0.1, "Its dropout.")
+    dropout: float = option(0.3, "Its dropout.")
     longest: int | None = option(
         None, "Tokens of a text that are read.  [default: 256 by a new encoder, all that a checkpoint can]"
     )

@@ -35,6 +35,7 @@ def test(
 
     The first line says so where the baseline is better.
     """
+    require("sklearn", "tasks")
     target = None
     if picture is not None:
         from ..viewer import check_target

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,11 @@ JUDGED = 32  # examples of a batch that nothing is learned from
 @dataclasses.dataclass(frozen=True)
 class ExampleTask(Task):
     """A task whose data is a list of examples. Abstract."""
+
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+        count = min(max(round(share * len(data)), 1), len(data) - 1)
+        chosen = set(np.random.default_rng((seed, 0)).permutation(len(data))[:count].tolist())
+        return parted(data, chosen)
 
     @abstractmethod
     def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
@@ -130,6 +135,11 @@ class ExampleObjective(Objective):
                 outputs |= dict(zip(numbers, task.outputs(model, result, batch), strict=True))
         scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
         return Evaluation(total / len(self._judged), scores, task.cost(scores))
+
+
+def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:
+    """The examples whose numbers are not chosen, and those whose are."""
+    return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
 
 
 @contextmanager

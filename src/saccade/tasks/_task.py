@@ -77,9 +77,9 @@ class Task(ABC):
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:
         """What is trained on, and a share of the data to validate on."""
 
-    @abstractmethod
     def fitted(self: T, training: Sequence[Any]) -> T:
         """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
+        return self
 
     @abstractmethod
     def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
@@ -115,21 +115,21 @@ class Task(ABC):
     def scores(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, float]:
         """The metrics, by name; the first is the one by which a model and its baseline are compared."""
 
-    @abstractmethod
     def cost(self, scores: Mapping[str, float]) -> float:
-        """The metric that a run is judged by, the lower the better."""
+        """What a run is judged by, the lower the better: the first metric, where high is good."""
+        return -next(iter(scores.values()))
 
     @abstractmethod
     def baselines(self, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]) -> list[Baseline]:
         """What a careful person would try first, trained on the same examples, and what it says of those tested."""
 
-    @abstractmethod
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
         """What a report has beside the metrics, as plain values."""
+        return {}
 
-    @abstractmethod
     def table(self, details: Mapping[str, Any]) -> str:
-        """The same for a terminal, "" if it would be too large."""
+        """The same for a terminal, "" if there is nothing, or too much."""
+        return ""
 
     @abstractmethod
     def picture(self, tested: Tested, kind: str) -> bytes:
@@ -139,9 +139,9 @@ class Task(ABC):
     def shown(self, example: Any, output: Any) -> dict[str, Any]:
         """A prediction as plain values, the input first."""
 
-    @abstractmethod
     def line(self, shown: Mapping[str, Any]) -> str:
         """The same as a line for a terminal."""
+        return "  ".join(str(value) for value in shown.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,7 @@ def kept_while_used(model: Model, folder: Path) -> Model:
 
 def small_files(model: Model) -> dict[str, bytes]:
     """Everything beside the weights that its folder will have: config.json and the tokenizer's files."""
-    assert model.folder is not None
-    files = {name: model.folder / name for name in COMPANIONS}
+    files = {} if model.folder is None else {name: model.folder / name for name in COMPANIONS}
     found = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
     return {CONFIG: model.config_json().encode(), **found}
 

@@ -11,7 +11,7 @@ from .._whole_file import whole_file
 from ._request import split_again
 from ._run_folder import TaskFile, digest, read_task_file
 from ._task import Baseline, Task, Tested
-from ._training import TrainedRun, open_run
+from ._training import TrainedRun, import_required, open_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,7 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     """
     opened = open_run(run, options)
     task, path = opened.task, Path(data)
+    import_required(type(task))
     examples = task.read(path)
     outputs = task.predict(opened.model, examples)
     tested = Tested(opened.model, examples, outputs, task.details(outputs, examples))

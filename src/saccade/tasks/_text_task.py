@@ -36,11 +36,11 @@ class TextTask(ExampleTask):
         long: "cut" texts that are longer, or "refuse" them.
     """
 
-    vocabulary: int = 8192
-    layers: int = 4
+    vocabulary: int = 4096
+    layers: int = 2
     heads: int = 4
     width: int = 128
-    dropout: float = 0.1
+    dropout: float = 0.3
     longest: int | None = None
     long: str = "cut"
 

@@ -128,7 +128,6 @@ def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> Traine
         return dataclasses.replace(run, task=run.task.changed(options))
     folder = Path(run)
     kind = read_task_file(folder).task.changed(options)
-    import_required(type(kind))
     return TrainedRun(folder, kind, kind.open_model(folder))
 
 

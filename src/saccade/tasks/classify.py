@@ -21,7 +21,7 @@ from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
 from ._calibration import expected_calibration_error
 from ._confusion import confusion_picture, confusion_table
-from ._example_task import Batch
+from ._example_task import Batch, parted
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
@@ -113,8 +113,7 @@ class Classify(TextTask):
             numbers = [n for n, example in enumerate(data) if example.label == label]
             count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
             chosen.update(random.permutation(numbers)[:count].tolist())
-        training = [example for n, example in enumerate(data) if n not in chosen]
-        return training, [data[n] for n in sorted(chosen)]
+        return parted(data, chosen)
 
     def fitted(self, training: Sequence[TextExample]) -> Classify:
         counts = Counter(example.label or "" for example in training)

@@ -56,8 +56,14 @@ class Diverged(ValueError):
 
 @dataclasses.dataclass
 class Progress:
-    """How far a run is. `loss` and `count` are of the steps since the last look, `mark` is the cost to improve on,
-    `longest` how many seconds the longest step or look took."""
+    """How far a run is.
+
+    Args:
+        loss, count: of the steps since the last look.
+        mark, mark_loss: the cost to improve on, and the loss of the look that had it.
+        waited: looks since then.
+        longest: seconds of the longest step or look.
+    """
 
     step: int = 0
     loss: float = 0.0
@@ -66,6 +72,7 @@ class Progress:
     seconds: float = 0.0
     validation: float = math.nan
     mark: float = math.inf
+    mark_loss: float = math.inf
     waited: int = 0
     longest: float = 0.0
 
@@ -74,10 +81,16 @@ class Progress:
         self.longest = max(self.longest, seconds - self.seconds)
         self.seconds = seconds
 
-    def looked(self, cost: float, looks: EvaluationSettings, *, counts: bool) -> float:
-        """Note what the run is judged by and return the mean training loss since the last look."""
-        if cost < self.mark - looks.improvement or not counts:
+    def looked(self, cost: float, looks: EvaluationSettings, *, counts: bool, loss: float | None = None) -> float:
+        """Note what the run is judged by and return the mean training loss since the last look.
+
+        Args:
+            loss: a lower one at the same cost is an improvement, too; None where the loss is the cost.
+        """
+        better = loss is not None and cost == self.mark and loss < self.mark_loss
+        if cost < self.mark - looks.improvement or better or not counts:
             self.mark, self.waited = min(cost, self.mark) if counts else math.inf, 0
+            self.mark_loss = math.inf if loss is None else loss
         else:
             self.waited += 1
         mean = self.loss / max(self.count, 1)
@@ -152,7 +165,8 @@ def train(
         if progress.look_due(settings) or progress.out_of_time(settings):
             evaluation = run.evaluate()
             progress.validation = evaluation.loss
-            mean = progress.looked(evaluation.judged, settings.looks, counts=progress.step > settings.opening)
+            counts, second = progress.step > settings.opening, None if evaluation.cost is None else evaluation.loss
+            mean = progress.looked(evaluation.judged, settings.looks, counts=counts, loss=second)
             progress.moved_to(run.clock(began))
             monitor.evaluated(progress.step, mean, evaluation, progress.seconds, run.weights())
         number = stop()

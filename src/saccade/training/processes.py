@@ -41,7 +41,17 @@ def accelerator_for(settings: Settings) -> Accelerator:
             f"batch: {settings.batch} windows cannot be split among {state.num_processes} processes with "
             f"{execution.accumulate} micro-batches each"
         )
+    _forget_another_precision(execution.precision)
     return Accelerator(mixed_precision=execution.precision, dynamo_backend="inductor" if execution.compile else None)
+
+
+def _forget_another_precision(precision: str) -> None:
+    """Accelerate keeps the first precision for the life of the process; a second run, as in a notebook, may have its
+    own."""
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
+        AcceleratorState._reset_state()
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
