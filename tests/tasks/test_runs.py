@@ -76,6 +76,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(files, tmp_path, stop):
     torch.testing.assert_close(one[3], other[3], rtol=0, atol=0)
 
 
+def test_a_run_that_is_over_goes_on_with_more_steps(files, tmp_path):
+    """Catches settings that follow from the number of steps: they would be of another run."""
+    options = {name: value for name, value in SHORT.items() if name != "warmup"}
+    tasks.train("classify", files / "reviews.csv", tmp_path / "out", **options)
+    notes = Notes()
+    more = {**options, "steps": 29}
+    tasks.train("classify", files / "reviews.csv", tmp_path / "out", resume=True, reporter=notes, **more)
+    assert notes.steps == list(range(8, 30))
+
+
 def test_resuming_asks_for_the_same_data_and_options(files, tmp_path):
     data = shutil.copy(files / "reviews.csv", tmp_path / "reviews.csv")
     with pytest.raises(Stopped):
@@ -200,6 +210,7 @@ def test_settings_follow_from_the_data():
     assert settings_for(recipe, 101, {"minutes": 2.0}).steps is None
     assert settings_for(recipe, 101, {"minutes": 2.0, "steps": 9}).steps == 9
     assert settings_for(recipe, 3, {}).steps == 7
+    assert settings_for(recipe, 3, {}).batch == 3  # or micro-batches of it could be empty
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------

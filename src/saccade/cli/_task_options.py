@@ -75,7 +75,7 @@ class TaskLearningOptions:
     minutes: float | None = option(None, "End before so many minutes are over.  [default: never]")
     batch: int = option(32, "Examples in each step, over all processes.")
     rate: float | None = option(None, "Highest learning rate.  [default: 5e-4, with --from 5e-5]")
-    warmup: int | None = option(None, "Steps up to it.  [default: a tenth of all, at most 100]")
+    warmup: int | None = option(None, "Steps up to it.  [default: a tenth of the epochs that are usual, at most 100]")
     decay: float = option(0.01, "Weight decay.")
     beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
     clip: float = option(LearningOptions.clip, "Largest gradient norm.")

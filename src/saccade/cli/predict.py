@@ -24,7 +24,7 @@ def predict(
     given: Annotated[
         str,
         typer.Argument(
-            metavar="[INPUT]",
+            metavar="INPUT",
             help="A file (.csv, .tsv, .jsonl, or an input a line), an input in quotes, or - for lines on standard "
             "input.",
             show_default=False,

@@ -82,14 +82,14 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     names = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (Execution, EvaluationSettings)}
     execution = Execution(**{name: options.pop(name) for name in names[Execution] & options.keys()})
     looks = {name: options.pop(name) for name in names[EvaluationSettings] & options.keys()}
-    batch = options.setdefault("batch", BATCH)
-    epoch = max(count // max(batch, 1), 1)
+    options["batch"] = batch = min(options.get("batch", BATCH), count)
+    epoch = count // max(batch, 1)
     epochs = options.pop("epochs", recipe.epochs)
     if "steps" not in options:
         options["steps"] = None if "minutes" in options else epochs * epoch
-    steps = options["steps"]
-    options.setdefault("warmup", WARMUP if steps is None else min(WARMUP, steps // 10))
-    defaults = {"rate": recipe.rate, "decay": DECAY}
+    # Not a tenth of `steps`: a run that is over may go on with more of them.
+    warmup = min(WARMUP, recipe.epochs * epoch // 10)
+    defaults = {"rate": recipe.rate, "decay": DECAY, "warmup": warmup}
     looks = {"every": epoch, "patience": PATIENCE, **looks}
     return Settings(**{**defaults, **options}, execution=execution, looks=EvaluationSettings(**looks))
 
