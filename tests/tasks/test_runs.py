@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import re
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from saccade import tasks
 from saccade.tasks._request import settings_for
 from saccade.tasks._task import Recipe
+from saccade.tasks._training import request, train_requested
 from saccade.training import (
     EvaluationSettings,
     Execution,
@@ -27,6 +32,7 @@ from saccade.training import (
 from saccade.training import loop as training_loop
 from saccade.training.files import read_checkpoint
 from saccade.training.loop import Progress
+from saccade.training.progress import ConsoleReporter
 from tasks.conftest import SMALL, reviews, write_csv
 from training.test_run import files_of
 
@@ -211,6 +217,17 @@ def test_settings_follow_from_the_data():
     assert settings_for(recipe, 101, {"minutes": 2.0, "steps": 9}).steps == 9
     assert settings_for(recipe, 3, {}).steps == 7
     assert settings_for(recipe, 3, {}).batch == 3  # or micro-batches of it could be empty
+
+
+def test_a_terminal_shows_the_metric_and_the_time_left(files, tmp_path):
+    written = io.StringIO()
+    run = request("classify", files / "reviews.csv", tmp_path / "out", {**SHORT, "minutes": 5.0})
+    with ConsoleReporter(run, Console(file=written, width=140, force_terminal=True)) as reporter:
+        train_requested(run, reporter, time.perf_counter())
+    shown = written.getvalue()
+    assert "189 examples to train on, 22 to validate; 7 steps, at most 5 minutes into" in shown
+    bars = [line for line in re.split("[\r\n]", shown) if "step 7/7" in line]
+    assert re.search(r"loss 0\.\d{3}.*accuracy [01]\.\d{3}.*tokens/s.*left", re.sub("\x1b[^m]*m", "", bars[-1]))
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------

@@ -68,8 +68,9 @@ def read_data(
     else:
         training, kind = examples, kind.fitted(examples)
         judged = kind.read(validation)
-    files = [data, *([] if validation is None else [validation])]
-    digests = {str(path): digest(path) for path in files}
+    # Absolute: a test may be asked for from another folder.
+    data, validation = data.resolve(), None if validation is None else validation.resolve()
+    digests = {str(path): digest(path) for path in (data, validation) if path is not None}
     return TaskFile(kind, data, validation, digests, seed, share), training, judged
 
 

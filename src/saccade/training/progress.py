@@ -57,8 +57,8 @@ class ConsoleReporter(Reporter):
         self._steps = prepared.settings.all_steps
         minutes = prepared.settings.minutes
         limits = [f"{self._steps:,} steps"] if math.isfinite(self._steps) else []
-        limits += [] if minutes is None else [f"{minutes:g} minutes"]
-        self._line(f"{last}; {', at most '.join(limits)} into {self._run.out}")
+        limits += [] if minutes is None else [f"at most {minutes:g} minutes"]
+        self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
         self._progress.update(self._task, total=1.0)
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
