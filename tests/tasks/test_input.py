@@ -75,6 +75,10 @@ def test_other_bad_input(files, tmp_path):
         ({"data": tmp_path}, ValueError, "holds no examples; expected a folder for each class with .txt files in it"),
         ({"share": 1.0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 1.0"),
         ({"heads": 5}, ValueError, "heads: must divide the width, got heads=5 and width=24"),
+        ({"layers": 0}, ValueError, "layers: must be at least 1, got 0"),
+        ({"longest": 2}, ValueError, "longest: must be at least 3, got 2"),
+        ({"dropout": 1.0}, ValueError, r"dropout: must be in \[0, 1\), got 1.0"),
+        ({"vocabulary": 20}, ValueError, r"vocabulary: the characters of the texts need at least \d+ pieces, got 20"),
         ({"long": "slide"}, ValueError, "long: expected one of 'cut', 'refuse', got 'slide'"),
         ({"label_smoothing": 1}, ValueError, r"label_smoothing: must be in \[0, 1\), got 1"),
         ({"metric": "recall"}, ValueError, "metric: expected one of 'accuracy', 'f1', got 'recall'"),
@@ -136,6 +140,9 @@ def test_inputs_of_a_prediction(learned, tmp_path):
     assert found == tasks.predict(learned, ["a good film", "such a dull plot"])
     (alone,) = tasks.predict(learned, "a good film")
     assert alone["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-6)
+    (tmp_path / "texts.txt").write_text("")
+    with pytest.raises(ValueError, match="texts.txt: holds no lines"):
+        tasks.predict(learned, tmp_path / "texts.txt")
     with pytest.raises(TypeError, match="inputs: expected texts, got int"):
         tasks.predict(learned, [3])
     with pytest.raises(ValueError, match="inputs: empty, expected at least one"):

@@ -63,8 +63,8 @@ class ExampleTask(Task):
         """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
 
     @abstractmethod
-    def weight(self, batch: Batch) -> float:
-        """What the loss is a mean over while learning."""
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        """What that loss is a mean over: examples, or tokens with a label, or their weights."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
@@ -103,10 +103,13 @@ class ExampleObjective(Objective):
         lengths = [max(task.length(item), 1) for item in self._items]
         batch = min(settings.batch, len(lengths))
         self._sampler = LengthGrouped(lengths, batch, seed=settings.seed, drop_last=True, report=None)
+        self._epoch = (0, self._sampler.batches(0))
 
     def batch(self, step: int) -> Batch:
-        epoch, number = divmod(step, len(self._sampler))
-        chosen = self._sampler.batches(epoch)[number]
+        epoch, number = divmod(step, len(self._epoch[1]))  # every epoch has as many
+        if epoch != self._epoch[0]:
+            self._epoch = (epoch, self._sampler.batches(epoch))
+        chosen = self._epoch[1][number]
         random = np.random.default_rng((self._seed, step))
         return self._task.collate(self.model, [self._items[n] for n in chosen], random)
 
@@ -115,7 +118,7 @@ class ExampleObjective(Objective):
         return [{name: pieces[n] for name, pieces in tensors.items()} for n in range(parts)]
 
     def weight(self, part: Batch) -> float:
-        return self._task.weight(part)
+        return self._task.weight(part, learning=True)
 
     def tokens(self, batch: Batch) -> int:
         return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
@@ -125,16 +128,17 @@ class ExampleObjective(Objective):
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
         """Over all validation examples, in every process: then all of them agree, and none has to wait."""
-        task, total = self._task, 0.0
+        task, total, whole = self._task, 0.0, 0.0
         outputs: dict[int, Any] = {}
         with reading(model):
             for numbers in _alike([task.length(item) for item in self._judged]):
                 batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
                 result = task.forward(model, batch)
-                total += float(task.loss(result, batch, learning=False)) * len(numbers)
+                weight = task.weight(batch, learning=False)
+                total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
                 outputs |= dict(zip(numbers, task.outputs(model, result, batch), strict=True))
         scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
-        return Evaluation(total / len(self._judged), scores, task.cost(scores))
+        return Evaluation(total / whole, scores, task.cost(scores))
 
 
 def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:

@@ -60,8 +60,11 @@ def read_class_folders(path: Path) -> list[TextExample]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file."""
-    return _content(path).splitlines()
+    """The lines of a text file. ValueError where there is none."""
+    lines = _content(path).splitlines()
+    if not lines:
+        raise ValueError(f"{path}: holds no lines")
+    return lines
 
 
 def _content(path: Path) -> str:

@@ -49,6 +49,12 @@ class TextTask(ExampleTask):
     def __post_init__(self) -> None:
         if self.long not in LONG:
             raise ValueError(f"long: expected one of {', '.join(map(repr, LONG))}, got {self.long!r}")
+        for name, least in (("vocabulary", 1), ("layers", 1), ("heads", 1), ("width", 1), ("longest", 3)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: must be at least {least}, got {value}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
         if self.width % self.heads:
             raise ValueError(f"heads: must divide the width, got heads={self.heads} and width={self.width}")
 

@@ -109,8 +109,10 @@ class Classify(TextTask):
         """Each class is split alike, and keeps at least one example to train on."""
         random = np.random.default_rng((seed, 0))
         chosen: set[int] = set()
-        for label in sorted({example.label or "" for example in data}):
-            numbers = [n for n, example in enumerate(data) if example.label == label]
+        classes: dict[str, list[int]] = {}
+        for n, example in enumerate(data):
+            classes.setdefault(example.label or "", []).append(n)
+        for _, numbers in sorted(classes.items()):
             count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
             chosen.update(random.permutation(numbers)[:count].tolist())
         return parted(data, chosen)
@@ -165,9 +167,9 @@ class Classify(TextTask):
         weights = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
         return F.cross_entropy(result, batch["labels"], weight=weights, label_smoothing=self.label_smoothing)
 
-    def weight(self, batch: Batch) -> float:
+    def weight(self, batch: Batch, *, learning: bool) -> float:
         labels = batch["labels"].tolist()
-        return sum(self.weights[label] for label in labels) if self.weights else len(labels)
+        return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
         """The probabilities (K,) of each text, float64."""
