@@ -17,10 +17,9 @@ from ..models.own.checkpoint import write_text
 from ..training import Evaluation, PreparedRun
 from ..training.folder import TASK
 from ..training.prepared import CurveEntry
-from ..training.resume import LatestCheckpoint, check_same, settings_described
+from ..training.resume import LatestCheckpoint, check_same, settings_described, sha256
 from ._card import task_card
 from ._request import TaskRun
-from ._run_folder import digest
 from ._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 
 
@@ -99,7 +98,7 @@ def _description(run: TaskRun) -> dict[str, Any]:
     initial = "random weights"
     if run.initial is not None:
         files = sorted({stored.file for stored in find_weights(folder_of(run.initial)).tensors.values()})
-        initial = digest(files[0])
+        initial = sha256(file.read_bytes() for file in files)
     return {
         "task": run.task,
         **settings_described(run.settings),
