@@ -39,10 +39,11 @@ from saccade.benchmark.attention import machine
 from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
 from saccade.models.tokenizers.own import train_characters
-from saccade.training import Settings
+from saccade.training import LanguageSettings
 from saccade.training.data import Corpus, read_texts, split_tail
 from saccade.training.evaluation import evaluate
-from saccade.training.loop import draw, make_optimizer, spread
+from saccade.training.language_objective import draw, spread
+from saccade.training.loop import make_optimizer
 from saccade.training.windows import whole_windows
 
 OUT = Path(__file__).parent / "results" / "native-training.md"
@@ -68,8 +69,8 @@ class Setting:
         torch.manual_seed(0)
         return DecoderLM(ModelConfig(vocabulary, self.width, self.layers, self.heads, context=self.context))
 
-    def training(self) -> Settings:
-        return Settings(self.steps, self.batch, beta2=0.99)
+    def training(self) -> LanguageSettings:
+        return LanguageSettings(self.steps, self.batch, beta2=0.99)
 
 
 SHORT, LONG = Setting(64, 12, steps=600, exact=20), Setting(4096, 1, steps=20, exact=5)
@@ -149,7 +150,7 @@ def bound(backend: str, clock: Clock) -> Iterator[None]:
 class Contender:
     """One backend's model and optimizer, and what its steps gave: losses, seconds, and those of them in attention."""
 
-    def __init__(self, name: str, model: DecoderLM, settings: Settings, dtype: str):
+    def __init__(self, name: str, model: DecoderLM, settings: LanguageSettings, dtype: str):
         self.name, self.settings, self.dtype = name, settings, dtype
         self.model = copy.deepcopy(model).double() if name == EXACT else copy.deepcopy(model)
         self.backend = "chunked" if name == EXACT else name

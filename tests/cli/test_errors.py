@@ -199,11 +199,14 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
         "prune": "MODEL",
+        "test": "RUN DATA",
+        "predict": "RUN [INPUT]",
         "verify": "TARGET",
         "bench": "",
         "compare": "",
         "train": "COMMAND [ARGS]...",
         "train lm": "TEXT",
+        "train classify": "DATA",
         "train rate": "TEXT",
     }
 

@@ -92,6 +92,8 @@ def run_shell(command: str, folder: Path) -> str:
     novel = folder / "my-novel.txt"
     if not novel.exists():
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
+        for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
+            (folder / name).write_text(_reviews(count), encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -107,6 +109,15 @@ def run_shell(command: str, folder: Path) -> str:
         f"{command}\n{done.stdout}\n{done.stderr}"
     )
     return done.stdout
+
+
+def _reviews(count: int) -> str:
+    """A table of texts, each with one word that tells its class."""
+    rows = [
+        ("a great film", "positive") if n % 2 else (f"a dull {'plot story scene'.split()[n % 3]}", "negative")
+        for n in range(count)
+    ]
+    return "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
 
 
 def console(block: Block) -> tuple[str, str]:

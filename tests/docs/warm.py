@@ -23,8 +23,8 @@ from typing import NoReturn
 SRC = Path(__file__).parents[2] / "src"
 # What takes long to import, of what commands import.
 _NEEDED = (
-    "torch._dynamo saccade.cli._app saccade.benchmark saccade.inspection saccade.training saccade.verification "
-    "saccade.viewer._report saccade.viewer._terminal matplotlib.pyplot accelerate"
+    "torch._dynamo saccade.cli._app saccade.benchmark saccade.inspection saccade.tasks saccade.training "
+    "saccade.verification saccade.viewer._report saccade.viewer._terminal matplotlib.pyplot accelerate"
 ).split()
 _CLIENT = """#!{python} -IS
 import json, os, socket, sys

@@ -288,6 +288,23 @@ def test_a_new_head_is_drawn_and_reported(tmp_path):
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+def test_a_classifier_of_another_number_of_labels_begins_anew(tmp_path):
+    """Where labels are named; the body stays, and without names another size is still an error."""
+    made(tmp_path, "BertModel")
+    models.load(tmp_path, head="sequence-classification", labels=3).save(tmp_path / "three")
+    first = models.load(tmp_path / "three")
+    other = models.load(tmp_path / "three", head="sequence-classification", labels=list("abcde"))
+    assert other.report.initialised == ("head.inner.out.weight", "head.inner.out.bias")
+    assert other(IDS).logits.shape == (1, 5)
+    assert torch.equal(other(IDS).last_hidden_state, first(IDS).last_hidden_state)
+    same = models.load(tmp_path / "three", head="sequence-classification", labels=["x", "y", "z"])
+    assert torch.equal(same(IDS).logits, first(IDS).logits)
+    settings = json.loads((tmp_path / "three" / "config.json").read_text())
+    settings["id2label"] = {"0": "a", "1": "b"}
+    (tmp_path / "three" / "config.json").write_text(json.dumps(settings))
+    refused(tmp_path / "three", r"of another shape: classifier.weight", head="sequence-classification")
+
+
 def test_a_new_classifier_begins_with_a_pooler_where_the_files_have_none(tmp_path):
     theirs = made(tmp_path)  # of a masked language model
     model = models.load(theirs, head="sequence-classification", labels=3)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.training import EvaluationSettings, Execution, LanguageRun, Settings
+from saccade.training import EvaluationSettings, Execution, LanguageRun, LanguageSettings
 
 WORDS = "the cat sat on the mat and the dog sat on the log while a bird sang in the tree".split()
 
@@ -27,7 +27,7 @@ def story(tmp_path):
 @pytest.fixture
 def make_run(story, tmp_path):
     def make(steps=4, shape=None, looks=None, execution=None, **options):
-        settings = Settings(
+        settings = LanguageSettings(
             steps=steps,
             batch=3,
             warmup=2,

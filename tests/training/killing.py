@@ -65,6 +65,7 @@ def child(arguments: list[str], counter: str, deadly: int | None) -> None:
 def serve() -> None:
     import accelerate  # noqa: F401
     import rich.progress  # noqa: F401
+    import sklearn.metrics  # noqa: F401
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
     for line in sys.stdin:

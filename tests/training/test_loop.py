@@ -17,20 +17,22 @@ from saccade.training import (
     Diverged,
     EvaluationSettings,
     Execution,
+    LanguageObjective,
+    LanguageSettings,
     Monitor,
-    Settings,
     draw_windows,
     evaluate,
     learning_rate,
     train,
     whole_windows,
 )
-from saccade.training.loop import _LoopState, spread
+from saccade.training.language_objective import spread
+from saccade.training.loop import _LoopState
 from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
 FLOAT32 = Execution(precision="no")
-SETTINGS = Settings(
+SETTINGS = LanguageSettings(
     steps=5, batch=3, rate=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=EvaluationSettings(every=2)
 )
 TOKENS = torch.arange(211) ** 2 % 31
@@ -43,8 +45,8 @@ class Notes(Monitor):
     def step(self, step, loss, norm, rate, tokens_per_second):
         self.steps.append((step, loss, norm, rate))
 
-    def evaluated(self, step, training_loss, validation_loss, seconds, weights):
-        self.looks.append((step, training_loss, validation_loss))
+    def evaluated(self, step, training_loss, evaluation, seconds, weights):
+        self.looks.append((step, training_loss, evaluation.loss))
 
 
 def make(config=CONFIG) -> DecoderLM:
@@ -54,7 +56,7 @@ def make(config=CONFIG) -> DecoderLM:
 
 def run(settings=SETTINGS, model=None, tokens=TOKENS):
     model, notes = model or make(), Notes()
-    loss = train(model, Corpus(tokens, tokens[:101]), 0, settings, notes)
+    loss = train(LanguageObjective(model, Corpus(tokens, tokens[:101]), 0, settings), settings, notes)
     return model, notes, loss
 
 
@@ -140,7 +142,7 @@ def test_the_same_seed_gives_the_same_weights():
 
 @pytest.mark.slow
 def test_learns_a_text_by_heart():
-    settings = Settings(
+    settings = LanguageSettings(
         steps=250, batch=16, rate=0.02, warmup=10, execution=FLOAT32, looks=EvaluationSettings(every=250)
     )
     # Of period 13 and longer than the context: the next token follows from the last two.
@@ -199,7 +201,8 @@ def test_a_step_that_is_not_finite_is_not_made():
             kept.append({name: value.detach().clone() for name, value in model.state_dict().items()})
 
     with pytest.raises(Diverged) as raised:
-        train(model, Corpus(TOKENS, TOKENS[:101]), 0, dataclasses.replace(SETTINGS, steps=9), Keep())
+        settings = dataclasses.replace(SETTINGS, steps=9)
+        train(LanguageObjective(model, Corpus(TOKENS, TOKENS[:101]), 0, settings), settings, Keep())
     assert str(raised.value) == (
         "training: the loss became nan at step 4, first in output of decoder.blocks.1.feed_forward.gate_up; "
         "the step was not made; try a smaller learning rate"

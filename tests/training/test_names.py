@@ -10,7 +10,7 @@ import typer.main
 
 from saccade import cli, training
 from saccade.cli import _app
-from saccade.training import EvaluationSettings, Execution, LanguageRun, Settings
+from saccade.training import EvaluationSettings, Execution, LanguageRun, LanguageSettings
 
 SMALL = "--layers 1 --heads 2 --width 12 --context 23 --batch 3 --steps 2 --vocabulary 283 --precision no".split()
 
@@ -22,7 +22,9 @@ def options():
 
 
 def test_every_setting_has_the_name_of_its_option(options):
-    names = {field.name for kind in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(kind)}
+    names = {
+        field.name for kind in (LanguageSettings, Execution, EvaluationSettings) for field in dataclasses.fields(kind)
+    }
     names -= {"execution", "looks", "evaluate_windows"}  # groups, and what the command leaves alone
     assert {name.replace("_", "-") for name in names} <= options
     files = {"text", "settings", "shape", "initial"}  # `--from`, which Python has taken

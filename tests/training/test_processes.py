@@ -16,7 +16,7 @@ from saccade import cli
 from saccade.models import load
 from saccade.training import Execution, Settings, evaluate, gradient_norms
 from saccade.training.norms import weight_norms
-from saccade.training.processes import accelerator_for, own_rows
+from saccade.training.processes import accelerator_for, own_parts
 from training.two_processes import run as run_here
 from training.two_shards import WINDOWS
 from training.two_shards import make as make_whole
@@ -146,7 +146,7 @@ def test_rows_are_shared_out_once():
             self.process_index = index
 
     windows = torch.arange(17)[:, None].expand(17, 5)
-    parts = [own_rows(Accelerator(index), windows, 2) for index in range(3)]
+    parts = [own_parts(Accelerator(index), torch.Tensor.tensor_split, windows, 2) for index in range(3)]
     assert [part.shape[0] for own in parts for part in own] == [3, 3, 3, 3, 3, 2]
     assert torch.equal(torch.cat([part for own in parts for part in own]), windows)
 

@@ -327,8 +327,8 @@ def test_patience(make_run, tmp_path):
     class Worse(Notes):
         """Spoils the weights after the second look."""
 
-        def started(self, lm, corpus):
-            self.lm, self.looks = lm, 0
+        def started(self, prepared):
+            self.lm, self.looks = prepared.lm, 0
 
         def looked(self, entry, sample, best):
             self.looks += 1
@@ -346,11 +346,11 @@ def test_patience(make_run, tmp_path):
 
 
 def test_patience_counts_after_copying_and_by_what_is_an_improvement():
-    from saccade.training import Settings
+    from saccade.training import LanguageSettings
     from saccade.training.loop import Progress
 
     looks = EvaluationSettings(patience=2, improvement=0.1)
-    settings = Settings(steps=50, copying=10, looks=looks)
+    settings = LanguageSettings(steps=50, copying=10, looks=looks)
     progress = Progress()
     for loss in (3.0, 4.0, 5.0):
         progress.looked(loss, looks, counts=False)

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from saccade import prune
 from saccade.models import load
-from saccade.training import train_language_model
+from saccade.training import Reporter, train_language_model
 from saccade.training.progress import ConsoleReporter
-from saccade.training.run import Reporter
 
 
 def files_of(folder):
@@ -47,8 +46,8 @@ def test_a_run_writes_a_model_a_curve_and_a_card(make_run):
 class WorseAndWorse(Reporter):
     """Spoils the weights after the second look, so that those are the best."""
 
-    def started(self, lm, corpus):
-        self.lm, self.looks, self.kept = lm, 0, None
+    def started(self, prepared):
+        self.lm, self.looks, self.kept = prepared.lm, 0, None
 
     def looked(self, entry, sample, best):
         self.looks += 1
@@ -91,7 +90,8 @@ def test_starting_from_a_model(make_run, tmp_path):
     started = []
 
     class Look(Reporter):
-        def started(self, lm, corpus):
+        def started(self, prepared):
+            lm = prepared.lm
             started.append((lm.tokenizer.to_json(), lm.model.embedding.weight.detach().clone(), lm.model.config))
 
     run = make_run(initial=tmp_path / "first", shape={"dropout": 0.1})
@@ -126,8 +126,8 @@ def test_held_out_files_are_not_trained_on(make_run, story, tmp_path):
     lengths = []
 
     class Look(Reporter):
-        def started(self, lm, corpus):
-            lengths.append((lm.tokenizer.encode("zebra").ids, corpus.validation.shape[0]))
+        def started(self, prepared):
+            lengths.append((prepared.lm.tokenizer.encode("zebra").ids, prepared.corpus.validation.shape[0]))
 
     train_language_model(make_run(text=folder, hold_out=(held,)), Look())
     ((zebra, validation),) = lengths

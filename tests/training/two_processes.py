@@ -10,7 +10,15 @@ import sys
 import torch
 
 from saccade.models import DecoderLM, ModelConfig
-from saccade.training import Corpus, EvaluationSettings, Execution, Monitor, Settings, train
+from saccade.training import (
+    Corpus,
+    EvaluationSettings,
+    Execution,
+    LanguageObjective,
+    LanguageSettings,
+    Monitor,
+    train,
+)
 from saccade.training.processes import accelerator_for
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
@@ -27,13 +35,13 @@ class Notes(Monitor):
     def norms(self, step, gradients, weights):
         self.gradients = gradients
 
-    def evaluated(self, step, training_loss, validation_loss, seconds, weights):
-        self.curve.append([step, training_loss, validation_loss])
+    def evaluated(self, step, training_loss, evaluation, seconds, weights):
+        self.curve.append([step, training_loss, evaluation.loss])
 
 
 def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
     """Train a small model of a few steps; what the main process has, None in others."""
-    settings = Settings(
+    settings = LanguageSettings(
         steps=7,
         batch=5,  # rows do not divide
         rate=0.01,
@@ -45,7 +53,8 @@ def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
     accelerator, notes = accelerator_for(settings), Notes()
     torch.manual_seed(3)
     model = DecoderLM(CONFIG).to(dtype)
-    train(model, Corpus(TOKENS, TOKENS[:101]), 0, settings, notes, accelerator=accelerator)
+    objective = LanguageObjective(model, Corpus(TOKENS, TOKENS[:101]), 0, settings)
+    train(objective, settings, notes, accelerator=accelerator)
     if not accelerator.is_main_process:
         return None
     return {

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, diagram, embed, generate, heads, look, prune, step, train, verify, view
+from . import bench, compare, diagram, embed, generate, heads, look, predict, prune, step, test, train, verify, view
 
 EXAMPLES = """
 Examples:
@@ -26,6 +26,12 @@ Examples:
   saccade generate "It was a dark night"
 
   saccade train lm my-novel.txt --out runs/novel
+
+  saccade train classify reviews.csv --out runs/reviews
+
+  saccade test runs/reviews test.csv
+
+  saccade predict runs/reviews "a film to remember"
 
   saccade embed texts.txt --model MODEL_FOLDER --out vectors.npy
 
@@ -78,5 +84,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, view, step, heads, diagram, generate, train, embed, prune, verify, bench, compare):
+for command in (look, view, step, heads, diagram, generate, train, test, predict, embed, prune, verify, bench, compare):
     command.register(app)

@@ -12,7 +12,7 @@ from ._errors import require
 from ._options import option
 
 if TYPE_CHECKING:
-    from ..training import Settings
+    from ..training import LanguageSettings
 
 Text = Annotated[
     Path, typer.Argument(metavar="TEXT", help="A text file, or a folder of .txt files.", show_default=False)
@@ -81,6 +81,7 @@ class LearningOptions:
     """Learning"""
 
     steps: int = option(2000, "Optimizer steps.")
+    minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
     batch: int = option(16, "Windows in each step, over all processes.")
     rate: float = option(1e-3, "Highest learning rate.")
     warmup: int = option(100, "Steps up to it.")
@@ -106,7 +107,7 @@ class RangeTestOptions:
     @property
     def learning(self) -> LearningOptions:
         return LearningOptions(
-            self.steps, self.batch, decay=self.decay, beta2=self.beta2, clip=self.clip, seed=self.seed
+            self.steps, batch=self.batch, decay=self.decay, beta2=self.beta2, clip=self.clip, seed=self.seed
         )
 
 
@@ -140,24 +141,24 @@ class EvaluationOptions:
         None, "Steps between looks at every head's attention, for the log and alarms.  [default: never]"
     )
 
-    @property
-    def log(self) -> bool:
-        """Whether to write the TensorBoard log; UserError if asked for and not installed."""
-        if self.tensorboard:
-            require("tensorboard", "train")
-        import importlib.util
 
-        return self.tensorboard is not False and importlib.util.find_spec("tensorboard") is not None
+def log_wanted(asked: bool | None) -> bool:
+    """Whether to write the TensorBoard log, None where it is installed; UserError if asked for and not installed."""
+    if asked:
+        require("tensorboard", "train")
+    import importlib.util
+
+    return asked is not False and importlib.util.find_spec("tensorboard") is not None
 
 
 def settings_of(
     data: TextOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
-) -> Settings:
+) -> LanguageSettings:
     """The options as the training loop takes them."""
-    from ..training import EvaluationSettings, Execution, Settings
+    from ..training import EvaluationSettings, Execution, LanguageSettings
 
-    looks = {} if keeping is None else {**vars(keeping), "tensorboard": keeping.log}
-    return Settings(
+    looks = {} if keeping is None else {**vars(keeping), "tensorboard": log_wanted(keeping.tensorboard)}
+    return LanguageSettings(
         **vars(learning),
         repeats=data.repeats,
         copying=data.copying,

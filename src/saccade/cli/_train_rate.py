@@ -36,8 +36,8 @@ def learning_rate(
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, expected a folder to write the curve into")
     from ..training.language_run import LanguageRun
+    from ..training.prepared_language import range_test_of
     from ..training.progress import rates_shown
-    from ..training.run import range_test_of
 
     run = LanguageRun(
         text,

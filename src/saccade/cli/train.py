@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-import signal
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ._errors import require
 from ._options import GroupedCommand, flattened
+from ._task_options import (
+    ClassOptions,
+    Data,
+    TaskEvaluationOptions,
+    TaskFileOptions,
+    TaskLearningOptions,
+    TextModelOptions,
+    given,
+)
 from ._train_options import (
     EvaluationOptions,
     FileOptions,
@@ -21,21 +30,21 @@ from ._train_options import (
     settings_of,
 )
 from ._train_rate import learning_rate
+from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..models import LanguageModel
     from ..training import LanguageRun
-
-EPILOG = """
-Exit status: 0 trained (early stopping included), 2 bad input, a full disk at the end, or a loss that is not finite
-(anomaly.txt in --out says where), 130 stopped by Ctrl-C, 143 by SIGTERM; the last two leave a checkpoint of the last
-step, and --resume goes on from there.
-"""
 
 
 def register(app: typer.Typer) -> None:
     train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=GroupedCommand, epilog=EPILOG)(flattened(language_model))
+    train.command("classify", cls=GroupedCommand, epilog=EPILOG, short_help="Tell classes of texts apart.")(
+        flattened(classify)
+    )
     train.command("rate", cls=GroupedCommand, short_help="Find a learning rate to train with.")(
         flattened(learning_rate)
     )
@@ -56,8 +65,8 @@ def language_model(
     Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on.
     """
     require("accelerate", "train")
-    from ..training import LanguageRun, Stopped, train_language_model
-    from ..training.processes import OtherProcessFailed, is_main_process
+    from ..training import LanguageRun, train_language_model
+    from ..training.processes import is_main_process
     from ..training.progress import ConsoleReporter
 
     run = LanguageRun(
@@ -71,20 +80,55 @@ def language_model(
         initial=files.initial,
         resume=files.resume,
     )
-    try:
-        with ConsoleReporter(run, quiet=not is_main_process()) as reporter:
-            lm = train_language_model(run, reporter, then=lambda lm: _measure_heads(lm, run))
-    except OtherProcessFailed:
-        raise typer.Exit(2) from None
-    except Stopped as stopped:
-        if is_main_process():
-            typer.echo(f"saccade: stopped; {run.out} keeps the best weights and the last; --resume goes on", err=True)
-        raise typer.Exit(143 if stopped.signal == signal.SIGTERM else 130) from None
+    with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
+        lm = train_language_model(run, reporter, then=lambda lm: _measure_heads(lm, run))
     if is_main_process():
         typer.echo(f"{run.out}: model written. Next:")
         typer.echo(f'  saccade generate --model {run.out} "Once upon a time"')
         if lm.model.config.mechanism is None:
             typer.echo(f'  saccade look --model {run.out} "Once upon a time there was a time"')
+
+
+def classify(
+    data: Data,
+    files: TaskFileOptions,
+    classes: ClassOptions,
+    model: TextModelOptions,
+    learning: TaskLearningOptions,
+    machine: MachineOptions,
+    keeping: TaskEvaluationOptions,
+) -> None:
+    """Train a classifier of texts on DATA: an encoder of its own, or from a checkpoint.
+
+    Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on.
+    """
+    _train_task("classify", data, files, given(classes, model, learning, machine, keeping))
+
+
+def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
+    require("accelerate", "tasks")
+    require("sklearn", "tasks")
+    began = time.perf_counter()
+    from ..tasks._training import request, train_requested
+    from ..training.processes import is_main_process
+    from ..training.progress import ConsoleReporter
+
+    run = request(
+        task,
+        data,
+        files.out,
+        {**options, "share": files.share},
+        validation=files.validation,
+        initial=files.initial,
+        overwrite=files.overwrite,
+        resume=files.resume,
+    )
+    with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
+        train_requested(run, reporter, began)
+    if is_main_process():
+        typer.echo(f"{run.out}: model written. Next:")
+        typer.echo(f"  saccade test {run.out} DATA")
+        typer.echo(f"  saccade predict {run.out} INPUT")
 
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
@@ -93,7 +137,7 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
         return
     from ..inspection import measure_roles
     from ..models.own.checkpoint import HEADS, write_text
-    from ..training.run import texts
+    from ..training.prepared_language import texts
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))
     write_text(run.out / HEADS, json.dumps(heads, indent=1) + "\n")

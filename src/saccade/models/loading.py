@@ -15,7 +15,7 @@ from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
 from .checkpoints.materialised import materialised
 from .checkpoints.reading import StoredWeights, find_weights
-from .checkpoints.settings import Settings, read_settings
+from .checkpoints.settings import CONFIG, Settings, read_settings
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .own.checkpoint import load_own
@@ -47,7 +47,8 @@ def load(
             attention. Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
-        labels: of a new classifier: how many, or their names.
+        labels: of a new classifier: how many, or their names. Of a classifier in the files that tells another number
+            of labels apart, what is of another size begins anew.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
@@ -98,10 +99,41 @@ def new_graph_model(
     if kind not in known:
         raise ValueError(f"kind: expected one of {', '.join(map(repr, known))}, got {kind!r}")
     read = Settings({**settings, "model_type": kind}, Path("settings"))
-    family = known[kind]
-    request = _request(family, read, None, head, labels)
-    model = family.build(read, request)
-    model.settings, model.request, model.family = read, request, family
+    return _built(read, head, labels)
+
+
+def new_text_model(folder: Path, *, head: str, labels: Sequence[str], **settings: Any) -> Model:
+    """A model of text with new weights, in training mode: matrices normal, biases 0, norms 1.
+
+    Args:
+        folder: of its tokenizer's files.
+        head, labels: as of `load`.
+        settings: as config.json has them, `model_type` of one of the text families among them.
+
+    Raises:
+        ValueError: an unknown head or value of a setting.
+    """
+    model = _built(Settings(settings, folder / CONFIG), head, labels)
+    for name, parameter in model.named_parameters():
+        _draw(parameter.data, float(model.settings.number("initializer_range", 0.02)), name)
+    model.folder = folder
+    return model
+
+
+def without_weights(folder: Path) -> Model:
+    """The model that config.json and the tokenizer's files of a folder describe, on the meta device."""
+    with torch.device("meta"):
+        model = _built(read_settings(folder), None, None)
+    model.folder = folder
+    return model
+
+
+def _built(settings: Settings, head: str | None, labels: int | Sequence[str] | None) -> Model:
+    settings.anew = True
+    family = _family(settings)
+    request = _request(family, settings, None, head, labels)
+    model = family.build(settings, request)
+    model.settings, model.request, model.family = settings, request, family
     return model
 
 
@@ -128,6 +160,7 @@ def _published(
         shapes,
         {name: tensor.shape for name, tensor in stored.tensors.items()},
         new_head=head in family.new_heads,
+        relabelled=request.relabelled,
         where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
     )
     model = materialised(model, dtype or stored.dtype(), device or "cpu")

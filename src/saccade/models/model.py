@@ -150,8 +150,8 @@ class Model(nn.Module, ABC):
         named = self.settings.get("id2label", {})
         return [str(named.get(str(n), f"LABEL_{n}")) for n in range(self.request.labels)]
 
-    def save(self, folder: str | Path) -> None:
-        """Write config.json, model.safetensors and the tokenizer's files, as they are published.
+    def save(self, folder: str | Path, *, weights: str = SAFE) -> None:
+        """Write config.json, the weights (by their published name, unless another is given) and the tokenizer's files.
 
         Each file appears whole or not at all. transformers opens the folder, with equal outputs, unless the model was
         opened with a `mechanism`: published files have no place for one, so it must be named again when loading, and
@@ -164,10 +164,10 @@ class Model(nn.Module, ABC):
             warnings.warn(UNREADABLE, stacklevel=2)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = published(self)
-        with whole_file(folder / SAFE) as temporary:
+        with whole_file(folder / weights) as temporary:
             safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
         with whole_file(folder / CONFIG) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(_written(settings), encoding="utf-8")
         if self.folder is None or self.folder.resolve() == folder.resolve():
             return
         for name in (*COMPANIONS, *sentence_file_names(self.folder)):
@@ -175,6 +175,10 @@ class Model(nn.Module, ABC):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(folder / name) as temporary:
                     shutil.copyfile(self.folder / name, temporary)
+
+    def config_json(self) -> str:
+        """config.json as `save` writes it."""
+        return _written(self._published_settings())
 
     def _published_settings(self) -> dict[str, Any]:
         values = dict(self.settings.values)
@@ -184,6 +188,10 @@ class Model(nn.Module, ABC):
         values["dtype"] = str(self.dtype).removeprefix("torch.")
         values["architectures"] = [self.family.architecture(values["model_type"], self.request.head)]
         return values
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"
 
 
 def published(model: Model) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""Training language models on text. The command `saccade train` is a thin layer over this.
+"""One trainer for every task, and language models as the first of them. `saccade train` is a thin layer over this.
 
-Begin with `run.py`, a whole run, and `loop.py`, its steps; `resume.py` continues one. Imports `models` and
-`monitoring`.
+Begin with `run.py`, a whole run, and `loop.py`, its steps; `resume.py` continues one. A task plugs in as an `Objective`
+(`objective.py`: what the loop trains) and a `PreparedRun` (`prepared.py`: what the folder gets); those of language
+modelling are `language_objective.py` and `prepared_language.py`. Imports `models` and `monitoring`.
 """
 
 from __future__ import annotations
@@ -9,27 +10,37 @@ from __future__ import annotations
 from .anomaly import find_anomaly
 from .data import Corpus, read_texts, split_tail
 from .evaluation import evaluate
-from .language_run import LanguageRun, Reporter
+from .language_objective import LanguageObjective
+from .language_run import LanguageRun
 from .loop import Diverged, Monitor, train
 from .norms import gradient_norms
+from .objective import Evaluation, Objective
+from .prepared import PreparedRun, Reporter
+from .prepared_language import train_language_model
 from .rising_rates import RangeTest, range_test
-from .run import train_language_model
+from .run import carry_out
 from .schedule import learning_rate
-from .settings import EvaluationSettings, Execution, Settings
+from .settings import EvaluationSettings, Execution, LanguageSettings, Settings
 from .stopping import Stopped
 from .windows import draw_windows, whole_windows
 
 __all__ = [
     "Corpus",
     "Diverged",
+    "Evaluation",
     "EvaluationSettings",
     "Execution",
+    "LanguageObjective",
     "LanguageRun",
+    "LanguageSettings",
     "Monitor",
+    "Objective",
+    "PreparedRun",
     "RangeTest",
     "Reporter",
     "Settings",
     "Stopped",
+    "carry_out",
     "draw_windows",
     "evaluate",
     "find_anomaly",

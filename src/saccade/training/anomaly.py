@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from .._checks import make_call
 from .._tiles import NEGATIVE, TileProblem, logits_of, look
 from ..nn import MultiHeadAttention, Observation
 from ..nn.attention import weights_of
+from ..nn.stacks import LayerObserver
 from ..positions import Rotary
 
 ROWS = 64  # of attention weights at once
@@ -85,6 +86,10 @@ class AnomalyReport:
         return "\n".join([*lines, *(f"  {entry}" for entry in self.clean[-SHOWN:])])
 
 
+Loss = Callable[[LayerObserver | None], Tensor]
+"""Computes a loss; what it is given goes to the model's `observe=`."""
+
+
 def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
     """Run windows through a language model, and name the first tensor that is not finite.
 
@@ -100,13 +105,24 @@ def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
         model: takes tokens (B, L) and `observe=`, like `saccade.models.DecoderLM`.
         tokens: windows (B, L + 1): the model sees all but the last and is to predict all but the first.
     """
+
+    def loss(observe: LayerObserver | None) -> Tensor:
+        logits = model(tokens[:, :-1]) if observe is None else model(tokens[:, :-1], observe=observe)
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    return locate_anomaly(model, loss)
+
+
+def locate_anomaly(model: nn.Module, loss: Loss) -> AnomalyReport:
+    """`find_anomaly` of any model: in what `loss` computes with it, and in the gradients of that."""
     parameters = tuple(name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all()))
     trail = _TensorTrail()
-    states = _generators(tokens)
+    device = next(model.parameters()).device
+    states = _generators(device)
     with contextlib.suppress(_FirstAnomaly):
-        _forward(model, tokens, trail)
-        _restore(states)
-        _backward(model, tokens, trail)
+        _forward(model, loss, trail)
+        _restore(states, device)
+        _backward(model, loss, trail)
     return AnomalyReport(trail.found, tuple(trail.clean), parameters)
 
 
@@ -155,14 +171,10 @@ def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor
 
 
 @torch.no_grad()
-def _forward(model: nn.Module, tokens: Tensor, trail: _TensorTrail) -> None:
+def _forward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
     with _hooks(model, trail):
-        logits = model(tokens[:, :-1], observe=lambda layer, observation: _attention(trail, layer, observation))
-    trail.add("loss", _loss(logits, tokens))
-
-
-def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        found = loss(lambda layer, observation: _attention(trail, layer, observation))
+    trail.add("loss", found)
 
 
 @contextlib.contextmanager
@@ -248,7 +260,7 @@ def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
-def _backward(model: nn.Module, tokens: Tensor, trail: _TensorTrail) -> None:
+def _backward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
     """Look at each parameter's gradient as the backward pass reaches it."""
     before = {parameter: parameter.grad for parameter in model.parameters()}
     handles = []
@@ -258,7 +270,7 @@ def _backward(model: nn.Module, tokens: Tensor, trail: _TensorTrail) -> None:
             handles.append(parameter.register_post_accumulate_grad_hook(_gradient_looker(trail, name)))
     try:
         with torch.enable_grad():
-            _loss(model(tokens[:, :-1]), tokens).backward()
+            loss(None).backward()
     finally:
         for handle in handles:
             handle.remove()
@@ -274,11 +286,11 @@ def _gradient_looker(trail: _TensorTrail, name: str) -> Any:
     return hook
 
 
-def _generators(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(tokens.device) if tokens.is_cuda else None
+def _generators(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def _restore(states: tuple[Tensor, Tensor | None]) -> None:
+def _restore(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if states[1] is not None:
-        torch.cuda.set_rng_state(states[1])
+        torch.cuda.set_rng_state(states[1], device)

@@ -15,7 +15,7 @@ from .data import Corpus
 from .language_run import LanguageRun
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .settings import LanguageSettings
 
 
 def model_card(
@@ -87,7 +87,7 @@ def _result(curve: list[dict[str, float]], stored_loss: float | None) -> dict[st
     return rows
 
 
-def _copying(settings: Settings) -> str:
+def _copying(settings: LanguageSettings) -> str:
     """What was done for copying heads, which text alone gives a small model late or never."""
     done = []
     if settings.copying:

@@ -15,14 +15,16 @@ from pathlib import Path
 
 from ..models import ModelConfig
 from ..models.checkpoints.reading import read_json
+from ..models.model import COMPANIONS
 from ..models.own.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
 from .files import checkpoints, is_temporary, remove, unfinished
 from .lock import FileLock
 from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
-CURVE, LAST, ANOMALY = "curve.jsonl", "last.safetensors", "anomaly.txt"
-OURS = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY)
+CURVE, LAST, ANOMALY, TASK = "curve.jsonl", "last.safetensors", "anomaly.txt", "task.json"
+LANGUAGE = "lm"  # the task of folders and checkpoints that name none
+OURS = tuple(dict.fromkeys((CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, *COMPANIONS)))
 _TRIED, _LOCK = ".saccade-can-write", ".saccade-lock"
 
 
@@ -114,7 +116,20 @@ def clear(out: Path) -> None:
         (out / LOG).rmdir()
 
 
+def task_of(out: Path) -> str | None:
+    """The task of a folder in which a model of a run of ours stands; None where there is none."""
+    try:
+        named = read_json(out / TASK)["task"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return LANGUAGE if _has_language_model(out) else None
+    return named if isinstance(named, str) else None
+
+
 def _has_model(out: Path) -> bool:
+    return task_of(out) is not None
+
+
+def _has_language_model(out: Path) -> bool:
     try:
         # Other libraries' models have a config.json and a tokenizer.json too, with other fields.
         ModelConfig.from_dict(read_json(out / CONFIG))

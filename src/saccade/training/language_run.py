@@ -1,4 +1,4 @@
-"""What a run of `saccade train lm` trains on what, and whom it tells."""
+"""What a run of `saccade train lm` trains on what."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ..models import LanguageModel
-from .data import Corpus
-from .settings import Settings
+from .prepared import check_one
+from .settings import LanguageSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +28,7 @@ class LanguageRun:
 
     text: Path
     out: Path
-    settings: Settings
+    settings: LanguageSettings
     shape: dict[str, Any]
     hold_out: tuple[Path, ...] = ()
     vocabulary: int | None = 2048
@@ -37,20 +36,7 @@ class LanguageRun:
     initial: Path | None = None
     resume: bool = False
 
+    task = "lm"
+
     def __post_init__(self) -> None:
-        if self.resume and self.overwrite:
-            raise ValueError("resume: continues what is in the folder, overwrite replaces it; give one of them")
-
-
-class Reporter:
-    """What a run tells; every method may be overridden. This one says nothing."""
-
-    def started(self, lm: LanguageModel, corpus: Corpus) -> None: ...
-
-    def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None: ...
-
-    def looked(self, entry: dict[str, float], sample: str, best: bool) -> None: ...
-
-    def finished(self, validation_loss: float) -> None: ...
-
-    def warned(self, message: str) -> None: ...
+        check_one(self)

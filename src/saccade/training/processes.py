@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
 
 from .settings import Settings
 
@@ -42,7 +41,17 @@ def accelerator_for(settings: Settings) -> Accelerator:
             f"batch: {settings.batch} windows cannot be split among {state.num_processes} processes with "
             f"{execution.accumulate} micro-batches each"
         )
+    _forget_another_precision(execution.precision)
     return Accelerator(mixed_precision=execution.precision, dynamo_backend="inductor" if execution.compile else None)
+
+
+def _forget_another_precision(precision: str) -> None:
+    """Accelerate keeps the first precision for the life of the process; a second run, as in a notebook, may have its
+    own."""
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
+        AcceleratorState._reset_state()
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -50,14 +59,18 @@ def is_sharded(accelerator: Accelerator) -> bool:
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)) == "FSDP"
 
 
-def own_rows(accelerator: Accelerator, windows: Tensor, accumulate: int) -> list[Tensor]:
-    """The micro-batches of this process, (rows, L + 1) each: together the processes have each row once.
+def own_parts(accelerator: Accelerator, split: Callable[[T, int], list[T]], batch: T, accumulate: int) -> list[T]:
+    """The micro-batches of this process, on its device: together the processes have each item once.
 
-    The parts differ by a row where rows do not divide, which the weights of their losses make up for.
+    Args:
+        split: makes so many parts of a batch (tensors, or dictionaries of them). They may differ by an item, which the
+            weights of their losses make up for.
     """
-    parts = windows.tensor_split(accelerator.num_processes * accumulate)
+    from accelerate.utils import send_to_device
+
+    parts = split(batch, accelerator.num_processes * accumulate)
     first = accelerator.process_index * accumulate
-    return [part.to(accelerator.device) for part in parts[first : first + accumulate]]
+    return [send_to_device(part, accelerator.device) for part in parts[first : first + accumulate]]
 
 
 class OtherProcessFailed(Exception):
@@ -91,6 +104,14 @@ def any_of(accelerator: Accelerator, flag: bool) -> bool:
     if accelerator.num_processes == 1:
         return flag
     return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
+
+
+def slowest(accelerator: Accelerator, seconds: float) -> float:
+    """The same number in every process: the largest."""
+    if accelerator.num_processes == 1:
+        return seconds
+    times = torch.tensor([seconds], dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.gather(times).max())
 
 
 def is_main_process() -> bool:

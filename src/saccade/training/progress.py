@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -11,9 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from .._terminal._console import Console
-from ..models import LanguageModel
-from .data import Corpus
-from .language_run import LanguageRun, Reporter
+from .objective import Evaluation
+from .prepared import COMMON, CurveEntry, PreparedRun, Reporter, RunRequest
 
 
 class ConsoleReporter(Reporter):
@@ -22,21 +22,24 @@ class ConsoleReporter(Reporter):
     A context manager, so that the bar is gone before an error is shown.
     """
 
-    def __init__(self, run: LanguageRun, console: Console | None = None, *, quiet: bool = False):
+    def __init__(self, run: RunRequest, console: Console | None = None, *, quiet: bool = False):
         self._run = run
         self._console = console or Console(quiet=quiet)
         self._progress = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
+            TextColumn("step {task.fields[at]}"),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  |g| {task.fields[norm]:.2f}  {task.fields[speed]:,.0f} tokens/s"),
+            TextColumn(
+                "loss {task.fields[loss]:.3f}{task.fields[metric]}  |g| {task.fields[norm]:.2f}  "
+                "{task.fields[speed]:,.0f} tokens/s"
+            ),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=run.settings.all_steps, loss=math.nan, norm=math.nan, speed=0.0)
+        self._task = self._progress.add_task("", total=None, at="0", loss=math.nan, metric="", norm=math.nan, speed=0.0)
+        self._steps, self._began = math.inf, time.monotonic()
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
@@ -47,25 +50,36 @@ class ConsoleReporter(Reporter):
     ) -> None:
         self._progress.stop()
 
-    def started(self, lm: LanguageModel, corpus: Corpus) -> None:
-        config = lm.model.config
-        self._line(
-            f"{lm.model.parameter_count():,} parameters: {config.layers} layers, {config.heads} heads, "
-            f"width {config.width}, context {config.context}, {config.vocabulary} tokens in the vocabulary"
-            + ("" if config.mechanism is None else f"; {config.mechanism}")
-        )
-        self._line(
-            f"{corpus.training.shape[0]:,} tokens to train on, {corpus.validation.shape[0]:,} to validate; "
-            f"{self._run.settings.all_steps:,} steps into {self._run.out}"
-        )
+    def started(self, prepared: PreparedRun) -> None:
+        *lines, last = prepared.introduction
+        for line in lines:
+            self._line(line)
+        self._steps = prepared.settings.all_steps
+        minutes = prepared.settings.minutes
+        limits = [f"{self._steps:,} steps"] if math.isfinite(self._steps) else []
+        limits += [] if minutes is None else [f"at most {minutes:g} minutes"]
+        self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
+        self._progress.update(self._task, total=1.0)
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
-        self._progress.update(self._task, completed=step, loss=loss, norm=norm, speed=tokens_per_second)
+        at = f"{step}/{self._steps}" if math.isfinite(self._steps) else f"{step:,}"
+        self._progress.update(
+            self._task, completed=self._share(step), at=at, loss=loss, norm=norm, speed=tokens_per_second
+        )
 
-    def looked(self, entry: dict[str, float], sample: str, best: bool) -> None:
+    def _share(self, step: int) -> float:
+        """How much of the run is over, by its steps or by its time, whichever ends first."""
+        minutes = self._run.settings.minutes
+        by_time = 0.0 if minutes is None else (time.monotonic() - self._began) / (60 * minutes)
+        return max(step / self._steps, min(by_time, 1.0))
+
+    def looked(self, entry: CurveEntry, sample: str, best: bool) -> None:
+        metrics = {name: value for name, value in entry.items() if name not in COMMON}
+        shown = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
+        self._progress.update(self._task, metric=next((f"  {name} {value:.3f}" for name, value in metrics.items()), ""))
         self._line(
             f"step {entry['step']:>6,}  training {entry['training_loss']:.4f}  "
-            f"validation {entry['validation_loss']:.4f}{' (best)' if best else '':7}  "
+            f"validation {entry['validation_loss']:.4f}{shown}{' (best)' if best else '':7}  "
             f"gradient norm {entry['norm']:.2f}  {entry['tokens_per_second']:,.0f} tokens/s  {entry['seconds']:.0f} s"
         )
         if sample:
@@ -73,8 +87,8 @@ class ConsoleReporter(Reporter):
             printable = "".join(letter if letter.isprintable() else " " for letter in sample)
             self._line("    " + " ".join(printable.split()), style="dim")
 
-    def finished(self, validation_loss: float) -> None:
-        self._line(f"best weights, over the whole validation text: {validation_loss:.4f} nats per token")
+    def finished(self, prepared: PreparedRun, stored: Evaluation) -> None:
+        self._line(prepared.conclusion(stored))
 
     def warned(self, message: str) -> None:
         self._line(message)

@@ -6,15 +6,17 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..models.own.checkpoint import WEIGHTS
-from ..variants._parse import to_json
 from .files import DamagedCheckpoint, checkpoints, read_checkpoint
-from .folder import FOLDER, check_barely_begun, way_out
-from .language_run import LanguageRun
+from .folder import FOLDER, LANGUAGE, check_barely_begun, way_out
+from .prepared import RunRequest
+from .settings import Settings
 
 VERSION = 2
+DATA = (" text", " data")  # how names of what a run reads end
+
+R = TypeVar("R", bound=RunRequest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,29 +33,16 @@ class LatestCheckpoint:
     damaged: tuple[str, ...]
 
 
-def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[str, Any]:
-    """Everything that decides what a run learns: its settings, and the SHA-256 of what it reads.
+def settings_described(settings: Settings) -> dict[str, Any]:
+    """All settings that decide what a run learns, by their options.
 
-    How a run is looked at (`Looks`) and where it is written are not part of it, and may change when it is resumed.
+    How a run is looked at (`EvaluationSettings`) is not part of it and may change when it is resumed; nor are its
+    minutes, which no two runs spend alike.
     """
-    settings = dataclasses.asdict(dataclasses.replace(run.settings, execution=run.settings.execution.settled))
-    del settings["looks"]
-    execution = settings.pop("execution")
-    initial = "random weights" if run.initial is None else _sha256([(run.initial / WEIGHTS).read_bytes()])
-    training, validation = texts
-    shape, mechanism = dict(run.shape), run.shape.get("mechanism")
-    shape.pop("mechanism", None)
-    if mechanism is not None:
-        shape["mechanism"] = to_json(mechanism)
-    return {
-        **settings,
-        **execution,
-        **shape,
-        "vocabulary": "characters" if run.vocabulary is None else run.vocabulary,
-        "from": initial,
-        "training text": _sha256(text.encode() for text in training),
-        "validation text": _sha256(text.encode() for text in validation),
-    }
+    described = dataclasses.asdict(dataclasses.replace(settings, execution=settings.execution.settled))
+    del described["looks"], described["minutes"]
+    execution = described.pop("execution")
+    return {**described, **execution}
 
 
 def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None:
@@ -62,20 +51,22 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
     Of a run that is over more steps may be asked for.
     """
     stored = state["run"]
-    over = state["loop"]["progress"]["step"] >= stored["copying"] + stored["steps"]
+    over = (
+        stored["steps"] is not None and state["loop"]["progress"]["step"] >= stored.get("copying", 0) + stored["steps"]
+    )
     names = [*stored, *(name for name in asked if name not in stored)]
     differ = [name for name in names if asked.get(name) != stored.get(name)]
-    if over and asked["steps"] > stored["steps"]:
+    if over and "steps" in differ and asked["steps"] > stored["steps"]:
         differ.remove("steps")
     if not differ:
         return
     # Numbers first, then the files that the run read.
-    differ.sort(key=lambda name: (name == "from", name.endswith(" text")))
+    differ.sort(key=lambda name: (name == "from", name.endswith(DATA)))
     listed = [_difference(name, _short(asked.get(name)), _short(stored.get(name))) for name in differ]
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
-def as_begun(run: LanguageRun, found: LatestCheckpoint | None) -> LanguageRun:
+def as_begun(run: R, found: LatestCheckpoint | None) -> R:
     """The run with the precision it has been computed in, where none is asked for ("auto"), or what "auto" is here.
 
     A run may go on on another kind of machine, where "auto" by itself would be something else.
@@ -83,14 +74,16 @@ def as_begun(run: LanguageRun, found: LatestCheckpoint | None) -> LanguageRun:
     execution = run.settings.execution
     if found is not None and found.path is not None and execution.precision == "auto":
         execution = dataclasses.replace(execution, precision=found.state["run"]["precision"])
-    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, execution=execution.settled))
+    settings = dataclasses.replace(run.settings, execution=execution.settled)
+    return dataclasses.replace(run, settings=settings)  # type: ignore[type-var]  # every request is a dataclass
 
 
-def newest(out: Path) -> LatestCheckpoint:
+def newest(out: Path, task: str) -> LatestCheckpoint:
     """The newest whole checkpoint of the run in `out`.
 
     Raises:
         FileNotFoundError: there is no run.
+        ValueError: it is one of another task.
         FileExistsError: there is no checkpoint, but more than the beginning of a run.
         ValueError: there are checkpoints, and none can be read.
     """
@@ -106,6 +99,7 @@ def newest(out: Path) -> LatestCheckpoint:
         except (DamagedCheckpoint, OSError) as error:
             damaged.append(" ".join(str(error).split()))
         else:
+            check_task(out, state["run"].get("task", LANGUAGE), task)
             return LatestCheckpoint(path, state, tuple(damaged))
     if damaged:
         raise ValueError(f"{out}: none of its checkpoints can be read: {'; '.join(damaged)}; {way_out(out)}")
@@ -113,7 +107,13 @@ def newest(out: Path) -> LatestCheckpoint:
     return LatestCheckpoint(None, {}, ())
 
 
-def _sha256(parts: Iterable[bytes]) -> str:
+def check_task(out: Path, found: str, asked: str) -> None:
+    """ValueError where a folder's run is of another task."""
+    if found != asked:
+        raise ValueError(f"{out}: is a run of the task {found}, not of {asked}; give a folder of {asked}")
+
+
+def sha256(parts: Iterable[bytes]) -> str:
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
@@ -121,7 +121,7 @@ def _sha256(parts: Iterable[bytes]) -> str:
 
 
 def _difference(name: str, asked: str, stored: str) -> str:
-    if name.endswith(" text"):
+    if name.endswith(DATA):
         return f"the {name} is not the one it was trained with (SHA-256 {asked}, was {stored})"
     return f"{name} {asked} (asked for) / {stored} (in the checkpoint)"
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..models import DecoderLM
-from .data import Corpus
-from .loop import draw, loss_of, make_optimizer
-from .processes import accelerator_for, own_rows
+from .loop import make_optimizer
+from .objective import Objective
+from .processes import accelerator_for, own_parts
 from .settings import Settings
 from .state import step_seed
 
@@ -92,17 +91,15 @@ def range_test(
     return RangeTest(tuple(rates), tuple(losses), tuple(smoothed), False)
 
 
-def language_model_range_test(
-    model: DecoderLM,
-    corpus: Corpus,
-    start: int,
+def objective_range_test(
+    objective: Objective,
     settings: Settings,
     *,
     low: float = 1e-6,
     high: float = 1.0,
     told: Callable[[float, float], None] = lambda rate, loss: None,
 ) -> RangeTest:
-    """`range_test` of a language model with the windows, the optimizer and the clipping it will be trained with.
+    """`range_test` of an objective with the batches, the optimizer and the clipping it will be trained with.
 
     The model is changed by it. A function of the settings, of which `steps` is how many rates are tried. `told` hears
     of each rate and its loss.
@@ -110,21 +107,22 @@ def language_model_range_test(
     accelerator = accelerator_for(settings)
     if accelerator.num_processes > 1:
         raise ValueError(f"range test: runs in one process, got {accelerator.num_processes}")
-    model.decoder.checkpointing = settings.execution.checkpointing
+    if settings.steps is None:
+        raise ValueError("steps: a range test needs how many rates to try, got None")
+    objective.recompute_blocks(settings.execution.checkpointing)
+    model = objective.model
     prepared, optimizer = accelerator.prepare(model.train(), make_optimizer(model, settings))
-    context, vocabulary = model.config.context, model.config.vocabulary
     number = 0
 
     def step(rate: float) -> float:
         nonlocal number
-        windows = draw(number, corpus.training, start, vocabulary, context, settings)
+        batch = objective.batch(number)
         for group in optimizer.param_groups:
             group["lr"] = rate
         total = 0.0
-        for micro, part in enumerate(own_rows(accelerator, windows, settings.execution.accumulate)):
+        for micro, part in enumerate(own_parts(accelerator, objective.split, batch, settings.execution.accumulate)):
             torch.manual_seed(step_seed(settings.seed, number, micro, 0))
-            share = part.shape[0] / windows.shape[0]
-            loss = loss_of(prepared, part) * share
+            loss = objective.loss(prepared, part) * (objective.weight(part) / objective.weight(batch))
             accelerator.backward(loss)
             total += loss.item()
         accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)

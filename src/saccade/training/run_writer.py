@@ -9,19 +9,15 @@ from typing import Any
 import safetensors
 import torch
 
-from ..models import DecoderLM, LanguageModel, Sampling, generate, save
-from ..models.own.checkpoint import CARD, WEIGHTS, as_stored, load_own, write_text
+from ..models.own.checkpoint import CARD, WEIGHTS, write_text
 from ..monitoring import Alarm, AttentionMonitor
-from .card import model_card
-from .data import Corpus
-from .evaluation import evaluate
 from .files import prune, write_checkpoint
 from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, unfinished_files
-from .language_run import LanguageRun, Reporter
 from .loop import Monitor
+from .objective import Evaluation
+from .prepared import CurveEntry, PreparedRun, Reporter, RunRequest
 from .resume import VERSION
 from .scalars import LOG, ScalarLog
-from .windows import whole_windows
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,23 +29,13 @@ class RunWriter(Monitor):
     files that are there stay as they are, and only at the end is it an error.
     """
 
-    def __init__(
-        self,
-        run: LanguageRun,
-        lm: LanguageModel,
-        corpus: Corpus,
-        reporter: Reporter,
-        described: dict[str, Any],
-        *,
-        sharded: bool = False,
-    ):
-        self._run, self._lm, self._corpus, self._reporter = run, lm, corpus, reporter
-        self._described, self._sharded = described, sharded
-        self._best = float("inf")
+    def __init__(self, run: RunRequest, prepared: PreparedRun, reporter: Reporter, *, sharded: bool = False):
+        self._run, self._prepared, self._reporter, self._sharded = run, prepared, reporter, sharded
+        self._best = self._best_loss = float("inf")
         self._best_weights: Tensors | None = None
         self._latest: Tensors | None = None
         self._done, self._norm, self._speed = 0, 0.0, 0.0
-        self._curve: list[dict[str, float]] = []
+        self._curve: list[CurveEntry] = []
         self._fresh = True  # nothing of this run's model is in the folder yet
         self._log: ScalarLog | None = None
 
@@ -63,6 +49,7 @@ class RunWriter(Monitor):
         """Bring the folder to where the checkpoint is."""
         kept = state["keeper"]
         self._best, self._best_weights, self._curve = kept["best"], kept["weights"], kept["curve"]
+        self._best_loss = kept.get("best_loss", self._best)  # what was judged by its loss says nothing beside it
         self._latest, self._fresh = state["loop"]["model"], kept["fresh"]
         self._done = state["loop"]["progress"]["step"]
         self._norm, self._speed = kept["norm"], kept["speed"]
@@ -93,7 +80,7 @@ class RunWriter(Monitor):
             values = {f"gradient/{group}": norm for group, norm in gradients.items()}
             self._log.add(step, values | {f"weights/{group}": norm for group, norm in weights.items()})
 
-    def attention(self, model: DecoderLM) -> AttentionMonitor | None:
+    def attention(self, model: torch.nn.Module) -> AttentionMonitor | None:
         every = self._run.settings.looks.watch
         if every is None:
             return None
@@ -104,25 +91,30 @@ class RunWriter(Monitor):
             self._reporter.warned(f"{alarm}; {alarm.advice}")
 
     def evaluated(
-        self, step: int, training_loss: float, validation_loss: float, seconds: float, weights: Tensors
+        self, step: int, training_loss: float, evaluation: Evaluation, seconds: float, weights: Tensors
     ) -> None:
         entry = {
             "step": step,
             "training_loss": round(training_loss, 5),
-            "validation_loss": round(validation_loss, 5),
+            "validation_loss": round(evaluation.loss, 5),
+            **{name: round(value, 5) for name, value in evaluation.metrics.items()},
             "norm": round(self._norm, 4),
             "tokens_per_second": round(self._speed),
             "seconds": round(seconds, 1),
         }
         self._curve.append(entry)
-        best = validation_loss < self._best
+        # Metrics are often equal, at their best above all; the loss then tells which weights are.
+        best = (evaluation.judged, evaluation.loss) < (self._best, self._best_loss)
         if best:
-            self._best, self._best_weights = validation_loss, as_stored(self._lm.model, weights)
+            self._best, self._best_loss = evaluation.judged, evaluation.loss
+            self._best_weights = self._prepared.as_stored(weights)
         self._latest = weights
         if self._log is not None:
-            self._log.add(step, {"loss/validation": validation_loss})
+            metrics = {f"validation/{name}": value for name, value in evaluation.metrics.items()}
+            self._log.add(step, {"loss/validation": evaluation.loss, **metrics})
         self._attempt("the model could not be written", self._write)
-        self._reporter.looked(entry, self._sample(), best)
+        sample = "" if self._sharded else self._prepared.sample(self._done)
+        self._reporter.looked(entry, sample, best)
 
     def checkpoint(self, step: int, state: dict[str, Any]) -> None:
         self._latest = state["model"]
@@ -130,6 +122,7 @@ class RunWriter(Monitor):
             self._log.flush()
         kept = {
             "best": self._best,
+            "best_loss": self._best_loss,
             "weights": self._best_weights,
             "curve": self._curve,
             "norm": self._norm,
@@ -138,8 +131,8 @@ class RunWriter(Monitor):
         }
         whole = {
             "version": VERSION,
-            "run": self._described,
-            "tokenizer": self._lm.tokenizer.to_json(),
+            "run": self._prepared.described,
+            **self._prepared.kept,
             "keeper": kept,
             "loop": state,
         }
@@ -164,8 +157,8 @@ class RunWriter(Monitor):
         if self._log is not None:
             self._log.close()
 
-    def finish(self) -> LanguageModel:
-        """The best weights as they were stored, judged by the whole validation text; the card says how well."""
+    def finish(self) -> Any:
+        """The best weights as they were stored, judged by the whole validation data; the card says how well."""
         self.close()
         try:
             self._write()
@@ -174,12 +167,9 @@ class RunWriter(Monitor):
             raise OSError(
                 f"{out}: could not be written ({_reason(error)}); make room and go on with --resume"
             ) from None
-        best = load_own(self._run.out)
-        best.model.to(self._lm.model.embedding.weight.device)
-        windows = whole_windows(self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context)
-        stored = evaluate(best.model, windows)
-        write_text(self._run.out / CARD, self._card(stored))
-        self._reporter.finished(stored)
+        best, evaluation = self._prepared.stored()
+        write_text(self._run.out / CARD, self._card(evaluation))
+        self._reporter.finished(self._prepared, evaluation)
         return best
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -200,30 +190,14 @@ class RunWriter(Monitor):
             for name in OURS:
                 (out / name).unlink(missing_ok=True)
             self._fresh = False
-        self._save(as_stored(self._lm.model, latest) if self._best_weights is None else self._best_weights, WEIGHTS)
-        self._save(latest, LAST)
+        best = self._prepared.as_stored(latest) if self._best_weights is None else self._best_weights
+        self._prepared.save(best, WEIGHTS)
+        self._prepared.save(latest, LAST)
         write_text(out / CURVE, "".join(json.dumps(entry) + "\n" for entry in self._curve))
         write_text(out / CARD, self._card(None))
 
-    def _save(self, weights: Tensors, name: str) -> None:
-        # Not the model in training, which may be sharded, or newer than these weights.
-        with torch.device("meta"):  # no memory, and no random weights to be overwritten
-            model = type(self._lm.model)(self._lm.model.config)
-        model.load_state_dict(weights, assign=True)
-        save(LanguageModel(model, self._lm.tokenizer), self._run.out, weights=name)
-
-    def _card(self, stored_loss: float | None) -> str:
-        return model_card(self._run, self._lm, self._corpus, self._curve, self._done, stored_loss)
-
-    def _sample(self) -> str:
-        model = self._lm.model
-        if self._sharded:
-            return ""
-        was_training = model.training
-        model.eval()
-        text = "".join(generate(self._lm, "", 48, Sampling(temperature=0.8, top_p=0.95, seed=self._done)))
-        model.train(was_training)
-        return text
+    def _card(self, stored: Evaluation | None) -> str:
+        return self._prepared.card(self._curve, self._done, stored)
 
 
 def _reason(error: Exception) -> str:

@@ -63,12 +63,11 @@ class EvaluationSettings:
     """What is looked at and kept on the way. But for the end, none of it changes what is learned.
 
     Args:
-        every: steps between looks at the validation text; the last step is always one.
-        evaluate_windows: how many of its windows, evenly spread, to look at; None is all.
+        every: steps between looks at the validation data; the last step is always one.
+        evaluate_windows: how many windows of a validation text, evenly spread, to look at; None is all.
         checkpoint_every: steps between checkpoints; None is at each look.
-        patience: stop after so many looks without an improvement; None never does. Looks while copying is taught do
-            not count.
-        improvement: by how much the validation loss must fall to be one.
+        patience: stop after so many looks without an improvement; None never does. Looks in the opening do not count.
+        improvement: by how much what the run is judged by must improve to be one.
         log_every: steps between entries in the TensorBoard log.
         tensorboard: whether to write that log.
         watch: steps between looks at the attention of every head, with alarms; None never does.
@@ -97,57 +96,93 @@ class Settings:
     """How to train: AdamW (Loshchilov and Hutter 2019), warm-up and cosine, clipped gradients.
 
     Args:
-        steps, batch: optimizer steps, and windows in each, over all processes.
+        steps: optimizer steps; None is as many as there are `minutes` for.
+        batch: items in each step (windows of a text, texts), over all processes.
         rate: the highest learning rate; it is reached after `warmup` steps and ends at a tenth.
         decay: the weight decay of matrices; vectors (norms, biases) have none.
         clip: the largest gradient norm.
-        seed: of windows, initial weights and dropout.
-        repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
-        copying: steps before all others, without dropout and at the highest rate, on random tokens over and over
-            (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
-            from text alone a small model finds them late or never.
+        seed: of batches, initial weights and dropout.
         beta2: of AdamW; the first is 0.9.
+        minutes: the run ends before so many are over, its last looks included, and the rate falls with the time. Such
+            a run depends on how fast the machine is, so it cannot be repeated bit for bit.
         execution, looks: see there.
     """
 
-    steps: int
+    steps: int | None
     batch: int = 16
     rate: float = 1e-3
     warmup: int = 100
     decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
-    repeats: float = 0.0
-    copying: int = 0
     beta2: float = 0.98
+    minutes: float | None = None
     execution: Execution = Execution()
     looks: EvaluationSettings = EvaluationSettings()
 
     @property
-    def all_steps(self) -> int:
-        return self.copying + self.steps
+    def opening(self) -> int:
+        """Steps before those that `steps` counts: without dropout, at a rate that does not fall, and not judged."""
+        return 0
 
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step: warm-up, flat while copying is taught, then the cosine."""
-        at = step if step < self.warmup else max(step - self.copying, self.warmup)
-        return learning_rate(at, peak=self.rate, steps=self.steps, warmup=self.warmup)
+    @property
+    def all_steps(self) -> float:
+        """How many are made unless something ends the run earlier; infinite where only the time does."""
+        return math.inf if self.steps is None else self.opening + self.steps
+
+    def rate_at(self, step: int, seconds: float = 0.0) -> float:
+        """The learning rate of a step: warm-up, flat while the opening lasts, then the cosine.
+
+        With a budget of minutes it is the lower one of two cosines: over the steps, and over the time.
+        """
+        at = step if step < self.warmup else max(step - self.opening, self.warmup)
+        steps = math.inf if self.steps is None else self.steps
+        rate = learning_rate(at, peak=self.rate, steps=steps, warmup=self.warmup)
+        if self.minutes is None:
+            return rate
+        return min(rate, learning_rate(seconds, peak=self.rate, steps=60 * self.minutes, warmup=0))
 
     def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise ValueError("steps, minutes: at least one must be given, got neither")
         _at_least(self, 1, ["steps", "batch"])
         if self.looks.watch is not None and self.execution.compile:
             raise ValueError("watch: a compiled model cannot be watched; leave out one of watch and compile")
-        for name in ("rate", "clip"):
+        for name in ("rate", "clip", "minutes"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: must be finite and positive, got {value}")
-        for name in ("warmup", "copying"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: steps cannot be negative, got {getattr(self, name)}")
+        if self.warmup < 0:
+            raise ValueError(f"warmup: steps cannot be negative, got {self.warmup}")
         if not (math.isfinite(self.decay) and self.decay >= 0):
             raise ValueError(f"decay: must be finite and not negative, got {self.decay}")
         if not 0.0 <= self.beta2 < 1.0:
             raise ValueError(f"beta2: must be in [0, 1), got {self.beta2}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: must be in [0, 2**63), got {self.seed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageSettings(Settings):
+    """How to train a language model on windows of a text.
+
+    Args:
+        repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
+        copying: steps before all others, without dropout and at the highest rate, on random tokens over and over
+            (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
+            from text alone a small model finds them late or never.
+    """
+
+    repeats: float = 0.0
+    copying: int = 0
+
+    @property
+    def opening(self) -> int:
+        return self.copying
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.copying < 0:
+            raise ValueError(f"copying: steps cannot be negative, got {self.copying}")
         if not 0.0 <= self.repeats <= 1.0:
             raise ValueError(f"repeats: is a share in [0, 1], got {self.repeats}")

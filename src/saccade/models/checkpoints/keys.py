@@ -122,12 +122,19 @@ def pieces_of(keys: KeyMap, ours: Mapping[str, torch.Size], *, prefixed: bool) -
 
 
 def plan(
-    keys: KeyMap, ours: Mapping[str, torch.Size], stored: Mapping[str, tuple[int, ...]], *, new_head: bool, where: str
+    keys: KeyMap,
+    ours: Mapping[str, torch.Size],
+    stored: Mapping[str, tuple[int, ...]],
+    *,
+    new_head: bool,
+    relabelled: bool = False,
+    where: str,
 ) -> Plan:
     """How to fill our tensors from the stored ones, by names and shapes alone.
 
     Args:
         new_head: whether a head that the files lack begins anew.
+        relabelled: whether what is of another size in such a head does, too: it told other labels apart.
         where: begins the error.
 
     Raises:
@@ -156,6 +163,10 @@ def plan(
                 continue
             given = stored[names[there]]
             taken.add(there)
+            if given != expected and new_head and relabelled and name.startswith("head."):
+                result.new.append(name)
+                result.unused.append(names[there])
+                continue
             if given != expected:
                 wrong.append(
                     f"of another shape: {piece.published}, which is {name}: found {given}, expected {expected}"

@@ -22,10 +22,11 @@ class Settings:
         values: the whole file.
         stored: names of the tensors in the weights' files. A model may be built by what they carry.
         left_out: settings that the model was built without, and their values.
+        anew: whether a model is built that has no weights yet.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, stored: Collection[str] = ()):
-        self.values, self.path, self.stored = dict(values), path, frozenset(stored)
+        self.values, self.path, self.stored, self.anew = dict(values), path, frozenset(stored), False
         self.left_out: dict[str, object] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -53,7 +54,7 @@ class Settings:
     def layers(self, name: str, default: int | None = None) -> int:
         """A number of layers: each has tensors, so there cannot be more of them than of those."""
         layers = self.count(name, default)
-        if layers > len(self.stored):
+        if layers > len(self.stored) and not self.anew:
             raise self.error(name, f"at most {len(self.stored)}, as many as there are tensors")
         return layers
 

@@ -122,9 +122,9 @@ class LanguageModel(GeneratingModel):
             cache=cache,
         )
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, weights: str = WEIGHTS) -> None:
         """Write the folder that `load` opens, weights in bfloat16."""
-        save(self, folder)
+        save(self, folder, weights=weights)
 
 
 OWN = Family("Saccade", {}, {"causal-lm": "DecoderLM"}, _unbuilt, _unbuilt)

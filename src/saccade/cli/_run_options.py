@@ -1,0 +1,35 @@
+"""What `saccade test` and `saccade predict` have in common: a run, and options of its task that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._errors import UserError
+
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a run: --out of `saccade train`.", show_default=False)
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of the task that differs from training's, such as text=review; may be given again.",
+        show_default=False,
+    ),
+]
+_FLAGS = {"true": True, "false": False}
+
+
+def changes_of(given: list[str] | None) -> dict[str, str | int | bool]:
+    """`text=review` as a name and a value: a number or true and false where it is one."""
+    found: dict[str, str | int | bool] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {one}: expected NAME=VALUE")
+        found[name.replace("-", "_")] = int(value) if value.isdecimal() else _FLAGS.get(value.lower(), value)
+    return found

@@ -1,0 +1,58 @@
+"""`saccade predict`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._options import GroupedCommand
+from ._run_options import Changes, Run, changes_of
+
+_ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")  # of an input that is meant to be a file, though it is not there
+
+
+def register(app: typer.Typer) -> None:
+    app.command("predict", cls=GroupedCommand, short_help="What a trained model says of new inputs.")(predict)
+
+
+def predict(
+    run: Run,
+    given: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A file (.csv, .tsv, .jsonl, or an input a line), an input in quotes, or - for lines on standard "
+            "input.",
+            show_default=False,
+        ),
+    ] = "-",
+    changes: Changes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as in a pipe, in a terminal too.")] = False,
+) -> None:
+    """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
+    from .._terminal import uncleaned
+    from ..tasks._predicting import predicted
+
+    inputs = sys.stdin.read().splitlines() if given == "-" else _file_or_text(given)
+    task, found = predicted(run, inputs, **changes_of(changes))
+    in_lines = as_json or not sys.stdout.isatty()
+    for one in found:
+        if in_lines:
+            typer.echo(json.dumps(one, ensure_ascii=False), file=uncleaned(sys.stdout))
+        else:
+            typer.echo(task.line(one))
+
+
+def _file_or_text(given: str) -> str | Path:
+    path = Path(given)
+    try:
+        there = path.is_file()
+    except OSError:  # a text longer than a name may be
+        there = False
+    if there or (path.suffix.lower() in _ENDINGS and len(given.split()) == 1):
+        return path
+    return given

@@ -1,0 +1,54 @@
+"""`saccade test`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._errors import UserError, require
+from ._options import GroupedCommand
+from ._run_options import Changes, Run, changes_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("test", cls=GroupedCommand, short_help="Judge a trained model by data it has not seen.")(test)
+
+
+def test(
+    run: Run,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Data with truth, as `saccade train` reads them.", show_default=False)
+    ],
+    changes: Changes = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline/--no-baseline", help="Train the task's simple baseline, too.")
+    ] = True,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the task's picture: .png or .svg.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
+) -> None:
+    """Judge the model of RUN by DATA, beside a simple baseline that learned from the same examples.
+
+    The first line says so where the baseline is better.
+    """
+    require("sklearn", "tasks")
+    target = None
+    if picture is not None:
+        from ..viewer import check_target
+
+        require("matplotlib", "tasks")
+        if picture.suffix.lower() not in (".png", ".svg"):
+            raise UserError(f"--picture {picture}: pictures are written to a name that ends in .png or .svg")
+        target = check_target(picture, force=True)
+    from ..tasks import test as judge
+
+    report = judge(run, data, baseline=baseline, **changes_of(changes))
+    if target is not None:
+        report.save_picture(target)
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))
+    if target is not None and not as_json:
+        typer.echo(f"picture: {target}")

@@ -1,0 +1,54 @@
+"""Word pieces learned from a user's own texts, as BERT's tokenizer has them (Wu et al. 2016)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_ALPHABET = 1000  # characters that get a piece of their own; rarer ones make a word unknown
+_LEAST = 2  # occurrences of a piece that is learned
+
+
+def train_word_pieces(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """A tokenizer of at most `vocabulary` pieces, lower case, with `[CLS]` before and `[SEP]` after a text.
+
+    The same texts give the same pieces: left alone, the library's trainer numbers characters by the order of a hash
+    map, which differs from process to process, and breaks ties by these numbers.
+
+    Raises:
+        ValueError: no room for the special tokens and the characters of the texts.
+    """
+    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    characters = _characters(texts, normalizer)
+    fixed = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    if vocabulary < len(fixed):
+        raise ValueError(f"vocabulary: the characters of the texts need at least {len(fixed)} pieces, got {vocabulary}")
+    learning = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    learning.normalizer, learning.pre_tokenizer = normalizer, splitter
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        min_frequency=_LEAST,
+        special_tokens=fixed,
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    learning.train_from_iterator(texts, trainer)
+    # Made anew, since the trainer takes all `fixed` ones for tokens that no text is split into.
+    inner = tokenizers.Tokenizer(models.WordPiece(learning.get_vocab(), unk_token=UNKNOWN))
+    inner.normalizer, inner.pre_tokenizer, inner.decoder = normalizer, splitter, decoders.WordPiece(prefix="##")
+    inner.add_special_tokens(list(SPECIAL))
+    inner.post_processor = processors.BertProcessing((END, SPECIAL.index(END)), (START, SPECIAL.index(START)))
+    return inner
+
+
+def _characters(texts: Sequence[str], normalizer: normalizers.Normalizer) -> list[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    kept = sorted((-count, character) for character, count in counts.items() if not character.isspace())
+    return sorted(character for _, character in kept[:_ALPHABET])

@@ -1,0 +1,47 @@
+"""Which class is taken for which: a table for a terminal, and a picture. Rows are truth, columns what is predicted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+Counts = Sequence[Sequence[int]]
+WIDEST = 12  # classes in a terminal
+NAMED = 40  # classes of a picture that have their counts written in
+_NAME = 16  # letters of a class
+
+
+def confusion_table(labels: Sequence[str], counts: Counts) -> str:
+    """Aligned columns; "" where there are more classes than a terminal has room for."""
+    if len(labels) > WIDEST:
+        return ""
+    names = [label if len(label) <= _NAME else f"{label[: _NAME - 1]}…" for label in labels]
+    corner = "truth \\ predicted"
+    first = max(len(corner), *map(len, names))
+    wide = max(6, *map(len, names)) + 2
+    lines = [f"{corner:<{first}}" + "".join(f"{name:>{wide}}" for name in names)]
+    for name, row in zip(names, counts, strict=True):
+        lines.append(f"{name:<{first}}" + "".join(f"{count:>{wide},}" for count in row))
+    return "\n".join(lines)
+
+
+def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes:
+    """A "png" or "svg". Shades are shares of each row, so that rare classes show; numbers are counts."""
+    from matplotlib.figure import Figure
+
+    side = min(max(3.0, 0.6 * len(labels) + 2), 16.0)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.subplots()
+    shares = [[count / max(sum(row), 1) for count in row] for row in counts]
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted", ylabel="truth")
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
+    axes.set_yticks(range(len(labels)), labels)
+    for row, line in enumerate(counts if len(labels) <= NAMED else []):
+        for column, count in enumerate(line):
+            color = "white" if shares[row][column] > 0.5 else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color)
+    figure.colorbar(image, label="share of the row")
+    written = io.BytesIO()
+    figure.savefig(written, format=kind, dpi=144)
+    return written.getvalue()

@@ -1,0 +1,157 @@
+"""Tasks of examples that stand alone: batches of alike length, and a loss that is a mean over them.
+
+All tasks but those on one graph are of this kind. Shape legend: B examples of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._evaluating import evaluating
+from ..batching import LengthGrouped
+from ..models import Model
+from ..nn.stacks import LayerObserver
+from ..training import Evaluation, Objective, Settings
+from ._task import Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Batch = dict[str, Tensor]
+"""Tensors (B, ...) by name."""
+JUDGED = 32  # examples of a batch that nothing is learned from
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleTask(Task):
+    """A task whose data is a list of examples. Abstract."""
+
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+        count = min(max(round(share * len(data)), 1), len(data) - 1)
+        chosen = set(np.random.default_rng((seed, 0)).permutation(len(data))[:count].tolist())
+        return parted(data, chosen)
+
+    @abstractmethod
+    def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
+        """What batches are made of, an item for each example: made once, not in every epoch."""
+
+    @abstractmethod
+    def length(self, item: Any) -> int:
+        """How much of a row it fills; items of alike length share a batch."""
+
+    @abstractmethod
+    def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
+        """A batch; what is unknown of an example that is only predicted is not in it.
+
+        Args:
+            random: of a step that learns, for what is drawn anew each time (crops, masks); None while judging.
+        """
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
+        """What the model computes of a batch, for `loss` and `outputs`."""
+
+    @abstractmethod
+    def loss(self, result: Any, batch: Batch, *, learning: bool) -> Tensor:
+        """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
+
+    @abstractmethod
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        """What that loss is a mean over: examples, or tokens with a label, or their weights."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
+        """What the model says of each example, as plain values."""
+
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> Objective:
+        return ExampleObjective(self, model, training, validation, settings)
+
+    def predict(self, model: Model, data: Sequence[Any]) -> list[Any]:
+        found: dict[int, Any] = {}
+        items = self.encode(model, data)
+        with evaluating(model), torch.no_grad():
+            for numbers in _alike([self.length(item) for item in items]):
+                batch = _on(self.collate(model, [items[n] for n in numbers]), model.device)
+                found |= dict(zip(numbers, self.outputs(model, self.forward(model, batch), batch), strict=True))
+        return [found[n] for n in range(len(items))]
+
+
+class ExampleObjective(Objective):
+    """Batches of examples of alike length, each example once in an epoch.
+
+    Batches are full, so that every step learns from as many examples: an epoch leaves out the few, others each time,
+    that would not fill one.
+    """
+
+    model: Model
+
+    def __init__(
+        self, task: ExampleTask, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ):
+        self.model, self._task, self._validation, self._seed = model, task, validation, settings.seed
+        self._items = task.encode(model, training)
+        self._judged = task.encode(model, validation)
+        lengths = [max(task.length(item), 1) for item in self._items]
+        batch = min(settings.batch, len(lengths))
+        self._sampler = LengthGrouped(lengths, batch, seed=settings.seed, drop_last=True, report=None)
+        self._epoch = (0, self._sampler.batches(0))
+
+    def batch(self, step: int) -> Batch:
+        epoch, number = divmod(step, len(self._epoch[1]))  # every epoch has as many
+        if epoch != self._epoch[0]:
+            self._epoch = (epoch, self._sampler.batches(epoch))
+        chosen = self._epoch[1][number]
+        random = np.random.default_rng((self._seed, step))
+        return self._task.collate(self.model, [self._items[n] for n in chosen], random)
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        tensors = {name: tensor.tensor_split(parts) for name, tensor in batch.items()}
+        return [{name: pieces[n] for name, pieces in tensors.items()} for n in range(parts)]
+
+    def weight(self, part: Batch) -> float:
+        return self._task.weight(part, learning=True)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+
+    def loss(self, model: nn.Module, part: Batch, observe: LayerObserver | None = None) -> Tensor:
+        return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        """Over all validation examples, in every process: then all of them agree, and none has to wait."""
+        task, total, whole = self._task, 0.0, 0.0
+        outputs: dict[int, Any] = {}
+        with evaluating(model), torch.no_grad():
+            for numbers in _alike([task.length(item) for item in self._judged]):
+                batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
+                result = task.forward(model, batch)
+                weight = task.weight(batch, learning=False)
+                total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
+                outputs |= dict(zip(numbers, task.outputs(model, result, batch), strict=True))
+        scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
+        return Evaluation(total / whole, scores, task.cost(scores))
+
+
+def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:
+    """The examples whose numbers are not chosen, and those whose are."""
+    return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
+
+
+def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    for start in range(0, len(order), JUDGED):
+        yield order[start : start + JUDGED]
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -1,0 +1,116 @@
+"""Labelled texts from files: CSV, TSV, JSONL, or a folder with a folder for each class.
+
+Every error names the file, and the line where there is one.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+ENDINGS = (*SEPARATORS, ".jsonl")
+_LISTED = 20  # columns, of those that there are
+
+
+@dataclasses.dataclass(frozen=True)
+class TextExample:
+    """A text of a class.
+
+    Args:
+        place: where it stands, for messages: `reviews.csv: line 7`.
+        label: None where nothing says.
+    """
+
+    text: str
+    label: str | None
+    place: str
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The place of each row and its values in `columns`, of a .csv, .tsv or .jsonl.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another ending, no row, a column that there is not (those that there are are listed), a short row,
+            a line that is no JSON object, no UTF-8.
+    """
+    kind = path.suffix.lower()
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if kind not in ENDINGS:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}")
+    rows = list((_of_json if kind == ".jsonl" else _of_csv)(path, _content(path), columns))
+    if not rows:
+        raise ValueError(f"{path}: holds no examples")
+    return rows
+
+
+def read_class_folders(path: Path) -> list[TextExample]:
+    """A text each .txt file in the folders of `path`, each of which is named as its class."""
+    files = sorted(path.glob("*/*.txt"))
+    if not files:
+        raise ValueError(f"{path}: holds no examples; expected a folder for each class with .txt files in it")
+    return [TextExample(_content(file), file.parent.name, str(file)) for file in files]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file. ValueError where there is none."""
+    lines = _content(path).splitlines()
+    if not lines:
+        raise ValueError(f"{path}: holds no lines")
+    return lines
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
+
+
+def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    rows = csv.reader(io.StringIO(content, newline=""), delimiter=SEPARATORS[path.suffix.lower()])
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # no cell is longer than the file
+    try:
+        names = next(rows, [])
+        for name in columns:
+            _check_column(path, name, names)
+        places = [names.index(name) for name in columns]
+        for row in rows:
+            where = f"{path}: line {rows.line_num}"
+            if row and len(row) != len(names):
+                raise ValueError(f"{where} has {len(row)} cells, expected {len(names)} as in the first line")
+            if row:
+                yield where, tuple(row[place] for place in places)
+    except csv.Error as error:
+        raise ValueError(f"{path}: line {rows.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not JSON ({error})") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{where}: expected an object with {' and '.join(map(repr, columns))}, got {line:.40}")
+        for name in columns:
+            _check_column(Path(where), name, values)
+        yield where, tuple(values[name] for name in columns)
+
+
+def _check_column(path: Path, name: str, names: Any) -> None:
+    if name not in names:
+        listed = ", ".join(repr(known) for known in list(names)[:_LISTED]) or "none"
+        raise ValueError(f"{path}: no column {name!r}; it has {listed}")

@@ -1,0 +1,109 @@
+"""A run of a task, its model made: what the trainer's loop and its writer ask for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models import Model
+from ..models.checkpoints.hub import folder_of
+from ..models.checkpoints.reading import find_weights
+from ..models.model import COMPANIONS
+from ..models.own.checkpoint import write_text
+from ..training import Evaluation, PreparedRun
+from ..training.folder import TASK
+from ..training.prepared import CurveEntry
+from ..training.resume import LatestCheckpoint, check_same, settings_described, sha256
+from ._card import task_card
+from ._request import TaskRun
+from ._temporary import from_small_files, kept_while_used, small_files, temporary_folder
+
+
+class PreparedTaskRun(PreparedRun):
+    """A task, its examples and its model.
+
+    Args:
+        state: see `PreparedRun`.
+    """
+
+    def __init__(self, run: TaskRun, model: Model, state: dict[str, Any] | None):
+        self.run, self.settings, self.trained, self.state = run, run.settings, model, state
+        self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
+        self.described, self.kept = _description(run), {"files": small_files(model)}
+
+    @classmethod
+    def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
+        """Make the model or restore it. Raises what is wrong with the input."""
+        torch.manual_seed(run.settings.seed)
+        if found is not None and found.path is not None:
+            check_same(_description(run), found.state, found.path)
+            return cls(run, from_small_files(found.state["files"]), found.state)
+        if run.initial is None:
+            return cls(run, run.kind.new_model(run.training), None)
+        return cls(run, _with_own_folder(run.kind.open_model(run.initial)), None)
+
+    @property
+    def introduction(self) -> list[str]:
+        run, count = self.run, sum(parameter.numel() for parameter in self.trained.parameters())
+        begun = "random weights" if run.initial is None else run.initial
+        return [
+            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {begun}",
+            f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
+        ]
+
+    def conclusion(self, stored: Evaluation) -> str:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
+        return f"best weights, over all validation data: {metrics}, loss {stored.loss:.4f}"
+
+    def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+
+    def save(self, weights: dict[str, Tensor], name: str) -> None:
+        # Not the model in training, which may be sharded, or newer than these weights.
+        model = from_small_files(self.kept["files"], empty=True)
+        model.load_state_dict(weights, assign=True)
+        model.save(self.run.out, weights=name)
+        write_text(self.run.out / TASK, self.run.source.to_json())
+
+    def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
+        return task_card(self.run, self.trained, curve, steps_done, stored)
+
+    def stored(self) -> tuple[Model, Evaluation]:
+        best = self.run.kind.open_model(self.run.out).to(self.trained.device)
+        return best, self.objective.evaluate(best)
+
+
+def _with_own_folder(model: Model) -> Model:
+    """The model with its tokenizer's files in a folder of its own: the one it came from may go while it is trained."""
+    assert model.folder is not None
+    folder = temporary_folder()
+    for name in COMPANIONS:
+        if (model.folder / name).is_file():
+            shutil.copyfile(model.folder / name, folder / name)
+    model.folder = folder
+    return kept_while_used(model, folder)
+
+
+def _description(run: TaskRun) -> dict[str, Any]:
+    """Everything that decides what a run learns: settings, the task's options, and what it reads."""
+    source = run.source
+    options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}
+    named = {"training data": source.digests[str(source.data)]}
+    if source.validation is not None:
+        named["validation data"] = source.digests[str(source.validation)]
+    initial = "random weights"
+    if run.initial is not None:
+        files = sorted({stored.file for stored in find_weights(folder_of(run.initial)).tensors.values()})
+        initial = sha256(file.read_bytes() for file in files)
+    return {
+        "task": run.task,
+        **settings_described(run.settings),
+        **options,
+        "share": source.share,
+        "from": initial,
+        **named,
+    }

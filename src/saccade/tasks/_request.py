@@ -1,0 +1,103 @@
+"""What a run of a task is asked for: data that are read, and settings with all that the data decide."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..training import EvaluationSettings, Execution, Settings
+from ..training.prepared import check_one
+from ._run_folder import TaskFile, digest
+from ._task import Recipe, Task
+
+BATCH, DECAY, WARMUP, PATIENCE = 32, 0.01, 100, 5
+SHARE = 0.1  # of the data, to validate on
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRun:
+    """What to train on what, and where to.
+
+    Args:
+        kind: the task, fitted to the training data.
+        source: where they come from; it is kept beside the model.
+        training, validation: the examples.
+        out: the folder to write; one that exists is refused unless `overwrite`.
+        settings: of the training loop.
+        initial: a run's folder, a published model's, or a name on the hub, from whose weights and tokenizer the run
+            starts; None starts from random weights.
+        resume: continue the run in `out` where it stopped.
+    """
+
+    kind: Task
+    source: TaskFile
+    training: Sequence[Any]
+    validation: Sequence[Any]
+    out: Path
+    settings: Settings
+    initial: str | None = None
+    overwrite: bool = False
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        check_one(self)
+
+    @property
+    def task(self) -> str:
+        return self.kind.name
+
+
+def read_data(
+    kind: Task, data: Path, validation: Path | None, seed: int, share: float
+) -> tuple[TaskFile, Sequence[Any], Sequence[Any]]:
+    """The task fitted to its training data, the training examples, and those to validate on.
+
+    Args:
+        validation: a file of its own; None splits a share off by the seed.
+    """
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"share: of the data to validate on, must be above 0 and below 1, got {share}")
+    examples = kind.read(data)
+    if validation is None:
+        training, judged = kind.split(examples, share, seed)
+        kind = kind.fitted(training)
+        if not judged:
+            raise ValueError(f"{data}: {len(examples)} examples are too few to split; give --validation")
+    else:
+        training, kind = examples, kind.fitted(examples)
+        judged = kind.read(validation)
+    # Absolute: a test may be asked for from another folder.
+    data, validation = data.resolve(), None if validation is None else validation.resolve()
+    digests = {str(path): digest(path) for path in (data, validation) if path is not None}
+    return TaskFile(kind, data, validation, digests, seed, share), training, judged
+
+
+def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settings:
+    """The settings of a run over `count` examples: those given, by their options, and the recipe where none is.
+
+    Without `steps` and `minutes` a run takes the recipe's epochs; with `minutes` alone, as many as there is time for.
+    """
+    options = {name: value for name, value in given.items() if value is not None}
+    names = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (Execution, EvaluationSettings)}
+    execution = Execution(**{name: options.pop(name) for name in names[Execution] & options.keys()})
+    looks = {name: options.pop(name) for name in names[EvaluationSettings] & options.keys()}
+    options["batch"] = batch = min(options.get("batch", BATCH), count)
+    epoch = count // max(batch, 1)
+    epochs = options.pop("epochs", recipe.epochs)
+    if "steps" not in options:
+        options["steps"] = None if "minutes" in options else epochs * epoch
+    # Not a tenth of `steps`: a run that is over may go on with more of them.
+    warmup = min(WARMUP, recipe.epochs * epoch // 10)
+    defaults = {"rate": recipe.rate, "decay": DECAY, "warmup": warmup}
+    looks = {"every": epoch, "patience": PATIENCE, **looks}
+    return Settings(**{**defaults, **options}, execution=execution, looks=EvaluationSettings(**looks))
+
+
+def split_again(source: TaskFile) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What a run was trained on and validated on, by what its folder says."""
+    examples = source.task.read(source.data)
+    if source.validation is not None:
+        return examples, source.task.read(source.validation)
+    return source.task.split(examples, source.share, source.seed)

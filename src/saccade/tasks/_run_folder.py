@@ -1,0 +1,96 @@
+"""task.json of a run's folder: which task, with which options, trained on which data. All that a test needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..models.checkpoints.reading import read_json
+from ..training.folder import TASK, task_of
+from ..training.resume import check_task
+from ._registry import TASKS
+from ._task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFile:
+    """What task.json says.
+
+    Args:
+        task: with all its fields, the learned ones included.
+        data, validation: what was read; without a file for validation a share was split off by the seed.
+        digests: SHA-256 of the files read, by path: a baseline is trained on the same data or not at all.
+        seed, share: of the split.
+    """
+
+    task: Task
+    data: Path
+    validation: Path | None
+    digests: dict[str, str]
+    seed: int
+    share: float
+
+    def to_json(self) -> str:
+        values = {
+            "task": self.task.name,
+            "options": dataclasses.asdict(self.task),
+            "data": str(self.data),
+            "validation": None if self.validation is None else str(self.validation),
+            "sha256": self.digests,
+            "seed": self.seed,
+            "share": self.share,
+        }
+        return json.dumps(values, indent=1) + "\n"
+
+
+def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
+    """task.json of a run's folder.
+
+    Args:
+        task: the name of the task that it must be of; None takes any.
+
+    Raises:
+        FileNotFoundError: no such folder. ValueError: no run of a task, one of another task, a damaged file.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; expected the --out of `saccade train`")
+    found = task_of(folder)
+    if found is None:
+        raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
+    if found not in TASKS:
+        raise ValueError(f"{folder}: is a run of the task {found}; expected one of {', '.join(TASKS)}")
+    if task is not None:
+        check_task(folder, found, task)
+    values = read_json(folder / TASK)
+    try:
+        return _parsed(values)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{folder / TASK}: damaged ({error})") from None
+
+
+def _parsed(values: dict[str, Any]) -> TaskFile:
+    kind = TASKS[values["task"]]
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in values["options"].items()}
+    validation = values["validation"]
+    return TaskFile(
+        kind(**options),
+        Path(values["data"]),
+        None if validation is None else Path(validation),
+        dict(values["sha256"]),
+        int(values["seed"]),
+        float(values["share"]),
+    )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, or of the names and contents of all files below a folder."""
+    whole = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            name, content = file.relative_to(path).as_posix().encode(), file.read_bytes()
+            for part in (name, content):
+                whole.update(len(part).to_bytes(8, "little") + part)
+    return "sha256:" + whole.hexdigest()

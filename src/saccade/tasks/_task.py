@@ -1,0 +1,170 @@
+"""What makes a task: its data, its head, its loss, its metric, its picture. Everything else is the same for all.
+
+A task is a frozen dataclass whose fields are its options, on the command line and in Python. What is learned from the
+training data before the model learns (the classes that there are) stands in its fields, too, which `fitted` fills: so
+a run's folder needs the task's name and fields, and no more, to test and to predict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ..models import Model
+from ..training import Objective, Settings
+
+T = TypeVar("T", bound="Task")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a task is trained where nothing else is asked for.
+
+    Args:
+        epochs: times through the training data.
+        rate: the highest learning rate.
+    """
+
+    epochs: int
+    rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(ABC):
+    """One task. Abstract: a subclass is one file.
+
+    Data are whatever `read` gives; a sequence of examples unless a task says otherwise.
+
+    Attributes:
+        name: as `saccade train` has it.
+        scratch, tuning: how it is trained with new weights, and from a checkpoint.
+        learned: names of the fields that `fitted` fills.
+        reading: names of the fields that may be others for data that are tested or predicted, such as a column.
+        requires: modules of optional dependencies, which are imported before anything is done.
+    """
+
+    name: ClassVar[str]
+    scratch: ClassVar[Recipe]
+    tuning: ClassVar[Recipe]
+    learned: ClassVar[tuple[str, ...]] = ()
+    reading: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def changed(self: T, options: Mapping[str, Any]) -> T:
+        """The task with other values of options in `reading`. TypeError for another name."""
+        unknown = [name for name in options if name not in self.reading]
+        if unknown:
+            raise TypeError(
+                f"{unknown[0]}: cannot differ from what {self.name} was trained with; expected one of "
+                f"{', '.join(self.reading)}"
+            )
+        return dataclasses.replace(self, **options)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, path: Path) -> Sequence[Any]:
+        """The examples of a file or a folder. A task that is fitted refuses what it has not learned, such as a label.
+
+        Raises:
+            FileNotFoundError, ValueError: what is wrong with it, and where.
+        """
+
+    @abstractmethod
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What is trained on, and a share of the data to validate on."""
+
+    def fitted(self: T, training: Sequence[Any]) -> T:
+        """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
+        return self
+
+    @abstractmethod
+    def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Examples without truth, of one input each."""
+
+    @abstractmethod
+    def read_inputs(self, path: Path) -> Sequence[Any]:
+        """Examples without truth from a file. Errors as of `read`."""
+
+    # --- model --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def new_model(self, training: Sequence[Any]) -> Model:
+        """A model with new weights, drawn with PyTorch's generator."""
+
+    @abstractmethod
+    def open_model(self, source: Path | str) -> Model:
+        """The model of a run's folder or a checkpoint, with this task's head, which begins anew where it has none."""
+
+    @abstractmethod
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> Objective:
+        """What the loop trains. Its evaluations have the metrics of `scores`."""
+
+    @abstractmethod
+    def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
+        """What the model says of each example; dropout is off meanwhile."""
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def scores(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, float]:
+        """The metrics, by name; the first is the one by which a model and its baseline are compared."""
+
+    def cost(self, scores: Mapping[str, float]) -> float:
+        """What a run is judged by, the lower the better: the first metric, where high is good."""
+        return -next(iter(scores.values()))
+
+    @abstractmethod
+    def baselines(self, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]) -> list[Baseline]:
+        """What a careful person would try first, trained on the same examples, and what it says of those tested."""
+
+    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
+        """What a report has beside the metrics, as plain values."""
+        return {}
+
+    def table(self, details: Mapping[str, Any]) -> str:
+        """The same for a terminal, "" if there is nothing, or too much."""
+        return ""
+
+    @abstractmethod
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """The task's picture of a test, as "png" or "svg"."""
+
+    @abstractmethod
+    def shown(self, example: Any, output: Any) -> dict[str, Any]:
+        """A prediction as plain values, the input first."""
+
+    def line(self, shown: Mapping[str, Any]) -> str:
+        """The same as a line for a terminal."""
+        return "  ".join(str(value) for value in shown.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """A model and what it says of data with truth.
+
+    Args:
+        details: of the task, for these outputs.
+    """
+
+    model: Model
+    data: Sequence[Any]
+    outputs: Sequence[Any]
+    details: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """A simple model's outputs, in the place of the trained one's.
+
+    Args:
+        name: what it is, in a few words.
+    """
+
+    name: str
+    outputs: Sequence[Any]

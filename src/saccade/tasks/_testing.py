@@ -1,0 +1,118 @@
+"""`saccade.tasks.test`: a run's model on data it has not seen, beside the simple baseline of its task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .._whole_file import whole_file
+from ._request import split_again
+from ._run_folder import TaskFile, digest, read_task_file
+from ._task import Baseline, Task, Tested
+from ._training import TrainedRun, import_required, open_run
+
+
+@dataclasses.dataclass(frozen=True)
+class TestReport:
+    """What a test found; `str` is for reading, `as_dict` for programs.
+
+    Attributes:
+        run, data: what was tested on what.
+        task: of the run.
+        tested: the model with its outputs and the details of the task, such as a confusion matrix.
+        metrics: of the model; the first is the one to compare by.
+        baselines: the metrics of the task's simple models by their names.
+        note: why there are none, if so.
+    """
+
+    run: Path
+    data: Path
+    task: Task = dataclasses.field(repr=False)
+    tested: Tested = dataclasses.field(repr=False)
+    metrics: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    note: str = ""
+
+    __test__ = False  # no test of pytest's, whatever its name
+
+    @property
+    def better(self) -> list[str]:
+        """The baselines that are better than the model, by the metric that the run was judged by."""
+        mine = self.task.cost(self.metrics)
+        return [name for name, metrics in self.baselines.items() if self.task.cost(metrics) < mine]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        return {
+            "task": self.task.name,
+            "run": str(self.run),
+            "data": str(self.data),
+            "examples": len(self.tested.data),
+            "metrics": self.metrics,
+            "baselines": self.baselines,
+            "better_baselines": self.better,
+            "note": self.note,
+            **self.tested.details,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"The baseline is better than this model: {name}." for name in self.better]
+        lines.append(f"{self.run} on {self.data}: {len(self.tested.data):,} examples")
+        rows = {"this model": self.metrics, **self.baselines}
+        wide = max(map(len, rows))
+        columns = {name: max(len(name), 6) for name in self.metrics}
+        lines.append(" " * wide + "".join(f"  {name:>{width}}" for name, width in columns.items()))
+        for title, row in rows.items():
+            lines.append(f"{title:<{wide}}" + "".join(f"  {row[name]:>{width}.4f}" for name, width in columns.items()))
+        table = self.task.table(self.tested.details)
+        return "\n".join([*lines, *([self.note] if self.note else []), *(["", table] if table else [])])
+
+    def save_picture(self, path: str | Path) -> None:
+        """Write the task's picture, .png or .svg, whole or not at all."""
+        path = Path(path)
+        kind = path.suffix[1:].lower()
+        if kind not in ("png", "svg"):
+            raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")
+        with whole_file(path) as temporary:
+            temporary.write_bytes(self.task.picture(self.tested, kind))
+
+
+def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = True, **options: Any) -> TestReport:
+    """Judge a run's model by data it was not trained on, and the task's baselines beside it.
+
+    Baselines learn from the examples that the run was trained on, read again from where they were; nothing of `data`
+    is used to choose anything.
+
+    Args:
+        run: of `train`, or its folder.
+        data: a file or a folder, as the task reads it.
+        baseline: whether to train them.
+        options: of the task, where the data differ from those of training: other columns.
+
+    Raises:
+        FileNotFoundError, ValueError: no run of a task, data that cannot be read, labels that training had not.
+    """
+    opened = open_run(run, options)
+    task, path = opened.task, Path(data)
+    import_required(type(task))
+    examples = task.read(path)
+    outputs = task.predict(opened.model, examples)
+    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples))
+    found, note = _baselines(read_task_file(opened.folder), examples) if baseline else ([], "")
+    simple = {one.name: task.scores(one.outputs, examples) for one in found}
+    return TestReport(opened.folder, path, task, tested, task.scores(outputs, examples), simple, note)
+
+
+test.__test__ = False  # type: ignore[attr-defined]  # as above
+
+
+def _baselines(source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
+    """Those of the task, or why there are none."""
+    for path, known in source.digests.items():
+        if not Path(path).exists():
+            return [], f"no baseline: {path}, which the run was trained on, is not there any more"
+        if digest(Path(path)) != known:
+            return [], f"no baseline: {path} is not what the run was trained on any more"
+    return source.task.baselines(*split_again(source), tested), ""

@@ -1,0 +1,133 @@
+"""Tasks of text: an encoder with word pieces of the user's own texts, or any checkpoint that reads text.
+
+Shape legend: B texts of a batch, L tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..models import Model, load
+from ..models.loading import new_text_model
+from ..models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
+from ._example_task import Batch, ExampleTask
+from ._temporary import kept_while_used, temporary_folder
+
+LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
+LONG = ("cut", "refuse")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTask(ExampleTask):
+    """A task whose examples are texts. Abstract.
+
+    Args:
+        vocabulary: word pieces of a new encoder, at most.
+        layers, heads, width, dropout: of a new encoder; a checkpoint has its own.
+        longest: tokens of a text that are read, the special ones included; None: 256 by a new encoder, all that a
+            checkpoint can.
+        long: "cut" texts that are longer, or "refuse" them.
+    """
+
+    vocabulary: int = 4096
+    layers: int = 2
+    heads: int = 4
+    width: int = 128
+    dropout: float = 0.3
+    longest: int | None = None
+    long: str = "cut"
+
+    head: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.long not in LONG:
+            raise ValueError(f"long: expected one of {', '.join(map(repr, LONG))}, got {self.long!r}")
+        for name, least in (("vocabulary", 1), ("layers", 1), ("heads", 1), ("width", 1), ("longest", 3)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: must be at least {least}, got {value}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
+        if self.width % self.heads:
+            raise ValueError(f"heads: must divide the width, got heads={self.heads} and width={self.width}")
+
+    @abstractmethod
+    def text_of(self, example: Any) -> str:
+        """The text of an example."""
+
+    @property
+    @abstractmethod
+    def label_names(self) -> Sequence[str]:
+        """What the head tells apart."""
+
+    def new_model(self, training: Sequence[Any]) -> Model:
+        folder = temporary_folder()
+        longest = self.longest or LONGEST
+        pieces = train_word_pieces([self.text_of(example) for example in training], self.vocabulary)
+        write_tokenizer(folder, pieces.to_str(pretty=True), longest)
+        model = new_text_model(
+            folder,
+            head=self.head,
+            labels=self.label_names,
+            model_type="bert",
+            vocab_size=pieces.get_vocab_size(),
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=4 * self.width,
+            max_position_embeddings=longest,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+        )
+        return kept_while_used(model, folder)
+
+    def open_model(self, source: Path | str) -> Model:
+        return load(source, head=self.head, labels=list(self.label_names), dtype=torch.float32)
+
+    def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
+        """The tokens of each text, the special ones included. ValueError for a long one that is to be refused."""
+        texts = [self.text_of(example) for example in examples]
+        if self.long == "refuse":
+            self._refuse_long(model, examples, texts)
+        return model.tokenizer.whole_many(texts, self.longest)
+
+    def _refuse_long(self, model: Model, examples: Sequence[Any], texts: list[str]) -> None:
+        limits = [limit for limit in (self.longest, model.tokenizer.longest) if limit is not None]
+        for example, text in zip(examples, texts, strict=True):
+            count = len(model.tokenizer.whole(text))
+            if limits and count > min(limits):
+                raise ValueError(
+                    f"{example.place}: {count} tokens are more than the {min(limits)} that are read; cut the text, or "
+                    "give --long cut"
+                )
+
+    def padded(self, model: Model, rows: Sequence[list[int]]) -> Batch:
+        """`input_ids` and `attention_mask` (B, L), padded on the right; the model computes no padding."""
+        longest = max(map(len, rows))
+        lengths = torch.tensor([len(row) for row in rows])
+        pad = model.tokenizer.pad
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.int64)
+        return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
+
+
+def write_tokenizer(folder: Path, content: str, longest: int) -> None:
+    """Word pieces as the files that published models have."""
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "model_max_length": longest,
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "cls_token": START,
+        "sep_token": END,
+        "mask_token": MASK,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,107 @@
+"""What a run of any task is asked for, what it trains and writes once its input is read, and whom it tells."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .objective import Evaluation, Objective
+from .settings import Settings
+
+CurveEntry = dict[str, float]
+"""A look at the validation data: `COMMON` ones, and the task's metrics between the losses and the rest."""
+COMMON = ("step", "training_loss", "validation_loss", "norm", "tokens_per_second", "seconds")
+
+
+class RunRequest(Protocol):
+    """What every run is asked for; each task adds its data and its model.
+
+    Attributes:
+        task: its name, as `saccade train` has it.
+        out: the folder to write; one that exists is refused unless `overwrite`.
+        resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
+    """
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def out(self) -> Path: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def overwrite(self) -> bool: ...
+    @property
+    def resume(self) -> bool: ...
+
+
+def check_one(run: RunRequest) -> None:
+    """ValueError where a run is asked both to continue and to replace what is in its folder."""
+    if run.resume and run.overwrite:
+        raise ValueError("resume: continues what is in the folder, overwrite replaces it; give one of them")
+
+
+class PreparedRun(ABC):
+    """What a run trains and writes, its input read and found sound. Abstract: each task has one.
+
+    Attributes:
+        settings: with everything that the data decided.
+        objective: what the loop trains.
+        trained: the model, in training, as the kind of thing that `stored` opens.
+        described: everything that decides what is learned, by name; a run that is resumed must be described alike.
+        kept: what a checkpoint needs beside the weights to build the model again, as plain values.
+        state: the checkpoint the run continues from; None where it begins.
+    """
+
+    settings: Settings
+    objective: Objective
+    trained: Any
+    described: dict[str, Any]
+    kept: dict[str, Any]
+    state: dict[str, Any] | None
+
+    @property
+    @abstractmethod
+    def introduction(self) -> list[str]:
+        """Lines that say what is trained on what."""
+
+    @abstractmethod
+    def conclusion(self, stored: Evaluation) -> str:
+        """A line that says how good the best weights are, as they were stored."""
+
+    @abstractmethod
+    def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of the model's weights on the CPU, in the precision in which files hold them."""
+
+    @abstractmethod
+    def save(self, weights: dict[str, Tensor], name: str) -> None:
+        """Write the folder of a model with these weights, which stand in a file of that name."""
+
+    @abstractmethod
+    def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
+        """The model card, in Markdown; `stored` as in `conclusion`, None while the run goes on."""
+
+    @abstractmethod
+    def stored(self) -> tuple[Any, Evaluation]:
+        """The model that the folder holds, opened again, and how good it is on all validation data."""
+
+    def sample(self, step: int) -> str:
+        """Something that the model writes by now, to be shown; "" where it writes nothing."""
+        return ""
+
+
+class Reporter:
+    """What a run tells; every method may be overridden. This one says nothing."""
+
+    def started(self, prepared: Any) -> None: ...
+
+    def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None: ...
+
+    def looked(self, entry: CurveEntry, sample: str, best: bool) -> None: ...
+
+    def finished(self, prepared: Any, stored: Evaluation) -> None: ...
+
+    def warned(self, message: str) -> None: ...

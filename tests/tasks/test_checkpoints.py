@@ -1,0 +1,52 @@
+"""Classes from a checkpoint: families that read texts in other ways, all trained by the same few lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from published import transformers, written, written_words
+from saccade import tasks
+from saccade.models import load
+from tasks.conftest import BAD, FILLING, GOOD
+
+LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}
+KINDS = {  # an encoder without a pooler, a decoder that reads the last token, an encoder-decoder
+    "DistilBertModel": ("DistilBertConfig", {"dim": 24, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, **LENGTH}),
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 97, "n_positions": 64}),
+    "BartModel": (
+        "BartConfig",
+        {
+            "d_model": 24,
+            **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+            **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
+            **{f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")},
+            **LENGTH,
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_checkpoint_learns(files, tmp_path, kind):
+    """Catches calls that only BERT takes, heads that do not begin anew, and folders that do not open again."""
+    config, sizes = KINDS[kind]
+    written(tmp_path / "published", kind, getattr(transformers(), config)(**sizes))
+    written_words(tmp_path / "published", [" ".join(GOOD + BAD + FILLING)])
+    options = {"steps": 150, "rate": 3e-3, "batch": 19, "precision": "no", "patience": 99}
+    run = tasks.train("classify", files / "reviews.csv", tmp_path / "run", initial=tmp_path / "published", **options)
+    assert tasks.test(run, files / "unseen.csv", baseline=False).metrics["accuracy"] == 1.0
+    assert load(run.folder).label_names == ["negative", "positive"]
+    assert (run.folder / "vocab.txt").read_bytes() == (tmp_path / "published" / "vocab.txt").read_bytes()
+
+
+def test_a_language_model_of_saccades_own_is_no_classifier(files, tmp_path):
+    from saccade.models import DecoderLM, LanguageModel, ModelConfig, save
+    from saccade.models.tokenizers.own import train_characters
+
+    tokenizer = train_characters(["a film"])
+    config = ModelConfig(tokenizer.vocabulary, width=12, layers=1, heads=2, hidden=16, context=11)
+    save(LanguageModel(DecoderLM(config), tokenizer), tmp_path / "own")
+    with pytest.raises(ValueError, match="head: a model of Saccade's own has 'causal-lm' alone"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=tmp_path / "own")
+    assert not (tmp_path / "out").exists()

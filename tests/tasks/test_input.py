@@ -1,0 +1,149 @@
+"""What is read, and what is wrong with it: one line that says where, before anything is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from looped import looped
+from saccade import tasks
+from tasks.conftest import SMALL, reviews, write_csv
+
+
+def test_every_kind_of_file_has_the_same_examples(tmp_path):
+    """Catches separators, quotes and line ends that are read as text."""
+    rows = [('said "no", twice', "bad"), ("tab\tand\nnewline", "good"), ("Ünïcode", "7")]
+    write_csv(tmp_path / "a.csv", [(label, text, 0) for text, label in rows], ("y", "x", "other"))
+    lines = [json.dumps({"x": text, "y": int(label) if label == "7" else label}) for text, label in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n\n")
+    kind = tasks.Classify(text="x", label="y")
+    expected = [(example.text, example.label) for example in kind.read(tmp_path / "a.csv")]
+    assert expected == rows
+    assert [(example.text, example.label) for example in kind.read(tmp_path / "a.jsonl")] == rows
+    for number, (text, label) in enumerate(rows):
+        (tmp_path / "classes" / label).mkdir(parents=True)
+        (tmp_path / "classes" / label / f"{number}.txt").write_text(text)
+    found = [(example.text, example.label) for example in kind.read(tmp_path / "classes")]
+    assert sorted(found) == sorted(rows)
+    (tmp_path / "a.tsv").write_text("\ufeffx\ty\na, b\tgood\n", encoding="utf-8")
+    (example,) = kind.read(tmp_path / "a.tsv")
+    assert (example.text, example.label) == ("a, b", "good")
+    assert example.place.endswith("a.tsv: line 2")
+
+
+@looped(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "review,stars\nx,1\n", r"a.csv: no column 'text'; it has 'review', 'stars'$"),
+        ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
+        ("a.csv", "", r"a.csv: no column 'text'; it has none$"),
+        ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
+        ("a.csv", "text,label\nx,a\ny\n", r"a.csv: line 3 has 1 cells, expected 2 as in the first line$"),
+        ("a.csv", "text,label\nx,a\ny,\n", r"a.csv: line 3: expected a label, a word or an integer, got ''$"),
+        ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
+        ("a.csv", "text,label\nx,a\ny,a\n", r"label: expected two classes or more, every text is 'a'$"),
+        ("a.csv", "text,label\nx,a\ny,b\n", r"a.csv: 2 examples are too few to split; give --validation$"),
+        ("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "y"}\n', r"line 2: no column 'label'; it has 'text'$"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": ["a", "b"]}\n',
+            r"line 1: expected a label, a word or an integer, got \['a'",
+        ),
+        ("a.jsonl", '{"text": 3, "label": "a"}\n', r"line 1: expected a text, got 3$"),
+        ("a.jsonl", "text\n", r"line 1: not JSON"),
+        ("a.jsonl", "[1]\n", r"line 1: expected an object with 'text' and 'label', got \[1\]$"),
+        ("a.txt", "text\n", r"a.txt: expected a file that ends in .csv, .tsv, .jsonl$"),
+        ("a.csv", b"text,label\n\xff,a\n", r"a.csv: not a text in UTF-8 \(at byte 11\)$"),
+    ],
+)
+def test_bad_data_is_told_in_one_line_and_nothing_is_written(tmp_path_factory, name, content, message):
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message) as raised:
+        tasks.train("classify", folder / name, folder / "out", **SMALL)
+    assert "\n" not in str(raised.value)
+    assert not (folder / "out").exists()
+
+
+def test_other_bad_input(files, tmp_path):
+    def train(data=files / "reviews.csv", **options):
+        return tasks.train("classify", data, tmp_path / "out", **{**SMALL, **options})
+
+    cases = [
+        ({"data": tmp_path / "no.csv"}, FileNotFoundError, "no.csv: no such file or folder"),
+        ({"data": tmp_path}, ValueError, "holds no examples; expected a folder for each class with .txt files in it"),
+        ({"share": 1.0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 1.0"),
+        ({"heads": 5}, ValueError, "heads: must divide the width, got heads=5 and width=24"),
+        ({"layers": 0}, ValueError, "layers: must be at least 1, got 0"),
+        ({"longest": 2}, ValueError, "longest: must be at least 3, got 2"),
+        ({"dropout": 1.0}, ValueError, r"dropout: must be in \[0, 1\), got 1.0"),
+        ({"vocabulary": 20}, ValueError, r"vocabulary: the characters of the texts need at least \d+ pieces, got 20"),
+        ({"long": "slide"}, ValueError, "long: expected one of 'cut', 'refuse', got 'slide'"),
+        ({"label_smoothing": 1}, ValueError, r"label_smoothing: must be in \[0, 1\), got 1"),
+        ({"metric": "recall"}, ValueError, "metric: expected one of 'accuracy', 'f1', got 'recall'"),
+        ({"colour": 3}, TypeError, "colour: no option of classify; it has accumulate, batch, .*, class_weights, "),
+        ({"labels": ("a", "b")}, TypeError, "labels: no option of classify"),
+        (
+            {"resume": True, "overwrite": True},
+            ValueError,
+            "resume: continues what is in the folder, overwrite",
+        ),
+        ({"initial": tmp_path / "nowhere"}, FileNotFoundError, "nowhere"),
+    ]
+    for options, error, message in cases:
+        with pytest.raises(error, match=message):
+            train(**options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="task: expected one of 'classify', got 'juggle'"):
+        tasks.train("juggle", files / "reviews.csv", tmp_path / "out")
+
+
+def test_labels_that_training_has_not(learned, files, tmp_path):
+    data = write_csv(tmp_path / "new.csv", [("a good film", "positive"), ("a film", "so-so")])
+    message = r"new.csv: line 3: the label 'so-so' is not in the training data, which has 'negative', 'positive'$"
+    with pytest.raises(ValueError, match=message):
+        tasks.test(learned, data)
+    with pytest.raises(ValueError, match=message):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", validation=data, **SMALL)
+
+
+def test_empty_texts_may_be_left_out(learned, tmp_path):
+    data = write_csv(tmp_path / "some.csv", [("a good film", "positive"), (" ", "negative"), ("poor", "negative")])
+    with pytest.raises(ValueError, match=r"some.csv: line 3: the text is empty \(1 of 3 are\)"):
+        tasks.test(learned, data)
+    report = tasks.test(learned, data, skip_empty=True, baseline=False)
+    assert len(report.tested.data) == 2
+    with pytest.raises(ValueError, match="text 2: the text is empty"):
+        tasks.predict(learned, ["fine", ""])
+    data = write_csv(tmp_path / "none.csv", [(" ", "negative")])
+    with pytest.raises(ValueError, match="none.csv: line 2: no text is left, all 1 are empty"):
+        tasks.test(learned, data, skip_empty=True)
+
+
+def test_columns_of_a_test_may_have_other_names(learned, tmp_path):
+    data = write_csv(tmp_path / "other.csv", reviews(13, 4), ("review", "mood"))
+    assert tasks.test(learned, data, text="review", label="mood", baseline=False).metrics["accuracy"] == 1.0
+    assert len(tasks.predict(learned, data, text="review")) == 13
+    with pytest.raises(TypeError, match="width: cannot differ from what classify was trained with; expected one of"):
+        tasks.test(learned, data, width=7)
+
+
+def test_inputs_of_a_prediction(learned, tmp_path):
+    (tmp_path / "texts.txt").write_text("a good film\nsuch a dull plot\n")
+    found = tasks.predict(learned.folder, tmp_path / "texts.txt")
+    assert [(one["text"], one["label"]) for one in found] == [
+        ("a good film", "positive"),
+        ("such a dull plot", "negative"),
+    ]
+    assert all(sum(one["probabilities"].values()) == pytest.approx(1) for one in found)
+    assert found == tasks.predict(learned, ["a good film", "such a dull plot"])
+    (alone,) = tasks.predict(learned, "a good film")
+    assert alone["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-6)
+    (tmp_path / "texts.txt").write_text("")
+    with pytest.raises(ValueError, match="texts.txt: holds no lines"):
+        tasks.predict(learned, tmp_path / "texts.txt")
+    with pytest.raises(TypeError, match="inputs: expected texts, got int"):
+        tasks.predict(learned, [3])
+    with pytest.raises(ValueError, match="inputs: empty, expected at least one"):
+        tasks.predict(learned, [])

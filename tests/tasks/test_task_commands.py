@@ -1,0 +1,101 @@
+"""`saccade train classify`, `test` and `predict`: the words, the streams, the exit statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+import typer.main
+
+from saccade import cli
+from saccade.cli import _app
+from saccade.tasks import Classify
+from saccade.tasks._request import BATCH, DECAY, PATIENCE, SHARE
+from saccade.training import EvaluationSettings, Execution, Settings
+from tasks.conftest import SMALL
+
+
+def command(files, out, *more):
+    options = [f"--{name}={value}" for name, value in SMALL.items()]
+    return ["train", "classify", str(files / "reviews.csv"), "--out", str(out), *options, *more]
+
+
+def test_every_option_has_the_name_of_its_field():
+    parameters = typer.main.get_command(_app.app).commands["train"].commands["classify"].params
+    options = {parameter.opts[0].removeprefix("--").replace("-", "_"): parameter for parameter in parameters}
+    names = {field.name for kind in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(kind)}
+    names -= {"execution", "looks", "evaluate_windows"}
+    own = {field.name: field.default for field in dataclasses.fields(Classify) if field.name not in Classify.learned}
+    assert names | own.keys() <= options.keys()
+    for name, default in own.items():
+        assert options[name].default == default, name
+    for name, default in (("batch", BATCH), ("decay", DECAY), ("patience", PATIENCE), ("share", SHARE)):
+        assert options[name].default == default
+    rates = f"{Classify.scratch.rate:.0e}".replace("e-0", "e-"), f"{Classify.tuning.rate:.0e}".replace("e-0", "e-")
+    assert f"[default: {rates[0]}, with --from {rates[1]}]" in options["rate"].help
+    assert f"[default: {Classify.scratch.epochs}, with --from {Classify.tuning.epochs}]" in options["epochs"].help
+
+
+@pytest.mark.slow
+def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    assert cli.main(command(files, out, "--no-tensorboard")) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("classify: BERT of ") and told[0].endswith(" parameters, from random weights")
+    assert told[1] == f"189 examples to train on, 22 to validate; 80 steps into {out}"
+    assert "accuracy 1.0000" in told[-4] and told[-4].startswith("best weights, over all validation data: ")
+    assert told[-2:] == [f"  saccade test {out} DATA", f"  saccade predict {out} INPUT"]
+
+    picture = tmp_path / "confusion.png"
+    unseen = str(files / "unseen.csv")
+    assert cli.main(["test", str(out), unseen, "--picture", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out} on {unseen}: 101 examples"
+    assert lines[2].split() == ["this", "model", "1.0000", "1.0000", lines[2].split()[-1]]
+    assert lines[3].startswith("TF-IDF with logistic regression (C = ")
+    assert lines[-1] == f"picture: {picture}" and picture.stat().st_size > 1000
+    assert cli.main(["test", str(out), unseen, "--json", "--no-baseline"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["examples"], report["metrics"]["accuracy"], report["baselines"]) == (101, 1.0, {})
+
+    assert cli.main(["predict", str(out), "such a lovely film"]) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (line["text"], line["label"]) == ("such a lovely film", "positive")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a dull plot\nfine\n"))
+    assert cli.main(["predict", str(out)]) == 0
+    assert [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()] == ["negative", "positive"]
+    assert cli.main(["predict", str(out), unseen, "--set", "text=review"]) == 2
+    assert capsys.readouterr().err == f"saccade: error: {unseen}: no column 'review'; it has 'text', 'label'\n"
+
+
+def test_errors_are_one_line(learned, files, tmp_path, capsys):
+    out, run, unseen = tmp_path / "out", str(learned.folder), str(files / "unseen.csv")
+    cases = [
+        (command(files, out, "--text", "review"), "reviews.csv: no column 'review'; it has 'text', 'label'"),
+        (command(files, out, "--minutes", "0"), "minutes: must be finite and positive, got 0.0"),
+        (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),
+        (["predict", run, "nowhere.csv"], "nowhere.csv: no such file or folder"),
+        (["predict", str(tmp_path / "no"), "a film"], "no: no such folder; expected the --out of `saccade train`"),
+        (["test", run, unseen, "--picture", "a.pdf"], "ends in .png or .svg"),
+        (["test", run, unseen, "--set", "text"], "--set text: expected NAME=VALUE"),
+        (["test", run, unseen, "--set", "width=3"], "width: cannot differ from what"),
+    ]
+    for arguments, message in cases:
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("saccade: error: ") and error.count("\n") == 1
+        assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_installed_is_told_before_any_work(files, tmp_path, capsys, monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "sklearn" else found(name))
+    assert cli.main(command(files, tmp_path / "out")) == 2
+    install = 'pip install -c constraints.txt ".[tasks]" in the folder of Saccade'
+    expected = f"this needs sklearn, which is not installed: {install}"
+    assert capsys.readouterr().err == f"saccade: error: {expected}\n"
