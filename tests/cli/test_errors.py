@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from saccade import __version__, cli
+from saccade._extras import NotInstalled
 from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require
 
@@ -224,7 +225,7 @@ def test_version(capsys):
 
 def test_a_missing_extra_is_the_command_that_installs_it():
     require("json", "plot")
-    with pytest.raises(UserError, match=r'pip install -c constraints.txt "\.\[plot\]" in the folder of Saccade$'):
+    with pytest.raises(NotInstalled, match=r'pip install -c constraints.txt "\.\[plot\]" in the folder of Saccade$'):
         require("a_module_nobody_has", "plot")
 
 

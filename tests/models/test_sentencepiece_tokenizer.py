@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from published import run_without_transformers, transformers, written
 from saccade.models.tokenizers.sentencepiece import open_sentencepiece
 
 DOCS = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
-LINES = [line for page in DOCS[:6] for line in page.read_text(encoding="utf-8").splitlines() if line.strip()]
-# Of ")))" the pieces "))" and ")" have one score in either order: which comes first is each library's own affair.
-SENTENCES = [line for line in LINES if not re.search(r"(\W)\1\1", line)]
+SENTENCES = [line for page in DOCS[:6] for line in page.read_text(encoding="utf-8").splitlines() if line.strip()]
 ODD = [
     "",
     " ",
@@ -95,14 +92,31 @@ def their_marian(folder: Path):
     return tokenizer
 
 
+def as_likely(model: sentencepiece.SentencePieceProcessor, one: list[int], other: list[int]) -> bool:
+    """Whether two segmentations of one text have one score: which of them comes first is each library's own affair.
+
+    Of sums of float32, in any order, two may differ by their number times the sum's rounding.
+    """
+    own = model.get_piece_size()
+    if [n for n in one if n >= own] != [n for n in other if n >= own]:
+        return False
+    pieces = [[n for n in ids if n < own] for ids in (one, other)]
+    (first, second) = (sum(map(model.get_score, ids)) for ids in pieces)
+    slack = max(map(len, pieces)) * abs(first) * torch.finfo(torch.float32).eps
+    return model.decode(pieces[0]) == model.decode(pieces[1]) and abs(first - second) <= slack
+
+
 def test_t5(t5):
     theirs, ours = transformers().T5Tokenizer.from_pretrained(t5), open_sentencepiece(t5)
     assert ours.vocabulary == len(theirs)
     texts = [*SENTENCES, *ODD, "The <extra_id_0> walks in<extra_id_99>park </s> it", "<extra_id_7><pad> <extra_id_100>"]
+    model, ties = sentencepiece.SentencePieceProcessor(model_file=str(t5 / "spiece.model")), 0
     for text in texts:
-        expected = theirs(text).input_ids
-        assert ours.whole(text) == expected, text
+        expected, found = theirs(text).input_ids, ours.whole(text)
+        assert found == expected or as_likely(model, found, expected), text
+        ties += found != expected
         assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True).strip(), text
+    assert ties <= len(texts) // 50
     batch, expected = ours(SENTENCES[:5]), theirs(SENTENCES[:5], padding=True, return_tensors="pt")
     assert all(torch.equal(batch[name], expected[name]) for name in ("input_ids", "attention_mask"))
     assert ours(SENTENCES[:5], longest=7)["input_ids"].shape == (5, 7)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import sys
 
 import pytest
 import typer.main
 
 from saccade import cli
 from saccade.cli import _app
-from saccade.tasks import Classify
-from saccade.tasks._request import BATCH, DECAY, PATIENCE, SHARE
+from saccade.tasks._registry import TASKS
+from saccade.tasks._request import DECAY, PATIENCE, SHARE
 from saccade.training import EvaluationSettings, Execution, Settings
 from tasks.conftest import SMALL
 
@@ -22,20 +23,22 @@ def command(files, out, *more):
     return ["train", "classify", str(files / "reviews.csv"), "--out", str(out), *options, *more]
 
 
-def test_every_option_has_the_name_of_its_field():
-    parameters = typer.main.get_command(_app.app).commands["train"].commands["classify"].params
+@pytest.mark.parametrize("name", TASKS)
+def test_every_option_has_the_name_and_the_default_of_its_field(name):
+    kind = TASKS[name]
+    parameters = typer.main.get_command(_app.app).commands["train"].commands[name].params
     options = {parameter.opts[0].removeprefix("--").replace("-", "_"): parameter for parameter in parameters}
     names = {field.name for kind in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(kind)}
     names -= {"execution", "looks", "evaluate_windows"}
-    own = {field.name: field.default for field in dataclasses.fields(Classify) if field.name not in Classify.learned}
+    own = {field.name: field.default for field in dataclasses.fields(kind) if field.name not in kind.learned}
     assert names | own.keys() <= options.keys()
-    for name, default in own.items():
-        assert options[name].default == default, name
-    for name, default in (("batch", BATCH), ("decay", DECAY), ("patience", PATIENCE), ("share", SHARE)):
-        assert options[name].default == default
-    rates = f"{Classify.scratch.rate:.0e}".replace("e-0", "e-"), f"{Classify.tuning.rate:.0e}".replace("e-0", "e-")
-    assert f"[default: {rates[0]}, with --from {rates[1]}]" in options["rate"].help
-    assert f"[default: {Classify.scratch.epochs}, with --from {Classify.tuning.epochs}]" in options["epochs"].help
+    for field, default in {**own, "decay": DECAY, "patience": PATIENCE, "share": SHARE}.items():
+        assert options[field].default == default, field
+    for field in ("epochs", "rate", "batch"):
+        recipes = [getattr(recipe, field) for recipe in (kind.scratch, kind.tuning)]
+        shown = [f"{value:.0e}".replace("e-0", "e-") if field == "rate" else str(value) for value in recipes]
+        shown = shown[0] if shown[0] == shown[1] else f"{shown[0]}, with --from {shown[1]}"
+        assert f"[default: {shown}]" in options[field].help
 
 
 @pytest.mark.slow
@@ -91,11 +94,8 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
 
 
 def test_what_is_not_installed_is_told_before_any_work(files, tmp_path, capsys, monkeypatch):
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "sklearn" else found(name))
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     assert cli.main(command(files, tmp_path / "out")) == 2
     install = 'pip install -c constraints.txt ".[tasks]" in the folder of Saccade'
-    expected = f"this needs sklearn, which is not installed: {install}"
+    expected = f"classify needs sklearn, which is not installed: {install}"
     assert capsys.readouterr().err == f"saccade: error: {expected}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from .._extras import installing
+from .._extras import NotInstalled
 
 
 class UserError(Exception):
@@ -16,10 +16,10 @@ def require(module: str, extra: str) -> None:
     """Ask for an optional dependency before any work is done.
 
     Raises:
-        UserError: `module` is not installed; the message is the command that installs it.
+        NotInstalled: `module` is not there; the message is the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"this needs {module}, which is not installed: {installing(extra)}")
+        raise NotInstalled("this", module, extra)
 
 
 def told_by_another() -> bool:

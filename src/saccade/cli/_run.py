@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from .._extras import NotInstalled
 from .._terminal import cleaned_streams
 from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
@@ -46,4 +47,5 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
 
 def _fixable(error: Exception) -> bool:
     # Usage errors are known by their method: they are click's own or typer's copy of it, by typer's version.
-    return isinstance(error, (UserError, ValueError, TypeError, OSError)) or hasattr(error, "format_message")
+    fixable = (UserError, NotInstalled, ValueError, TypeError, OSError)
+    return isinstance(error, fixable) or hasattr(error, "format_message")

@@ -1,24 +1,15 @@
-"""The options of `saccade train TASK`, by theme; their names are those of the task's fields and of the settings'."""
+"""The options that all tasks of `saccade train` have, by theme; their names are those of the settings' fields."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, cast
-
-import typer
+from typing import Any, cast
 
 from ._options import option
+from ._task_commands import TaskCommand
 from ._train_options import EvaluationOptions, LearningOptions, log_wanted
-
-Data = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DATA",
-        help="A .csv, .tsv or .jsonl, or a folder with a folder of .txt files each class.",
-        show_default=False,
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,41 +31,16 @@ class TaskFileOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassOptions:
-    """Texts and classes"""
-
-    text: str = option("text", "The column of texts.", metavar="COLUMN")
-    label: str = option("label", "The column of classes.", metavar="COLUMN")
-    skip_empty: bool = option(False, "Leave out texts without a word.", "--skip-empty")
-    label_smoothing: float = option(0.0, "Share of the truth that is spread over all classes.")
-    class_weights: bool = option(False, "Let rare classes count more.", "--class-weights")
-    metric: str = option("accuracy", "What the best weights are chosen by: accuracy or f1.")
-
-
-@dataclasses.dataclass(frozen=True)
-class TextModelOptions:
-    """Model"""
-
-    vocabulary: int = option(4096, "Word pieces of a new encoder, at most.")
-    layers: int = option(2, "Its blocks.")
-    heads: int = option(4, "Its heads of each block.")
-    width: int = option(128, "Its width.")
-    dropout: float = option(0.3, "Its dropout.")
-    longest: int | None = option(
-        None, "Tokens of a text that are read.  [default: 256 by a new encoder, all that a checkpoint can]"
-    )
-    long: str = option("cut", "What to do with longer texts: cut or refuse.")
-
-
-@dataclasses.dataclass(frozen=True)
 class TaskLearningOptions:
     """Learning"""
 
-    epochs: int | None = option(None, "Times through the data.  [default: 10, with --from 3]")
+    # {...}: of the task's recipe
+
+    epochs: int | None = option(None, "Times through the data.  [default: {epochs}]")
     steps: int | None = option(None, "Optimizer steps, in the place of --epochs.")
     minutes: float | None = option(None, "End before so many minutes are over.  [default: never]")
-    batch: int = option(32, "Examples in each step, over all processes.")
-    rate: float | None = option(None, "Highest learning rate.  [default: 5e-4, with --from 5e-5]")
+    batch: int | None = option(None, "Examples in each step, over all processes.  [default: {batch}]")
+    rate: float | None = option(None, "Highest learning rate.  [default: {rate}]")
     warmup: int | None = option(None, "Steps up to it.  [default: a tenth of the epochs that are usual, at most 100]")
     decay: float = option(0.01, "Weight decay.")
     beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
@@ -103,3 +69,15 @@ def given(*groups: Any) -> dict[str, Any]:
     """What the groups say, by the names of settings."""
     options = {name: value for group in groups for name, value in vars(group).items()}
     return {**options, "tensorboard": log_wanted(options["tensorboard"])}
+
+
+def learning_options(command: TaskCommand) -> type:
+    """`TaskLearningOptions` whose help has the recipe of a task."""
+    fields = []
+    for field in dataclasses.fields(TaskLearningOptions):
+        info = copy.copy(field.metadata["option"])
+        info.help = info.help.format(epochs=command.epochs, rate=command.rate, batch=command.batch)
+        fields.append((field.name, field.type, dataclasses.field(default=field.default, metadata={"option": info})))
+    made = dataclasses.make_dataclass("TaskLearningOptions", fields, frozen=True)
+    made.__module__, made.__doc__ = __name__, TaskLearningOptions.__doc__  # where its types are named; its heading
+    return made

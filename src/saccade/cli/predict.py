@@ -12,7 +12,8 @@ import typer
 from ._options import GroupedCommand
 from ._run_options import Changes, Run, changes_of
 
-_ENDINGS = (".csv", ".tsv", ".jsonl", ".txt")  # of an input that is meant to be a file, though it is not there
+# Of an input that is meant to be a file, though it is not there.
+_ENDINGS = tuple(".csv .tsv .jsonl .json .txt .conll .png .jpg .jpeg .wav .flac .npz .fasta".split())
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +26,8 @@ def predict(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A file (.csv, .tsv, .jsonl, or an input a line), an input in quotes, or - for lines on standard "
-            "input.",
+            help="A file or folder as training reads them, a .txt with an input a line, an input in quotes, or - for "
+            "lines on standard input.",
             show_default=False,
         ),
     ] = "-",
@@ -50,7 +51,7 @@ def predict(
 def _file_or_text(given: str) -> str | Path:
     path = Path(given)
     try:
-        there = path.is_file()
+        there = path.exists()
     except OSError:  # a text longer than a name may be
         there = False
     if there or (path.suffix.lower() in _ENDINGS and len(given.split()) == 1):

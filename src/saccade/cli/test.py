@@ -35,7 +35,6 @@ def test(
 
     The first line says so where the baseline is better.
     """
-    require("sklearn", "tasks")
     target = None
     if picture is not None:
         from ..viewer import check_target

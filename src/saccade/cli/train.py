@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ._errors import require
 from ._options import GroupedCommand, flattened
-from ._task_options import (
-    ClassOptions,
-    Data,
-    TaskEvaluationOptions,
-    TaskFileOptions,
-    TaskLearningOptions,
-    TextModelOptions,
-    given,
-)
+from ._task_commands import TASK_COMMANDS, TaskCommand
+from ._task_options import TaskEvaluationOptions, TaskFileOptions, given, learning_options
 from ._train_options import (
     EvaluationOptions,
     FileOptions,
@@ -33,18 +29,21 @@ from ._train_rate import learning_rate
 from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..models import LanguageModel
     from ..training import LanguageRun
+
+KEPT = (
+    """Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on."""
+)
 
 
 def register(app: typer.Typer) -> None:
     train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=GroupedCommand, epilog=EPILOG)(flattened(language_model))
-    train.command("classify", cls=GroupedCommand, epilog=EPILOG, short_help="Tell classes of texts apart.")(
-        flattened(classify)
-    )
+    for task, command in TASK_COMMANDS.items():
+        train.command(task, cls=GroupedCommand, epilog=EPILOG, short_help=command.summary)(
+            flattened(_task_command(task, command))
+        )
     train.command("rate", cls=GroupedCommand, short_help="Find a learning rate to train with.")(
         flattened(learning_rate)
     )
@@ -89,25 +88,25 @@ def language_model(
             typer.echo(f'  saccade look --model {run.out} "Once upon a time there was a time"')
 
 
-def classify(
-    data: Data,
-    files: TaskFileOptions,
-    classes: ClassOptions,
-    model: TextModelOptions,
-    learning: TaskLearningOptions,
-    machine: MachineOptions,
-    keeping: TaskEvaluationOptions,
-) -> None:
-    """Train a classifier of texts on DATA: an encoder of its own, or from a checkpoint.
+def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
+    """A function for `flattened`: its parameters are DATA and groups of options."""
+    groups = (TaskFileOptions, *command.groups, learning_options(command), MachineOptions, TaskEvaluationOptions)
 
-    Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on.
-    """
-    _train_task("classify", data, files, given(classes, model, learning, machine, keeping))
+    def run(data: Path, **options: Any) -> None:
+        files = options.pop(TaskFileOptions.__name__)
+        _train_task(task, data, files, given(*options.values()))
+
+    argument = typer.Argument(metavar="DATA", help=command.data, show_default=False)
+    run.__annotations__ = {"data": Annotated[Path, argument], **{group.__name__: group for group in groups}}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in run.__annotations__]
+    )
+    run.__doc__ = f"{command.text}\n\n{KEPT}"
+    return run
 
 
 def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
     require("accelerate", "tasks")
-    require("sklearn", "tasks")
     began = time.perf_counter()
     from ..tasks._training import request, train_requested
     from ..training.processes import is_main_process

@@ -102,13 +102,13 @@ def new_graph_model(
     return _built(read, head, labels)
 
 
-def new_text_model(folder: Path, *, head: str, labels: Sequence[str], **settings: Any) -> Model:
-    """A model of text with new weights, in training mode: matrices normal, biases 0, norms 1.
+def new_model(folder: Path, *, head: str | None, labels: int | Sequence[str] | None = None, **settings: Any) -> Model:
+    """A model of any family with new weights, in training mode: matrices normal, biases 0, norms 1.
 
     Args:
-        folder: of its tokenizer's files.
+        folder: of its tokenizer's or processor's files, if it has any.
         head, labels: as of `load`.
-        settings: as config.json has them, `model_type` of one of the text families among them.
+        settings: as config.json has them, `model_type` among them.
 
     Raises:
         ValueError: an unknown head or value of a setting.

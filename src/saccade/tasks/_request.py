@@ -12,7 +12,7 @@ from ..training.prepared import check_one
 from ._run_folder import TaskFile, digest
 from ._task import Recipe, Task
 
-BATCH, DECAY, WARMUP, PATIENCE = 32, 0.01, 100, 5
+DECAY, WARMUP, PATIENCE = 0.01, 100, 5
 SHARE = 0.1  # of the data, to validate on
 
 
@@ -70,7 +70,7 @@ def read_data(
         judged = kind.read(validation)
     # Absolute: a test may be asked for from another folder.
     data, validation = data.resolve(), None if validation is None else validation.resolve()
-    digests = {str(path): digest(path) for path in (data, validation) if path is not None}
+    digests = {str(path): digest(kind.files(path)) for path in (data, validation) if path is not None}
     return TaskFile(kind, data, validation, digests, seed, share), training, judged
 
 
@@ -83,7 +83,7 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     names = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (Execution, EvaluationSettings)}
     execution = Execution(**{name: options.pop(name) for name in names[Execution] & options.keys()})
     looks = {name: options.pop(name) for name in names[EvaluationSettings] & options.keys()}
-    options["batch"] = batch = min(options.get("batch", BATCH), count)
+    options["batch"] = batch = min(options.get("batch", recipe.batch), count)
     epoch = count // max(batch, 1)
     epochs = options.pop("epochs", recipe.epochs)
     if "steps" not in options:

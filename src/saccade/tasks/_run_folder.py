@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class TaskFile:
     Args:
         task: with all its fields, the learned ones included.
         data, validation: what was read; without a file for validation a share was split off by the seed.
-        digests: SHA-256 of the files read, by path: a baseline is trained on the same data or not at all.
+        digests: SHA-256 of what was read, by path: a baseline is trained on the same data or not at all.
         seed, share: of the split.
     """
 
@@ -85,12 +86,13 @@ def _parsed(values: dict[str, Any]) -> TaskFile:
     )
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of all files below a folder."""
+def digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of the contents of files, and of the names and contents of all files below folders."""
     whole = hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            name, content = file.relative_to(path).as_posix().encode(), file.read_bytes()
-            for part in (name, content):
-                whole.update(len(part).to_bytes(8, "little") + part)
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                name, content = file.relative_to(path).as_posix().encode(), file.read_bytes()
+                for part in (name, content):
+                    whole.update(len(part).to_bytes(8, "little") + part)
     return "sha256:" + whole.hexdigest()

@@ -26,10 +26,12 @@ class Recipe:
     Args:
         epochs: times through the training data.
         rate: the highest learning rate.
+        batch: examples in each step.
     """
 
     epochs: int
     rate: float
+    batch: int = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Task(ABC):
         learned: names of the fields that `fitted` fills.
         reading: names of the fields that may be others for data that are tested or predicted, such as a column.
         requires: modules of optional dependencies, which are imported before anything is done.
+        extra: of Saccade, which installs them.
     """
 
     name: ClassVar[str]
@@ -52,6 +55,7 @@ class Task(ABC):
     learned: ClassVar[tuple[str, ...]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = "tasks"
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`. TypeError for another name."""
@@ -72,6 +76,10 @@ class Task(ABC):
         Raises:
             FileNotFoundError, ValueError: what is wrong with it, and where.
         """
+
+    def files(self, path: Path) -> Sequence[Path]:
+        """What `read` reads: a run knows its data by their content."""
+        return [path]
 
     @abstractmethod
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -111,8 +111,9 @@ test.__test__ = False  # type: ignore[attr-defined]  # as above
 def _baselines(source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
     """Those of the task, or why there are none."""
     for path, known in source.digests.items():
-        if not Path(path).exists():
+        files = source.task.files(Path(path))
+        if not all(file.exists() for file in files):
             return [], f"no baseline: {path}, which the run was trained on, is not there any more"
-        if digest(Path(path)) != known:
+        if digest(files) != known:
             return [], f"no baseline: {path} is not what the run was trained on any more"
     return source.task.baselines(*split_again(source), tested), ""

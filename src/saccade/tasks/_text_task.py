@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..models import Model, load
-from ..models.loading import new_text_model
+from ..models.loading import new_model
 from ..models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
 from ._example_task import Batch, ExampleTask
 from ._temporary import kept_while_used, temporary_folder
@@ -72,7 +72,7 @@ class TextTask(ExampleTask):
         longest = self.longest or LONGEST
         pieces = train_word_pieces([self.text_of(example) for example in training], self.vocabulary)
         write_tokenizer(folder, pieces.to_str(pretty=True), longest)
-        model = new_text_model(
+        model = new_model(
             folder,
             head=self.head,
             labels=self.label_names,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._extras import installing
+from .._extras import NotInstalled
 from ..models import Model
 from ..training import EvaluationSettings, Execution, Reporter, Settings, carry_out
 from ._prepared import PreparedTaskRun
@@ -136,13 +136,10 @@ def import_required(kind: type[Task]) -> None:
     """Import what a task needs beside Saccade: now, since a look must not wait for it.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message is the command that installs it.
+        NotInstalled: it is not there; the message is the command that installs it.
     """
     for module in kind.requires:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
-            name = module.partition(".")[0]
-            raise ModuleNotFoundError(
-                f"{kind.name} needs {name}, which is not installed: {installing('tasks')}", name=name
-            ) from None
+            raise NotInstalled(kind.name, module.partition(".")[0], kind.extra) from None

@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "edit-of-items",
         EDITS,
-        "new = torch.where(share[:, heads], new, whole[:, heads])",
-        "new = torch.where(share[:, heads], new, new)",
+        "new = torch.where(covered[:, heads], new, whole[:, heads])",
+        "new = torch.where(covered[:, heads], new, new)",
         OF_EDITS,
         "An edit of some items changes all of them.",
     ),

@@ -32,7 +32,7 @@ FAULTS = (
     ),
     Fault(
         "modes-back",
-        RUNS,
+        "src/saccade/_evaluating.py",
         "            module.training = True",
         "            model.train()",
         (OF_IMPORTANCE,),

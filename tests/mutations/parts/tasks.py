@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-while-judging",
-        EXAMPLES,
+        "src/saccade/_evaluating.py",
         "    model.eval()\n",
         "    model.train()\n",
         (CLASSES, RUNS),
