@@ -58,6 +58,21 @@ class TextModelOptions:
     long: str = option("cut", "What to do with longer texts: cut or refuse.")
 
 
+@dataclasses.dataclass(frozen=True)
+class MaskedOptions:
+    """Texts and masks"""
+
+    text: str = option("text", "The column of texts, of a table.", metavar="COLUMN")
+    masked: float = option(0.15, "Share of a text's tokens that are guessed.")
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingModelOptions(TextModelOptions):
+    """Model"""
+
+    long: str = option("slide", "What to do with longer texts: slide over them, cut or refuse.")
+
+
 TASK_COMMANDS = {
     "classify": TaskCommand(
         "Tell classes of texts apart.",
@@ -66,5 +81,13 @@ TASK_COMMANDS = {
         (ClassOptions, TextModelOptions),
         epochs="10, with --from 3",
         rate="5e-4, with --from 5e-5",
+    ),
+    "mlm": TaskCommand(
+        "Guess masked pieces: pre-train an encoder for other tasks.",
+        "Train an encoder on the texts of DATA to guess pieces that are hidden; other tasks start --from it.",
+        "A .txt with a text a line, a folder of them, or a .csv, .tsv or .jsonl.",
+        (MaskedOptions, SlidingModelOptions),
+        epochs="40, with --from 3",
+        rate="1e-3, with --from 5e-5",
     ),
 }

@@ -46,6 +46,7 @@ class TaskLearningOptions:
     beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
     clip: float = option(LearningOptions.clip, "Largest gradient norm.")
     seed: int = option(0, "Of the split, batches, weights and dropout.")
+    seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
 
 
 @dataclasses.dataclass(frozen=True)

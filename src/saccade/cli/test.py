@@ -33,7 +33,7 @@ def test(
 ) -> None:
     """Judge the model of RUN by DATA, beside a simple baseline that learned from the same examples.
 
-    The first line says so where the baseline is better.
+    The first line says so where the baseline is better. Of several seeds' runs the mean and the spread are told.
     """
     target = None
     if picture is not None:
@@ -44,8 +44,10 @@ def test(
             raise UserError(f"--picture {picture}: pictures are written to a name that ends in .png or .svg")
         target = check_target(picture, force=True)
     from ..tasks import test as judge
+    from ..tasks import test_seeds
+    from ..tasks._seeds import seed_folders
 
-    report = judge(run, data, baseline=baseline, **changes_of(changes))
+    report = (test_seeds if seed_folders(run) else judge)(run, data, baseline=baseline, **changes_of(changes))
     if target is not None:
         report.save_picture(target)
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._errors import require
+from ._errors import UserError, require
 from ._options import GroupedCommand, flattened
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import TaskEvaluationOptions, TaskFileOptions, given, learning_options
@@ -30,7 +31,7 @@ from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
-    from ..training import LanguageRun
+    from ..training import Evaluation, LanguageRun
 
 KEPT = (
     """Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on."""
@@ -107,6 +108,41 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
 
 def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
     require("accelerate", "tasks")
+    from ..training.processes import is_main_process
+
+    seeds = options.pop("seeds")
+    if seeds is None:
+        _train_run(task, data, files, options)
+    else:
+        _train_seeds(task, data, files, options, seeds)
+    if is_main_process():
+        typer.echo(f"{files.out}: model written. Next:")
+        typer.echo(f"  saccade test {files.out} DATA")
+        if seeds is None:
+            typer.echo(f"  saccade predict {files.out} INPUT")
+
+
+def _train_seeds(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], seeds: int) -> None:
+    """A run for each seed, one after another; minutes are those of all together. What is there is gone on with."""
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: must be at least 1")
+    from ..tasks._seeds import seed_folder, spread
+
+    if options["minutes"] is not None:
+        options["minutes"] /= seeds
+    found = []
+    for seed in range(options["seed"], options["seed"] + seeds):
+        out = seed_folder(files.out, seed)
+        mine = dataclasses.replace(files, out=out, resume=files.resume and out.is_dir())
+        stored = _train_run(task, data, mine, {**options, "seed": seed})
+        found += [] if stored is None else [stored.metrics]
+    if found:
+        told = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(found).items())
+        typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {told}")
+
+
+def _train_run(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> Evaluation | None:
+    """How good the best weights are, in the main process."""
     began = time.perf_counter()
     from ..tasks._training import request, train_requested
     from ..training.processes import is_main_process
@@ -124,10 +160,7 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
     )
     with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
         train_requested(run, reporter, began)
-    if is_main_process():
-        typer.echo(f"{run.out}: model written. Next:")
-        typer.echo(f"  saccade test {run.out} DATA")
-        typer.echo(f"  saccade predict {run.out} INPUT")
+    return reporter.stored
 
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:

@@ -72,6 +72,10 @@ class TokenHead(nn.Module):
         super().__init__()
         self.inner = inner
 
+    def of_some(self, x: Tensor, layout: TokenLayout, wanted: Tensor) -> dict[str, Any]:
+        """`logits` (N, K) of the tokens wanted, (B, L) bool, one text's behind the other's."""
+        return {"logits": self.inner(x[layout.take(wanted)])}
+
     def forward(self, x: Tensor, layout: TokenLayout, labels: Tensor | None = None) -> dict[str, Any]:
         """`logits` (B, L, K) and `loss`."""
         logits = self.inner(x)

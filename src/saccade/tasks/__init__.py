@@ -11,8 +11,23 @@ from __future__ import annotations
 
 from ._predicting import predict
 from ._task import Baseline, Recipe, Task
+from ._seeds import SeedsReport, test_seeds
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
+from .mlm import Mlm
 
-__all__ = ["Baseline", "Classify", "Recipe", "Task", "TestReport", "TrainedRun", "predict", "test", "train"]
+__all__ = [
+    "Baseline",
+    "Classify",
+    "Mlm",
+    "Recipe",
+    "SeedsReport",
+    "Task",
+    "TestReport",
+    "TrainedRun",
+    "predict",
+    "test",
+    "test_seeds",
+    "train",
+]

@@ -59,6 +59,8 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected the --out of `saccade train`")
     found = task_of(folder)
+    if found is None and any(folder.glob(f"seed-*/{TASK}")):
+        raise ValueError(f"{folder}: holds runs of several seeds; expected one of them, such as {folder}/seed-0")
     if found is None:
         raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
     if found not in TASKS:

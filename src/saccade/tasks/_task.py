@@ -128,8 +128,14 @@ class Task(ABC):
         return -next(iter(scores.values()))
 
     @abstractmethod
-    def baselines(self, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]) -> list[Baseline]:
-        """What a careful person would try first, trained on the same examples, and what it says of those tested."""
+    def baselines(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
+    ) -> list[Baseline]:
+        """What a careful person would try first, trained on the same examples, and what it says of those tested.
+
+        Args:
+            model: whose test it is, for what both read alike, such as tokens.
+        """
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
         """What a report has beside the metrics, as plain values."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._whole_file import whole_file
+from ..models import Model
 from ._request import split_again
 from ._run_folder import TaskFile, digest, read_task_file
 from ._task import Baseline, Task, Tested
@@ -61,11 +62,7 @@ class TestReport:
         lines = [f"The baseline is better than this model: {name}." for name in self.better]
         lines.append(f"{self.run} on {self.data}: {len(self.tested.data):,} examples")
         rows = {"this model": self.metrics, **self.baselines}
-        wide = max(map(len, rows))
-        columns = {name: max(len(name), 6) for name in self.metrics}
-        lines.append(" " * wide + "".join(f"  {name:>{width}}" for name, width in columns.items()))
-        for title, row in rows.items():
-            lines.append(f"{title:<{wide}}" + "".join(f"  {row[name]:>{width}.4f}" for name, width in columns.items()))
+        lines += aligned({title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()})
         table = self.task.table(self.tested.details)
         return "\n".join([*lines, *([self.note] if self.note else []), *(["", table] if table else [])])
 
@@ -77,6 +74,18 @@ class TestReport:
             raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")
         with whole_file(path) as temporary:
             temporary.write_bytes(self.task.picture(self.tested, kind))
+
+
+def aligned(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A table: its head, and a line for each row; columns are those of the first row."""
+    wide, first = max(map(len, rows)), next(iter(rows.values()))
+    columns = {name: max(len(name), *(len(row[name]) for row in rows.values())) for name in first}
+    head = " " * wide + "".join(f"  {name:>{width}}" for name, width in columns.items())
+    lines = (
+        f"{title:<{wide}}" + "".join(f"  {row[name]:>{width}}" for name, width in columns.items())
+        for title, row in rows.items()
+    )
+    return [head, *lines]
 
 
 def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = True, **options: Any) -> TestReport:
@@ -100,7 +109,7 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     examples = task.read(path)
     outputs = task.predict(opened.model, examples)
     tested = Tested(opened.model, examples, outputs, task.details(outputs, examples))
-    found, note = _baselines(read_task_file(opened.folder), examples) if baseline else ([], "")
+    found, note = _baselines(opened.model, read_task_file(opened.folder), examples) if baseline else ([], "")
     simple = {one.name: task.scores(one.outputs, examples) for one in found}
     return TestReport(opened.folder, path, task, tested, task.scores(outputs, examples), simple, note)
 
@@ -108,7 +117,7 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
 test.__test__ = False  # type: ignore[attr-defined]  # as above
 
 
-def _baselines(source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
+def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
     """Those of the task, or why there are none."""
     for path, known in source.digests.items():
         files = source.task.files(Path(path))
@@ -116,4 +125,4 @@ def _baselines(source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline],
             return [], f"no baseline: {path}, which the run was trained on, is not there any more"
         if digest(files) != known:
             return [], f"no baseline: {path} is not what the run was trained on any more"
-    return source.task.baselines(*split_again(source), tested), ""
+    return source.task.baselines(model, *split_again(source), tested), ""

@@ -21,7 +21,6 @@ from ._example_task import Batch, ExampleTask
 from ._temporary import kept_while_used, temporary_folder
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
-LONG = ("cut", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +44,11 @@ class TextTask(ExampleTask):
     long: str = "cut"
 
     head: ClassVar[str]
+    longs: ClassVar[tuple[str, ...]] = ("cut", "refuse")
 
     def __post_init__(self) -> None:
-        if self.long not in LONG:
-            raise ValueError(f"long: expected one of {', '.join(map(repr, LONG))}, got {self.long!r}")
+        if self.long not in self.longs:
+            raise ValueError(f"long: expected one of {', '.join(map(repr, self.longs))}, got {self.long!r}")
         for name, least in (("vocabulary", 1), ("layers", 1), ("heads", 1), ("width", 1), ("longest", 3)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -63,9 +63,9 @@ class TextTask(ExampleTask):
         """The text of an example."""
 
     @property
-    @abstractmethod
     def label_names(self) -> Sequence[str]:
-        """What the head tells apart."""
+        """What the head tells apart; nothing where it is no classifier."""
+        return ()
 
     def new_model(self, training: Sequence[Any]) -> Model:
         folder = temporary_folder()
@@ -75,7 +75,7 @@ class TextTask(ExampleTask):
         model = new_model(
             folder,
             head=self.head,
-            labels=self.label_names,
+            labels=self.label_names or None,
             model_type="bert",
             vocab_size=pieces.get_vocab_size(),
             hidden_size=self.width,
@@ -89,7 +89,7 @@ class TextTask(ExampleTask):
         return kept_while_used(model, folder)
 
     def open_model(self, source: Path | str) -> Model:
-        return load(source, head=self.head, labels=list(self.label_names), dtype=torch.float32)
+        return load(source, head=self.head, labels=list(self.label_names) or None, dtype=torch.float32)
 
     def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
         """The tokens of each text, the special ones included. ValueError for a long one that is to be refused."""

@@ -191,7 +191,11 @@ class Classify(TextTask):
         return -scores[METRICS[self.metric]]
 
     def baselines(
-        self, training: Sequence[TextExample], validation: Sequence[TextExample], tested: Sequence[TextExample]
+        self,
+        model: Model,
+        training: Sequence[TextExample],
+        validation: Sequence[TextExample],
+        tested: Sequence[TextExample],
     ) -> list[Baseline]:
         known, judged = ([example.text for example in part] for part in (training, validation))
         outputs, strength = tfidf_regression(

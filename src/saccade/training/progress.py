@@ -20,7 +20,12 @@ class ConsoleReporter(Reporter):
     """Writes to `console`; where that is no terminal, there is no bar and every line is plain.
 
     A context manager, so that the bar is gone before an error is shown.
+
+    Attributes:
+        stored: how good the best weights are, once the run has finished.
     """
+
+    stored: Evaluation | None = None
 
     def __init__(self, run: RunRequest, console: Console | None = None, *, quiet: bool = False):
         self._run = run
@@ -88,6 +93,7 @@ class ConsoleReporter(Reporter):
             self._line("    " + " ".join(printable.split()), style="dim")
 
     def finished(self, prepared: PreparedRun, stored: Evaluation) -> None:
+        self.stored = stored
         self._line(prepared.conclusion(stored))
 
     def warned(self, message: str) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..._tap import wants_padding_in_place
 from ...nn import Encoder
 from ...nn.stacks import LayerObserver
-from ..heads import ItemHead, SpanHead, refuse_labels
+from ..heads import ItemHead, SpanHead, TokenHead, refuse_labels
 from ..inputs import check_ids
 from ..model import Model
 from ..output import ModelOutput
@@ -58,6 +59,7 @@ class TextEncoder(Model):
         labels: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        logits_of: Tensor | None = None,
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
@@ -70,25 +72,32 @@ class TextEncoder(Model):
             position_ids: (B, L) or (1, L); None: the family's own, which padding on the left does not change.
             labels: of the head: (B, L) ints, -100 where nothing is to be learned; of items (B,) or (B, K).
             start_positions, end_positions: (B,), columns of answers, in the place of labels.
+            logits_of: (B, L) bool, the real tokens whose logits are asked for, of a head that has some of every token:
+                they are (N, K) then, one text's behind the other's, and what the others cost is saved. None: all.
             hidden_states: whether to return what each layer reads and the last one gives.
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
             TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels that the head does
-                not learn from.
+                not learn from; `logits_of` of another head, or together with labels.
         """
         self._check_labels(labels, start_positions, end_positions)
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
+        self._check_logits_of(logits_of, (batch, length), labels)
         layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)
         x = self.embed(input_ids, layout, token_type_ids, position_ids)
         states: list[Tensor] | None = [] if hidden_states else None
         x = self.encoder(x, layout.mask, padding=layout.padding, observe=observe, hidden_states=states)
         pooled = self.pool(x, layout)
+        if isinstance(self.head, TokenHead) and logits_of is not None:
+            read = self.head.of_some(x, layout, logits_of)
+        else:
+            read = self._read(x, layout, pooled, labels, (start_positions, end_positions))
         return ModelOutput(
             last_hidden_state=layout.put(x),
             hidden_states=None if states is None else tuple(map(layout.put, states)),
             pooler_output=pooled,
-            **self._read(x, layout, pooled, labels, (start_positions, end_positions)),
+            **read,
         )
 
     def packed_states(
@@ -122,6 +131,16 @@ class TextEncoder(Model):
         elif (start is None) != (end is None):
             missing = "start_positions" if start is None else "end_positions"
             raise ValueError(f"{missing}: missing; an answer is learned from its first and its last column")
+
+    def _check_logits_of(self, wanted: Tensor | None, shape: tuple[int, int], labels: Tensor | None) -> None:
+        if wanted is None:
+            return
+        if not isinstance(self.head, TokenHead):
+            raise ValueError(f"logits_of: the head {self.request.head!r} has no logits of single tokens")
+        if labels is not None:
+            raise ValueError("logits_of: give it without labels, whose loss needs the logits of all labelled tokens")
+        if wanted.dtype != torch.bool or tuple(wanted.shape) != shape:
+            raise ValueError(f"logits_of: expected bool of shape {shape}, got {wanted.dtype} {tuple(wanted.shape)}")
 
     def _read(
         self,
