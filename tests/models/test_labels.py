@@ -41,6 +41,24 @@ def test_of_texts(tmp_path, name):
             model(IDS, end_positions=ANSWER)
 
 
+def test_logits_of_some_tokens(tmp_path):
+    """They are those of all, in the order of the texts, whether or not padding is computed."""
+    written(tmp_path, "BertForMaskedLM", test_bert.config())
+    model = models.load(tmp_path, dtype=torch.float64)
+    real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    ids, wanted = IDS.repeat(3, 1), torch.tensor([[0, 1, 1, 0, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0]]).bool()
+    whole = model(ids, real).logits
+    torch.testing.assert_close(model(ids, real, logits_of=wanted).logits, whole[wanted])
+    whole = model(ids).logits
+    torch.testing.assert_close(model(ids, logits_of=wanted).logits, whole[wanted])
+    with pytest.raises(ValueError, match=r"logits_of: expected bool of shape \(3, 5\), got torch.int64 \(3, 5\)"):
+        model(ids, logits_of=wanted.long())
+    with pytest.raises(ValueError, match="logits_of: give it without labels"):
+        model(ids, logits_of=wanted, labels=ids)
+    with pytest.raises(ValueError, match="logits_of: the head None has no logits of single tokens"):
+        models.load(tmp_path, head="none")(ids, logits_of=wanted)
+
+
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [

@@ -1,0 +1,43 @@
+"""Several seeds in one command: a run for each, and what their figures spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from saccade import cli, tasks
+from tasks.conftest import SMALL
+
+
+@pytest.mark.slow
+def test_two_seeds(files, tmp_path, capsys):
+    out, unseen = tmp_path / "run", str(files / "unseen.csv")
+    small = [f"--{name}={value}" for name, value in {**SMALL, "steps": 20}.items()]
+    command = ["train", "classify", str(files / "reviews.csv"), "--out", str(out), "--seeds", "2", "--seed", "3", *small]
+    assert cli.main(command) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-3].startswith("2 seeds, validation data, mean and standard deviation: accuracy ")
+    runs = [out / "seed-3", out / "seed-4"]
+    assert [json.loads((run / "task.json").read_text())["seed"] for run in runs] == [3, 4]
+    again = tasks.train("classify", files / "reviews.csv", tmp_path / "alone", **{**SMALL, "steps": 20}, seed=4)
+    assert (again.folder / "model.safetensors").read_bytes() == (runs[1] / "model.safetensors").read_bytes()
+
+    assert cli.main(["test", str(out), unseen, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    accuracies = [tasks.test(run, unseen, baseline=False).metrics["accuracy"] for run in runs]
+    assert found["metrics"]["accuracy"] == {
+        "mean": statistics.fmean(accuracies), "deviation": statistics.stdev(accuracies)
+    }  # fmt: skip
+    assert cli.main(["test", str(out), unseen]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"{out}, seeds 3, 4, on {unseen}: 101 examples; mean and") for line in lines)
+    assert cli.main(["predict", str(out), "a film"]) == 2
+    assert "holds runs of several seeds; expected one of them, such as" in capsys.readouterr().err
+
+    before = (runs[0] / "model.safetensors").stat().st_mtime_ns
+    assert cli.main([*command, "--resume"]) == 0  # what is over is left as it is
+    assert (runs[0] / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="holds no runs of several seeds; expected folders seed-0 and so on"):
+        tasks.test_seeds(runs[0], unseen)
