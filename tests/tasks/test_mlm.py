@@ -15,16 +15,15 @@ from saccade.training import Settings
 from tasks.conftest import SMALL, reviews, write_csv
 
 DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
-OPTIONS = {**SMALL, "steps": 300, "dropout": 0.0, "every": 100}
+OPTIONS = {**SMALL, "steps": 150, "dropout": 0.0, "every": 50}
 
 
 def weeks(count: int, seed: int, shuffled: bool = False) -> list[str]:
-    """Days in their order from any day on: of a hidden one the others tell which it is."""
+    """A day, said several times: of a hidden one the others tell which it is. Shuffled, any days."""
     draw, found = random.Random(seed), []
     for _ in range(count):
-        first, days = draw.randrange(7), draw.randrange(4, 10)
-        names = [DAYS[(first + n) % 7] for n in range(days)]
-        found.append(" ".join(draw.choices(DAYS, k=days) if shuffled else names))
+        days = draw.randrange(4, 20)
+        found.append(" ".join(draw.choices(DAYS, k=days) if shuffled else [draw.choice(DAYS)] * days))
     return found
 
 
@@ -45,8 +44,8 @@ def test_learns_what_can_be_learned(learned):
     assert report.metrics["accuracy"] == 1.0 and 1.0 <= report.metrics["perplexity"] < 1.1
     simple = report.baselines["frequency of each piece"]
     assert simple["perplexity"] == pytest.approx(7, abs=0.7) and not report.better
-    (found,) = tasks.predict(learned, ["friday [MASK] sunday [MASK] tuesday"])
-    assert [guesses[0]["piece"] for guesses in found["masks"]] == ["saturday", "monday"]
+    (found,) = tasks.predict(learned, ["friday [MASK] friday [MASK] friday"])
+    assert [guesses[0]["piece"] for guesses in found["masks"]] == ["friday", "friday"]
 
 
 @pytest.mark.slow
@@ -98,8 +97,8 @@ def test_parts_of_a_batch_add_up(objective):
     parts = objective.split(batch, 5)
     assert len({objective.weight(part) / len(part["labels"]) for part in parts}) > 1  # or this would show nothing
     with torch.no_grad():
-        whole = float(objective.loss(model, batch)) * objective.weight(batch)
-        assert sum(float(objective.loss(model, part)) * objective.weight(part) for part in parts) == pytest.approx(whole)
+        whole, *split = (float(objective.loss(model, part)) * objective.weight(part) for part in (batch, *parts))
+    assert sum(split) == pytest.approx(whole)
 
 
 def test_what_is_hidden_and_by_what(learned):
@@ -153,9 +152,9 @@ def test_long_texts_are_slid_over(learned, tmp_path):
 
 def test_other_tasks_begin_from_it(learned, tmp_path):
     table = write_csv(tmp_path / "reviews.csv", reviews(61, 3))
-    run = tasks.train("classify", table, tmp_path / "run", initial=learned.folder, **{**SMALL, "steps": 1, "rate": 1e-9})
+    run = tasks.train("classify", table, tmp_path / "run", initial=learned.folder, steps=1, rate=1e-9, precision="no")
     before, after = learned.model.state_dict(), run.model.state_dict()
-    assert torch.equal(before["tokens.weight"], after["tokens.weight"])
+    torch.testing.assert_close(after["tokens.weight"], before["tokens.weight"])
     assert run.model.tokenizer.encode("friday").ids == learned.model.tokenizer.encode("friday").ids
 
 

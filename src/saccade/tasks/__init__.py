@@ -10,8 +10,8 @@ Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `
 from __future__ import annotations
 
 from ._predicting import predict
-from ._task import Baseline, Recipe, Task
 from ._seeds import SeedsReport, test_seeds
+from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify

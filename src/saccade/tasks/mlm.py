@@ -291,5 +291,7 @@ def _joined(parts: Sequence[Guesses]) -> Guesses:
     """The guesses of the windows of one text."""
     if not parts:
         return Guesses(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
-    arrays = (np.concatenate([getattr(one, name) for one in parts]) for name in ("truth", "surprise", "right"))
-    return Guesses(*arrays, tuple(likely for one in parts for likely in one.likely))
+    truth, surprise, right = (
+        np.concatenate([getattr(one, name) for one in parts]) for name in ("truth", "surprise", "right")
+    )
+    return Guesses(truth, surprise, right, tuple(likely for one in parts for likely in one.likely))
