@@ -31,6 +31,14 @@ class TaskFileOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class TuningOptions:
+    """With --from"""
+
+    last: int | None = option(None, "Let the last blocks learn alone, so many of them.  [default: all weights]")
+    lora: int | None = option(None, "Learn changes of this rank, not the weights themselves.  [default: the weights]")
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskLearningOptions:
     """Learning"""
 

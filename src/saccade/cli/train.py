@@ -15,7 +15,7 @@ import typer
 from ._errors import UserError, require
 from ._options import GroupedCommand, flattened
 from ._task_commands import TASK_COMMANDS, TaskCommand
-from ._task_options import TaskEvaluationOptions, TaskFileOptions, given, learning_options
+from ._task_options import TaskEvaluationOptions, TaskFileOptions, TuningOptions, given, learning_options
 from ._train_options import (
     EvaluationOptions,
     FileOptions,
@@ -91,7 +91,8 @@ def language_model(
 
 def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     """A function for `flattened`: its parameters are DATA and groups of options."""
-    groups = (TaskFileOptions, *command.groups, learning_options(command), MachineOptions, TaskEvaluationOptions)
+    learning = (learning_options(command), TuningOptions)
+    groups = (TaskFileOptions, *command.groups, *learning, MachineOptions, TaskEvaluationOptions)
 
     def run(data: Path, **options: Any) -> None:
         files = options.pop(TaskFileOptions.__name__)

@@ -7,6 +7,7 @@ from ..training import Evaluation
 from ..training.card import machine
 from ..training.prepared import COMMON, CurveEntry
 from ._request import TaskRun
+from ._tuning import parameter_count
 
 
 def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
@@ -32,12 +33,12 @@ def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
     held = f"{source.share:.0%} of it" if source.validation is None else source.validation.name
     options = ", ".join(f"{name} {value}" for name, value in vars(run.kind).items() if name not in run.kind.learned)
     return {
-        "model": f"{model.family.name}, {sum(weight.numel() for weight in model.parameters()):,} parameters",
+        "model": f"{model.family.name}, {parameter_count(model):,} parameters",
         "options": options,
         "trained on": f"{source.data.name}: {len(run.training):,} examples",
         "validated on": f"{held}: {len(run.validation):,} examples",
         "steps": f"{steps_done:,}, {settings.batch} examples each, {seen / len(run.training):.1f} times the data",
-        "starts from": "random weights" if run.initial is None else run.initial,
+        "starts from": "random weights" if run.initial is None else f"{run.initial}; {run.tuning} learn",
         "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
         f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
         f"precision {settings.execution.precision}, seed {settings.seed}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from ..training.resume import LatestCheckpoint, check_same, settings_described, 
 from ._card import task_card
 from ._request import TaskRun
 from ._temporary import from_small_files, kept_while_used, small_files, temporary_folder
+from ._tuning import merged, parameter_count
 
 
 class PreparedTaskRun(PreparedRun):
@@ -31,6 +33,7 @@ class PreparedTaskRun(PreparedRun):
     """
 
     def __init__(self, run: TaskRun, model: Model, state: dict[str, Any] | None):
+        run.tuning.apply(model)
         self.run, self.settings, self.trained, self.state = run, run.settings, model, state
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         self.described, self.kept = _description(run), {"files": small_files(model)}
@@ -48,8 +51,9 @@ class PreparedTaskRun(PreparedRun):
 
     @property
     def introduction(self) -> list[str]:
-        run, count = self.run, sum(parameter.numel() for parameter in self.trained.parameters())
+        run, count = self.run, parameter_count(self.trained)
         begun = "random weights" if run.initial is None else run.initial
+        begun += f"; {run.tuning} learn" if run.tuning else ""
         return [
             f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {begun}",
             f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
@@ -60,12 +64,13 @@ class PreparedTaskRun(PreparedRun):
         return f"best weights, over all validation data: {metrics}, loss {stored.loss:.4f}"
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+        whole = merged({name: tensor.detach() for name, tensor in weights.items()})
+        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in whole.items()}
 
     def save(self, weights: dict[str, Tensor], name: str) -> None:
         # Not the model in training, which may be sharded, or newer than these weights.
         model = from_small_files(self.kept["files"], empty=True)
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(merged(weights), assign=True)
         model.save(self.run.out, weights=name)
         write_text(self.run.out / TASK, self.run.source.to_json())
 
@@ -105,5 +110,6 @@ def _description(run: TaskRun) -> dict[str, Any]:
         **options,
         "share": source.share,
         "from": initial,
+        **dataclasses.asdict(run.tuning),
         **named,
     }

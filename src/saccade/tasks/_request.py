@@ -11,6 +11,7 @@ from ..training import EvaluationSettings, Execution, Settings
 from ..training.prepared import check_one
 from ._run_folder import TaskFile, digest
 from ._task import Recipe, Task
+from ._tuning import ALL, Tuning
 
 DECAY, WARMUP, PATIENCE = 0.01, 100, 5
 SHARE = 0.1  # of the data, to validate on
@@ -28,6 +29,7 @@ class TaskRun:
         settings: of the training loop.
         initial: a run's folder, a published model's, or a name on the hub, from whose weights and tokenizer the run
             starts; None starts from random weights.
+        tuning: what of these weights learns.
         resume: continue the run in `out` where it stopped.
     """
 
@@ -38,11 +40,14 @@ class TaskRun:
     out: Path
     settings: Settings
     initial: str | None = None
+    tuning: Tuning = ALL
     overwrite: bool = False
     resume: bool = False
 
     def __post_init__(self) -> None:
         check_one(self)
+        if self.tuning and self.initial is None:
+            raise ValueError("initial: missing; last and lora say what of a checkpoint learns")
 
     @property
     def task(self) -> str:

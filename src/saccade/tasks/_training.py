@@ -17,6 +17,7 @@ from ._registry import TASKS
 from ._request import SHARE, TaskRun, read_data, settings_for
 from ._run_folder import read_task_file
 from ._task import Task
+from ._tuning import Tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ def train(
         resume: continue the run in `out` where it stopped.
         reporter: told of the run as it goes on.
         options: of the task (`saccade.tasks.Classify`), of the settings (`saccade.training.Settings`, `Execution`,
-            `EvaluationSettings`), `epochs`, and `share`, how much of `data` is split off.
+            `EvaluationSettings`), `epochs`, `share`, how much of `data` is split off, and with `initial` the fields of
+            `Tuning`: `last`, how many of the last blocks learn, and `lora`, the rank of what is learned.
 
     Raises:
         TypeError: an unknown option.
@@ -102,8 +104,9 @@ def request(
     seed, share = options.get("seed") or 0, options.pop("share", None) or SHARE
     source, training, judged = read_data(kind, data, validation, seed, share)
     recipe = kind.scratch if initial is None else kind.tuning
+    tuning = Tuning(options.pop("last", None), options.pop("lora", None))
     settings = settings_for(recipe, len(training), options)
-    return TaskRun(source.task, source, training, judged, out, settings, initial, overwrite, resume)
+    return TaskRun(source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume)
 
 
 def _task_of(kind: type[Task], options: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
@@ -112,7 +115,7 @@ def _task_of(kind: type[Task], options: dict[str, Any]) -> tuple[Task, dict[str,
     settings = {
         field.name for group in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(group)
     } - {"execution", "looks", "evaluate_windows"}
-    known = own | settings | {"epochs", "share"}
+    known = own | settings | {"epochs", "share", "last", "lora"}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(f"{unknown[0]}: no option of {kind.name}; it has {', '.join(sorted(known))}")

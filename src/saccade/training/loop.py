@@ -301,7 +301,7 @@ class _LoopState:
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """AdamW; vectors have no weight decay."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    learning = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in learning if p.ndim >= 2], [p for p in learning if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, settings.beta2), fused=True)

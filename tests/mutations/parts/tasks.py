@@ -6,6 +6,8 @@ from ..fault import Fault
 
 CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
+MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_tuning.py"
+OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 
 FAULTS = (
@@ -96,5 +98,37 @@ FAULTS = (
         "if False:",
         (RUNS,),
         "A run is resumed as one of another task.",
+    ),
+    Fault(
+        "mask-is-seen",
+        MLM,
+        "if how < REPLACED:",
+        "if how < 0:",
+        (OF_MLM,),
+        "Pieces to guess stand in the text.",
+    ),
+    Fault(
+        "masks-by-batch",
+        MLM,
+        "generator = random or np.random.default_rng(zlib.crc32(np.array(ids).tobytes()))",
+        "generator = random or np.random.default_rng(len(items))",
+        (OF_MLM,),
+        "Which pieces of a validation text are hidden hangs on what shares its batch.",
+    ),
+    Fault(
+        "first-window-alone",
+        MLM,
+        'return windows[:1] if self.long == "cut" else windows',
+        "return windows[:1]",
+        (OF_MLM,),
+        "What stands behind the first window of a text is never read.",
+    ),
+    Fault(
+        "stored-without-changes",
+        TUNING,
+        'plain[f"{layer}.weight"] = changed(tensor, up, down)',
+        'plain[f"{layer}.weight"] = tensor',
+        (OF_TUNING,),
+        "A run of LoRA stores the weights that it began with.",
     ),
 )
