@@ -12,6 +12,7 @@ from saccade import __version__, cli
 from saccade._extras import NotInstalled
 from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require
+from saccade.cli._task_commands import TASK_COMMANDS
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "compare": "",
         "train": "COMMAND [ARGS]...",
         "train lm": "TEXT",
-        "train classify": "DATA",
+        **{f"train {task}": "DATA" for task in TASK_COMMANDS},
         "train rate": "TEXT",
     }
 
