@@ -1,7 +1,7 @@
 """How well `saccade.tasks` forecasts ETTh1, beside published figures.
 
-    python benchmarks/task_forecast.py ETTh1.csv --out runs/etth1 [--past 336] [--horizons 96 192 336 720] [--seeds 0]
-        [--repeat-only] [OPTION=VALUE ...]
+    python benchmarks/task_forecast.py ETTh1.csv [OPTION=VALUE ...] --out runs/etth1 [--past 336]
+        [--horizons 96 192 336 720] [--seeds 0] [--repeat-only]
 
 ETTh1.csv is the table of zhouhaoyi/ETDataset. The usual protocol: of its first 14,400 rows 8,640 train, 2,880 validate
 and 2,880 test; every column is scaled by mean and deviation of the first 8,640; windows begin at every hour, the first

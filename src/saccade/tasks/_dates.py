@@ -5,6 +5,7 @@ Steps are named as pandas does: "h", "15min", "D", "MS" for months by their firs
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _PART = 12  # dates from which a step can be told where some are missing: a year of months, a fortnight of work days
 _SHORT = {4: "%Y", 7: "%Y-%m", 8: "%Y%m%d", 10: "%Y-%m-%d"}  # by the length of a text: dates without a time
+_MINUTES = 16  # the length of one that ends with minutes
 
 
 def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
@@ -49,12 +51,10 @@ def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
 
 def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
     """The step from each of three or more dates to the next. ValueError where it is not always the same."""
-    import pandas as pd
-
-    step = pd.infer_freq(dates)
+    step = _inferred(dates)
     if step is not None:
-        return str(step)
-    parts = (pd.infer_freq(dates[n : n + _PART]) for n in range(0, max(len(dates) - _PART, 1), _PART))
+        return step
+    parts = (_inferred(dates[n : n + _PART]) for n in range(0, max(len(dates) - _PART, 1), _PART))
     known = Counter(part for part in parts if part is not None)
     if known:
         check_steps(dates, known.most_common(1)[0][0], places)
@@ -84,4 +84,15 @@ def continued(last: str, step: str, count: int) -> list[str]:
     dates = pd.date_range(pd.to_datetime(last, format="ISO8601"), periods=count + 1, freq=step)[1:]
     if len(last) in _SHORT:
         return [date.strftime(_SHORT[len(last)]) for date in dates]
-    return [date.isoformat(sep="T" if "T" in last else " ") for date in dates]
+    minutes = len(last) == _MINUTES and not any(date.second for date in dates)
+    precision = "minutes" if minutes else "auto"
+    return [date.isoformat(sep="T" if "T" in last else " ", timespec=precision) for date in dates]
+
+
+def _inferred(dates: DatetimeIndex) -> str | None:
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later versions of pandas will give an offset instead of its name
+        step = pd.infer_freq(dates)
+    return None if step is None else str(getattr(step, "freqstr", step))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ._series import Windows
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _AT_ONCE = 4096  # windows of a series that are in memory
 
 Map = tuple[np.ndarray, np.ndarray]

@@ -62,8 +62,8 @@ def read_series(
     if len(rows) < least:
         raise ValueError(f"{path}: {len(rows)} rows, expected at least {least}, the steps of one window")
     places = [place for place, _ in rows]
-    texts, *columns = zip(*(cells for _, cells in rows), strict=True)
-    texts = [str(text).strip() for text in texts]
+    written, *columns = zip(*(cells for _, cells in rows), strict=True)
+    texts = [str(text).strip() for text in written]
     dates = read_dates(texts, places)
     if step is None:
         step = even_step(dates, places)

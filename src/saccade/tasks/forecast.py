@@ -146,7 +146,7 @@ class Forecast(ExampleTask):
         """The series to read, None for all; those that were learned where there are any."""
         if self.names or self.columns is None:
             return self.names or None
-        names = [name.strip() for name in next(csv.reader([self.columns]), [])]
+        names = [name.strip() for name in next(csv.reader([self.columns], skipinitialspace=True), [])]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"columns: expected names separated by commas, each once, got {self.columns!r}")
         return names
