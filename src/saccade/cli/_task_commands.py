@@ -97,8 +97,7 @@ TASK_COMMANDS = {
         "Train a forecaster of the series in DATA: a PatchTST of its own, or from a checkpoint.",
         "A .csv, .tsv or .jsonl with a column of dates and a column for each series.",
         (SeriesOptions, SeriesModelOptions),
-        epochs="20, with --from 5",
+        epochs="10, with --from 3",
         rate="1e-3, with --from 1e-4",
-        batch="128",
     ),
 }

@@ -66,8 +66,8 @@ class Forecast(ExampleTask):
     step: str | None = None
 
     name = "forecast"
-    scratch = Recipe(epochs=20, rate=1e-3, batch=128)
-    tuning = Recipe(epochs=5, rate=1e-4, batch=128)
+    scratch = Recipe(epochs=10, rate=1e-3)
+    tuning = Recipe(epochs=3, rate=1e-4)
     learned = ("names", "means", "deviations", "step")
     reading = ("date",)
     requires = ("pandas",)
@@ -185,8 +185,7 @@ class Forecast(ExampleTask):
 
     def open_model(self, source: Path | str) -> Model:
         model = load(source, head="prediction", dtype=torch.float32)
-        steps = {name: model.settings.count(name) for name in ("context_length", "prediction_length")}
-        found = (*steps.values(), model.settings.count("num_input_channels", 1))
+        found = (model.steps, model.settings.count("prediction_length", 24), model.channels)  # 24: as published
         asked = (self.past, self.horizon, len(self.names))
         if found != asked:
             told = "past {}, horizon {}, {} series"
