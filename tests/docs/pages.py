@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import datetime
+import math
 import os
 import re
 import shutil
@@ -94,6 +96,8 @@ def run_shell(command: str, folder: Path) -> str:
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
         for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
             (folder / name).write_text(_reviews(count), encoding="utf-8")
+        for name, first, count in (("my-series.csv", 0, 640), ("later.csv", 640, 480)):
+            (folder / name).write_text(_series(first, count), encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -135,3 +139,11 @@ def same_output(shown: str, came: str, tolerance: float = 0.015) -> bool:
     pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(came), strict=True)
     # Equal ones first: a colour such as #7e5109 reads as an infinite number.
     return all(a == b or abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(a))) for a, b in pairs)
+
+
+def _series(first: int, count: int) -> str:
+    """A table of two series by the hour."""
+    rows = [(n // 24, n % 24, math.sin(n / 4), n % 12) for n in range(first, first + count)]
+    begin = datetime.date(2024, 1, 1)
+    lines = [f"{begin + datetime.timedelta(days=day)} {hour:02}:00,{a:.3f},{b}" for day, hour, a, b in rows]
+    return "\n".join(["date,tide,shift", *lines]) + "\n"

@@ -39,11 +39,16 @@ def test_ten_kills(server, tmp_path):
     def command(out, *more):
         return ["train", "classify", data, "--out", str(out), *OPTIONS, *more]
 
+    files = survives_kills(server, tmp_path, command)
+    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= files
+
+
+def survives_kills(server, tmp_path, command):
+    """Kills runs of `command(out, *more)`, resumes them, and asserts that all end alike; what files that leaves."""
     # In a process of its own: what the server has imported and drawn must not matter.
     alone = [sys.executable, "-m", "saccade", *command(tmp_path / "whole")]
     subprocess.run(alone, check=True, stdout=subprocess.DEVNULL, env=environment())
     expected = result(tmp_path / "whole")
-    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= expected.keys()
     status, ticks = server(command(tmp_path / "again"))
     assert status == 0 and result(tmp_path / "again") == expected
     draws, kills, runs, during = random.Random(7), 0, 0, set()
@@ -62,3 +67,4 @@ def test_ten_kills(server, tmp_path):
         assert status == 0
         assert result(out) == expected
     assert during == {"t", "e", "w"}
+    return expected.keys()

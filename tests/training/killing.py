@@ -49,7 +49,7 @@ def count_ticks(counter: str, deadly: int | None) -> None:
         return wrapper
 
     torch.Tensor.backward = ticking(torch.Tensor.backward)
-    F.cross_entropy = ticking(F.cross_entropy)
+    F.cross_entropy, F.mse_loss = ticking(F.cross_entropy), ticking(F.mse_loss)
     sys.addaudithook(hook)
 
 
@@ -64,6 +64,7 @@ def child(arguments: list[str], counter: str, deadly: int | None) -> None:
 
 def serve() -> None:
     import accelerate  # noqa: F401
+    import pandas  # noqa: F401
     import rich.progress  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import torch.distributed.checkpoint.state_dict  # noqa: F401

@@ -73,6 +73,31 @@ class SlidingModelOptions(TextModelOptions):
     long: str = option("slide", "What to do with longer texts: slide over them, cut or refuse.")
 
 
+@dataclasses.dataclass(frozen=True)
+class SeriesOptions:
+    """Series"""
+
+    date: str = option("date", "The column of dates.", metavar="COLUMN")
+    columns: str | None = option(
+        None, "The series, separated by commas.  [default: all columns but the dates']", metavar="COLUMN,..."
+    )
+    past: int = option(336, "Steps that the model reads.")
+    horizon: int = option(96, "Steps that it forecasts.")
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesModelOptions:
+    """Model"""
+
+    layers: int = option(3, "Blocks of a new model.")
+    heads: int = option(4, "Its heads of each block.")
+    width: int = option(16, "Its width.")
+    hidden: int = option(128, "Width inside of its feed-forward layers.")
+    patch: int = option(16, "Steps in each of its patches.")
+    stride: int = option(8, "Steps from one patch to the next.")
+    dropout: float = option(0.3, "Its dropout.")
+
+
 TASK_COMMANDS = {
     "classify": TaskCommand(
         "Tell classes of texts apart.",
@@ -89,5 +114,13 @@ TASK_COMMANDS = {
         (MaskedOptions, SlidingModelOptions),
         epochs="40, with --from 3",
         rate="1e-3, with --from 5e-5",
+    ),
+    "forecast": TaskCommand(
+        "Forecast series.",
+        "Train a forecaster of the series in DATA: a PatchTST of its own, or from a checkpoint.",
+        "A .csv, .tsv or .jsonl with a column of dates and a column for each series.",
+        (SeriesOptions, SeriesModelOptions),
+        epochs="10, with --from 3",
+        rate="1e-3, with --from 1e-4",
     ),
 }

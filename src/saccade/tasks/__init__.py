@@ -15,11 +15,13 @@ from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
+from .forecast import Forecast
 from .mlm import Mlm
 
 __all__ = [
     "Baseline",
     "Classify",
+    "Forecast",
     "Mlm",
     "Recipe",
     "SeedsReport",

@@ -40,15 +40,24 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
         ValueError: another ending, no row, a column that there is not (those that there are are listed), a short row,
             a line that is no JSON object, no UTF-8.
     """
-    kind = path.suffix.lower()
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
-    if kind not in ENDINGS:
-        raise ValueError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}")
-    rows = list((_of_json if kind == ".jsonl" else _of_csv)(path, _content(path), columns))
+    read = _of_json if _kind(path) == ".jsonl" else _of_csv
+    rows = list(read(path, _content(path), columns))
     if not rows:
         raise ValueError(f"{path}: holds no examples")
     return rows
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns that the first line of a .csv, .tsv or .jsonl names. Errors as of `read_table`."""
+    kind = _kind(path)
+    if kind != ".jsonl":
+        return next(csv.reader(io.StringIO(_content(path), newline=""), delimiter=SEPARATORS[kind]), [])
+    lines = (line for line in _content(path).split("\n") if line.strip())
+    try:
+        first = json.loads(next(lines, "{}"))
+    except ValueError:
+        return []
+    return list(first) if isinstance(first, dict) else []
 
 
 def read_class_folders(path: Path) -> list[TextExample]:
@@ -65,6 +74,15 @@ def read_lines(path: Path) -> list[str]:
     if not lines:
         raise ValueError(f"{path}: holds no lines")
     return lines
+
+
+def _kind(path: Path) -> str:
+    """The ending of a table that is there."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}")
+    return path.suffix.lower()
 
 
 def _content(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._task import Task
 from .classify import Classify
+from .forecast import Forecast
 from .mlm import Mlm
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Mlm)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Mlm, Forecast)}

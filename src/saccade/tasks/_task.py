@@ -164,12 +164,14 @@ class Tested:
 
     Args:
         details: of the task, for these outputs.
+        baselines: what the task's simple models say of the same data, if they were asked.
     """
 
     model: Model
     data: Sequence[Any]
     outputs: Sequence[Any]
     details: dict[str, Any]
+    baselines: Sequence[Baseline] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,8 +108,8 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     import_required(type(task))
     examples = task.read(path)
     outputs = task.predict(opened.model, examples)
-    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples))
     found, note = _baselines(opened.model, read_task_file(opened.folder), examples) if baseline else ([], "")
+    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), found)
     simple = {one.name: task.scores(one.outputs, examples) for one in found}
     return TestReport(opened.folder, path, task, tested, task.scores(outputs, examples), simple, note)
 

@@ -8,6 +8,7 @@ CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_exampl
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_tuning.py"
 OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
+FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 
 FAULTS = (
@@ -130,5 +131,37 @@ FAULTS = (
         'plain[f"{layer}.weight"] = tensor',
         (OF_TUNING,),
         "A run of LoRA stores the weights that it began with.",
+    ),
+    Fault(
+        "scale-of-the-future",
+        FORECAST,
+        "rows = table.values[: training[-1].end]",
+        "rows = table.values",
+        (SERIES,),
+        "Series are scaled by rows that validate, too.",
+    ),
+    Fault(
+        "future-that-is-trained-on",
+        FORECAST,
+        "data[rows - held - self.past :]",
+        "data[rows - held - self.past - self.horizon :]",
+        (SERIES,),
+        "Validation judges steps that the model was trained to forecast.",
+    ),
+    Fault(
+        "pooled-centre",
+        "src/saccade/tasks/_linear_forecast.py",
+        "self.xy / self.count - np.outer(x, y)",
+        "self.xy / self.count",
+        (SERIES,),
+        "The linear baseline has a wrong map where series have means of their own.",
+    ),
+    Fault(
+        "uneven-later-tables",
+        "src/saccade/tasks/_series.py",
+        "    check_steps(dates, step, places)\n",
+        "",
+        (SERIES,),
+        "A table of days is forecast by what was learned from hours.",
     ),
 )

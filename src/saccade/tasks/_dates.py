@@ -1,0 +1,98 @@
+"""Dates of the rows of a table: read, checked for even steps, and continued.
+
+Steps are named as pandas does: "h", "15min", "D", "MS" for months by their first day.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pandas import DatetimeIndex
+
+_PART = 12  # dates from which a step can be told where some are missing: a year of months, a fortnight of work days
+_SHORT = {4: "%Y", 7: "%Y-%m", 8: "%Y%m%d", 10: "%Y-%m-%d"}  # by the length of a text: dates without a time
+_MINUTES = 16  # the length of one that ends with minutes
+
+
+def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
+    """Dates in ISO 8601, each after the one before.
+
+    Args:
+        places: of the rows, for messages: `power.csv: line 7`.
+
+    Raises:
+        ValueError: a text that is no such date, dates in another order, dates with and without a time zone.
+    """
+    import pandas as pd
+
+    try:
+        dates = pd.DatetimeIndex(pd.to_datetime(list(texts), format="ISO8601", errors="coerce"))
+    except ValueError as error:
+        raise ValueError(f"{places[0]} and later: dates are not of one time zone ({error})") from None
+    unreadable = np.flatnonzero(dates.isna())
+    if len(unreadable):
+        n = unreadable[0]
+        raise ValueError(f"{places[n]}: expected a date such as 2024-01-31 or 2024-01-31 13:00, got {texts[n]!r:.40}")
+    back = np.flatnonzero(np.diff(dates.asi8) <= 0)
+    if len(back):
+        n = back[0] + 1
+        raise ValueError(
+            f"{places[n]}: {texts[n]} does not come after {texts[n - 1]} in the row before; expected rows in the order "
+            "of their dates, each date once"
+        )
+    return dates
+
+
+def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
+    """The step from each of three or more dates to the next. ValueError where it is not always the same."""
+    step = _inferred(dates)
+    if step is not None:
+        return step
+    parts = (_inferred(dates[n : n + _PART]) for n in range(0, max(len(dates) - _PART, 1), _PART))
+    known = Counter(part for part in parts if part is not None)
+    if known:
+        check_steps(dates, known.most_common(1)[0][0], places)
+    steps = dates[1:] - dates[:-1]
+    n = int(np.argmax(steps != steps[0]))
+    raise ValueError(
+        f"{places[n + 1]}: {dates[n + 1]} comes {steps[n]} after the row before, that one {steps[0]} after its own; "
+        "expected even steps"
+    )
+
+
+def check_steps(dates: DatetimeIndex, step: str, places: Sequence[str]) -> None:
+    """ValueError where a date does not come one `step` after the one before."""
+    import pandas as pd
+
+    expected = pd.date_range(dates[0], periods=len(dates), freq=step)
+    uneven = np.flatnonzero(np.asarray(expected != dates))
+    if len(uneven):
+        n = uneven[0]
+        raise ValueError(f"{places[n]}: expected {expected[n]} at even steps of {step!r}, got {dates[n]}")
+
+
+def continued(last: str, step: str, count: int) -> list[str]:
+    """The `count` dates after the date `last`, written as it is."""
+    import pandas as pd
+
+    dates = pd.date_range(pd.to_datetime(last, format="ISO8601"), periods=count + 1, freq=step)[1:]
+    if len(last) in _SHORT:
+        return [date.strftime(_SHORT[len(last)]) for date in dates]
+    minutes = len(last) == _MINUTES and not any(date.second for date in dates)
+    precision = "minutes" if minutes else "auto"
+    return [date.isoformat(sep="T" if "T" in last else " ", timespec=precision) for date in dates]
+
+
+def _inferred(dates: DatetimeIndex) -> str | None:
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later versions of pandas will give an offset instead of its name
+        step = pd.infer_freq(dates)
+    return None if step is None else str(getattr(step, "freqstr", step))

@@ -1,0 +1,395 @@
+"""Series and what comes after them: windows, scales, errors, baselines, dates, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from looped import looped
+from saccade import cli, tasks
+from saccade.tasks import Forecast
+from saccade.tasks._dates import continued
+from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._linear_forecast import STRENGTHS, linear
+from saccade.tasks._series import SeriesTable, Windows
+from saccade.training import Settings
+from tasks.conftest import write_csv
+from tasks.test_kills import survives_kills
+from training.test_killing import server
+
+__all__ = ["server"]  # a fixture
+
+PAST, HORIZON = 29, 7
+SHAPE = {"past": PAST, "horizon": HORIZON, "patch": 5, "stride": 3, "width": 8, "heads": 2, "hidden": 16, "layers": 1}
+SMALL = {
+    **SHAPE, "dropout": 0.0, "rate": 1e-2, "batch": 31, "steps": 150, "every": 50, "precision": "no",
+    "tensorboard": False,
+}  # fmt: skip
+COLUMNS = ("date", "tide", "sun", "ramp")
+
+
+def hours(count, first=0):
+    begin = datetime.datetime(2024, 2, 27, 21)
+    return [str(begin + datetime.timedelta(hours=n)) for n in range(first, first + count)]
+
+
+def series(count, first=0):
+    """Three series that repeat after 13, 11 and 17 hours, in units of their own."""
+    n = np.arange(first, first + count)
+    tide, sun = 700 + 90 * np.sin(2 * np.pi * n / 13), 0.01 * np.cos(2 * np.pi * n / 11)
+    return np.stack([tide, sun, -5 + n % 17], axis=1)
+
+
+def table(path, values, dates=None, columns=COLUMNS):
+    dates = hours(len(values)) if dates is None else dates
+    return write_csv(path, [(date, *row) for date, row in zip(dates, values.tolist(), strict=True)], columns)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("series")
+    table(folder / "series.csv", series(401))
+    table(folder / "later.csv", series(101, 401), hours(101, 401))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def learned(tables):
+    return tasks.train("forecast", tables / "series.csv", tables / "run", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def noise(tables):
+    """An untrained model of series that a linear map does not forecast, and a table of the same."""
+    draws = np.random.default_rng(5).normal(size=(293, 3)).cumsum(axis=0) * (1, 10, 100)
+    table(tables / "noise.csv", draws[:211])
+    table(tables / "noise-later.csv", draws[211:], hours(82, 211))
+    return tasks.train("forecast", tables / "noise.csv", tables / "noise", **{**SMALL, "steps": 1})
+
+
+def test_learns_what_can_be_learned(learned, tables):
+    report = tasks.test(learned, tables / "later.csv")
+    assert report.metrics["MSE"] < 0.01  # of a variance of 1
+    assert report.baselines["last value repeated"]["MSE"] > 0.5
+
+
+@pytest.mark.slow
+def test_does_not_learn_what_cannot_be_learned(tables, tmp_path):
+    """That no window reads what it is to forecast: rows in a random order have no past."""
+    values = np.random.default_rng(3).permutation(series(502))
+    run = tasks.train("forecast", table(tmp_path / "known.csv", values[:401]), tmp_path / "run", **SMALL)
+    report = tasks.test(run, table(tmp_path / "asked.csv", values[401:]), baseline=False)
+    assert report.metrics["MSE"] > 0.9
+
+
+def test_errors_are_those_of_plain_numpy(noise, tables):
+    """Scaled by the training rows alone, over every window of the test file, each step and each series by itself."""
+    report = tasks.test(noise, tables / "noise-later.csv")
+    known, tested = (
+        np.loadtxt(tables / f"{name}.csv", delimiter=",", skiprows=1, usecols=(1, 2, 3))
+        for name in ("noise", "noise-later")
+    )
+    known = known[: 211 - 21]  # a tenth validates
+    scale = known.std(axis=0)
+    truth = (tested - known.mean(axis=0)) / scale
+    errors = []
+    for now in range(PAST, len(truth) - HORIZON + 1):
+        errors.append(truth[now - 1] - truth[now : now + HORIZON])
+    repeated = report.baselines["last value repeated"]
+    assert repeated["MSE"] == pytest.approx(np.mean(np.square(errors)), rel=1e-12)
+    assert repeated["MAE"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-12)
+    assert len(report.tested.data) == len(errors) == 82 - PAST - HORIZON + 1
+
+    details = noise.task.details(report.tested.baselines[0].outputs, report.tested.data)
+    np.testing.assert_allclose(details["steps"]["MSE"], np.square(errors).mean(axis=(0, 2)))
+    np.testing.assert_allclose(details["steps"]["MAE"], np.abs(errors).mean(axis=(0, 2)))
+    units = [one["MAE unscaled"] for one in details["series"].values()]
+    np.testing.assert_allclose(units, np.abs(errors).mean(axis=(0, 1)) * scale)
+    assert list(details["series"]) == ["tide", "sun", "ramp"]
+
+
+def test_windows_that_validate_have_no_future_that_is_trained_on(noise, tables):
+    task = noise.task
+    whole = task.read(tables / "noise.csv")
+    training, judged = task.split(whole, 0.1, 0)
+    assert (training[0].start, training[-1].end) == (0, 190)
+    assert (judged[0].now, judged[-1].end) == (190, 211)
+    assert len(judged) == 21 - HORIZON + 1
+    few, short = task.split(whole, 0.001, 0)
+    assert (len(short), short[0].now, few[-1].end) == (1, 204, 204)  # a share is one horizon at least
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_linear_baseline_is_scikit_learns(alike):
+    """One ridge regression for all series, or one each, whichever is better on the validation windows."""
+    from sklearn.linear_model import Ridge
+
+    random = np.random.default_rng(7)
+    draws = random.normal(size=(331, 3))
+    rates = (0.6, 0.6, 0.6) if alike else (0.9, -0.9, 0.2)
+    for n in range(1, 331):
+        draws[n] += np.array(rates) * draws[n - 1] + (0.3 if alike else (0.3, -0.2, 0.1))
+    past, horizon, ends = 11, 5, (0, 61 if alike else 173, 257, 331)  # with few windows one map for all is better
+    empty = SeriesTable(None, (), draws, None, "", "")
+    parts, pairs = [], []
+    for first, last in itertools.pairwise(ends):
+        parts.append((draws, Windows(empty, past, horizon, range(first, last - past - horizon + 1))))
+        rows = [draws[one.start : one.end].T for one in parts[-1][1]]  # (3, S + F) each
+        pairs.append((np.stack(rows)[:, :, :past], np.stack(rows)[:, :, past:]))  # (N, 3, S), (N, 3, F)
+    (x, y), (judged_x, judged_y), (asked, _) = pairs
+
+    def forecasts(shared, strength, inputs):
+        made = []
+        for n in range(3):
+            chosen = slice(None) if shared else slice(n, n + 1)
+            known = x[:, chosen].reshape(-1, past), y[:, chosen].reshape(-1, horizon)
+            made.append(Ridge(strength * len(known[0])).fit(*known).predict(inputs[:, n]))
+        return np.stack(made, axis=-1)
+
+    choices = [(shared, strength) for shared in (True, False) for strength in STRENGTHS]
+    errors = [np.square(forecasts(*one, judged_x) - judged_y.transpose(0, 2, 1)).mean() for one in choices]
+    shared, strength = choices[int(np.argmin(errors))]
+    found, name = linear(*parts)
+    assert shared == alike
+    assert name == f"{'one map for all series' if shared else 'a map for each series'}, ridge {strength:g}"
+    np.testing.assert_allclose(found, forecasts(shared, strength, asked), atol=1e-5)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole(noise, tables):
+    training, judged = noise.task.split(noise.task.read(tables / "noise.csv"), 0.1, 0)
+    made = ExampleObjective(noise.task, noise.model, training, judged, Settings(steps=9, batch=13, seed=3))
+    batch = made.batch(1)
+    parts = made.split(batch, 3)
+    assert [len(part["past"]) for part in parts] == [5, 4, 4]
+    shares = [made.weight(part) / made.weight(batch) for part in parts]
+    joined = sum(share * made.loss(made.model, part) for share, part in zip(shares, parts, strict=True))
+    torch.testing.assert_close(joined, made.loss(made.model, batch))
+
+
+def test_transformers_opens_the_run_and_says_the_same(noise, tables):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PatchTSTForPrediction.from_pretrained(noise.folder).eval()
+    data = noise.task.read(tables / "noise-later.csv")
+    batch = noise.task.collate(noise.model, noise.task.encode(noise.model, data))
+    with torch.no_grad():
+        expected = theirs(past_values=batch["past"]).prediction_outputs
+    torch.testing.assert_close(torch.tensor(np.stack(noise.task.predict(noise.model, data))), expected)
+
+
+def test_a_prediction_is_the_forecast_of_the_last_window_in_the_units_of_the_file(noise, tables, tmp_path):
+    data = noise.task.read(tables / "noise-later.csv")
+    forecast = noise.task.predict(noise.model, data)[11]
+    lines = (tables / "noise-later.csv").read_text().splitlines()
+    (tmp_path / "begun.csv").write_text("\n".join(lines[: 1 + 11 + PAST]) + "\n")
+    (found,) = tasks.predict(noise, tmp_path / "begun.csv")
+    assert list(found) == list(COLUMNS)
+    assert found["date"] == [line.partition(",")[0] for line in lines[1 + 11 + PAST :][:HORIZON]]
+    known = np.loadtxt(tables / "noise.csv", delimiter=",", skiprows=1, usecols=(1, 2, 3))[:190]
+    expected = forecast * known.std(axis=0) + known.mean(axis=0)
+    np.testing.assert_allclose(np.stack([found[name] for name in COLUMNS[1:]], axis=1), expected, rtol=1e-5)
+
+
+def test_series_are_known_by_their_names(noise, tables, tmp_path):
+    """Columns of a test may stand in another order, among others."""
+    lines = [line.split(",") for line in (tables / "noise-later.csv").read_text().splitlines()]
+    moved = [f"{c},x,{a},{date},{b}" for date, a, b, c in lines]
+    (tmp_path / "moved.csv").write_text("\n".join(moved).replace("date", "hour") + "\n")
+    expected = tasks.test(noise, tables / "noise-later.csv").as_dict()
+    found = tasks.test(noise, tmp_path / "moved.csv", date="hour").as_dict()
+    assert {**found, "data": ""} == {**expected, "data": ""}
+
+
+def test_some_columns(tables):
+    task = Forecast(columns='ramp, "sun"', **SHAPE)
+    data = task.read(tables / "series.csv")
+    assert data.table.names == ("ramp", "sun")
+    np.testing.assert_array_equal(data.table.values, series(401)[:, [2, 1]])
+
+
+def test_a_constant_series_is_left_as_it_is():
+    values = np.stack([np.full(40, 7.0), np.arange(40.0)], axis=1)
+    empty = SeriesTable(None, ("a", "b"), values, None, "h", "")
+    task = Forecast(**SHAPE).fitted(Windows(empty, PAST, HORIZON, range(5)))
+    assert task.means == (7.0, 19.5) and task.deviations[0] == 1.0
+
+
+@looped(
+    ("last", "step", "expected"),
+    [
+        ("2024-02-28 23:30", "15min", ["2024-02-28 23:45", "2024-02-29 00:00"]),
+        ("2024-02-28 23:59:30", "30s", ["2024-02-29 00:00:00", "2024-02-29 00:00:30"]),
+        ("2024-02-28 23:59", "30s", ["2024-02-28 23:59:30", "2024-02-29 00:00:00"]),
+        ("2024-02-28T23:00:00+02:00", "h", ["2024-02-29T00:00:00+02:00", "2024-02-29T01:00:00+02:00"]),
+        ("2024-02-28", "D", ["2024-02-29", "2024-03-01"]),
+        ("2023-12-01", "MS", ["2024-01-01", "2024-02-01"]),
+        ("2024-01", "MS", ["2024-02", "2024-03"]),
+        ("2024-02-29", "B", ["2024-03-01", "2024-03-04"]),
+        ("20240229", "W-THU", ["20240307", "20240314"]),
+        ("1999", "YS-JAN", ["2000", "2001"]),
+    ],
+)
+def test_dates_go_on_as_they_are_written(last, step, expected):
+    assert continued(last, step, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("dates", "step"),
+    [
+        ([f"2024-{month:02}-01" for month in range(1, 13)], "MS"),
+        (["2024-01-04", "2024-01-05", "2024-01-08", "2024-01-09", "2024-01-10", "2024-01-11"], "B"),
+        ([f"2024-01-01T{hour:02}:00+01:00" for hour in range(24)], "h"),
+        (["2001", "2002", "2003", "2004"], "YS-JAN"),
+    ],
+)
+def test_steps_of_calendars_are_even(tmp_path, dates, step):
+    data = table(tmp_path / "a.csv", np.arange(2.0 * len(dates)).reshape(-1, 2), dates, ("date", "a", "b"))
+    task = Forecast(past=2, horizon=1, patch=1, stride=1)
+    assert task.read(data).table.step == step
+
+
+def spoiled(line, cell, value):
+    """series.csv with another cell."""
+    rows = [list(row) for row in zip(hours(50), *series(50).T.tolist(), strict=True)]
+    rows[line - 2][cell] = value
+    return rows
+
+
+@looped(
+    ("rows", "message"),
+    [
+        (
+            spoiled(7, 0, "yesterday"),
+            "line 7: expected a date such as 2024-01-31 or 2024-01-31 13:00, got 'yesterday'$",
+        ),
+        (spoiled(7, 0, "02/03/2024"), "line 7: expected a date such as 2024-01-31"),
+        (
+            spoiled(7, 0, "2024-02-28 01:00:00"),
+            "line 7: 2024-02-28 01:00:00 does not come after 2024-02-28 01:00:00 in",
+        ),
+        (
+            spoiled(7, 0, "2024-02-28 02:30:00"),
+            r"line 7: expected 2024-02-28 02:00:00 at even steps of 'h', got 2024-0",
+        ),
+        (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 2 and later: dates are not of one time zone"),
+        (spoiled(9, 2, "n/a"), r"line 9: expected a number in column 'sun', got 'n/a' \(1 of 50 cells have none\)"),
+        (spoiled(9, 2, ""), "line 9: expected a number in column 'sun', got ''"),
+        (spoiled(9, 3, "nan"), "line 9: expected a number in column 'ramp', got 'nan'"),
+        (spoiled(9, 1, "inf"), "line 9: expected a number in column 'tide', got 'inf'"),
+        (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, the steps of one window$"),
+        (
+            spoiled(2, 0, "x")[1:43],
+            r"bad.csv: 42 rows, expected at least 43: 7 to validate, and the 29 \+ 7 of one win",
+        ),
+        ([], "bad.csv: holds no examples$"),
+    ],
+)
+def test_bad_tables_are_told_in_one_line(tmp_path_factory, rows, message):
+    folder = tmp_path_factory.mktemp("bad")
+    data = write_csv(folder / "bad.csv", rows, COLUMNS)
+    with pytest.raises(ValueError, match=message) as raised:
+        tasks.train("forecast", data, folder / "out", **SMALL)
+    assert "\n" not in str(raised.value)
+    assert not (folder / "out").exists()
+
+
+def test_a_missing_month_is_found(tmp_path):
+    """The steps of months differ in length: only the calendar says which is missing."""
+    dates = [f"{year}-{month:02}-01" for year in (2021, 2022, 2023) for month in range(1, 13)]
+    del dates[19]
+    data = table(tmp_path / "a.csv", np.arange(35.0)[:, None], dates, ("date", "a"))
+    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 00:00:00 at even steps of 'MS', got 2022-09-01"):
+        Forecast(past=5, horizon=3, patch=2).read(data)
+
+
+def test_other_bad_input(noise, tables, tmp_path):
+    def train(data=tables / "series.csv", **options):
+        return tasks.train("forecast", data, tmp_path / "out", **{**SMALL, **options})
+
+    write_csv(tmp_path / "twice.csv", [("2024-01-01", 1, 2)], ("date", "a", "a"))
+    write_csv(tmp_path / "alone.csv", [("2024-01-01",)], ("date",))
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    cases = [
+        ({"columns": "tide,moon"}, r"series.csv: no column 'moon'; it has 'date', 'tide', 'sun', 'ramp'$"),
+        ({"date": "hour"}, r"series.csv: no column 'hour'; it has 'date', 'tide', 'sun', 'ramp'$"),
+        ({"columns": "tide,tide"}, "columns: expected names separated by commas, each once, got 'tide,tide'"),
+        ({"columns": ""}, "columns: expected names separated by commas, each once, got ''"),
+        ({"data": tmp_path / "twice.csv"}, "twice.csv: the column 'a' is there twice"),
+        ({"data": tmp_path / "alone.csv"}, "alone.csv: no column beside 'date', expected one for each series"),
+        ({"data": tmp_path / "list.jsonl"}, r"list.jsonl: line 1: expected an object with 'date', got \[1\]"),
+        ({"horizon": 0}, "horizon: must be at least 1, got 0"),
+        ({"heads": 3}, "heads: must divide the width, got heads=3 and width=8"),
+        ({"dropout": 1.0}, r"dropout: must be in \[0, 1\), got 1.0"),
+        ({"past": 5}, "past: must be more than the steps of a patch, got past=5, patch=5"),
+        (
+            {"initial": noise.folder, "horizon": 11},
+            "noise: is a model of past 29, horizon 7, 3 series; asked for past 29, horizon 11, 3 series",
+        ),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            train(**options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(
+        TypeError, match="horizon: cannot differ from what forecast was trained with; expected one of da"
+    ):
+        tasks.test(noise, tables / "later.csv", horizon=11)
+    with pytest.raises(
+        ValueError, match="inputs: forecast reads a .csv, .tsv or .jsonl of series, got the text 'rain'"
+    ):
+        tasks.predict(noise, "rain")
+    days = [str(datetime.date(2024, 1, 1) + datetime.timedelta(days=n)) for n in range(50)]
+    data = table(tmp_path / "days.csv", series(50), days)
+    with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of 'h', got 2024-01-02"):
+        tasks.test(noise, data)
+
+
+def test_a_run_starts_from_another(noise, tables, tmp_path):
+    run = tasks.train(
+        "forecast", tables / "series.csv", tmp_path / "run", initial=noise.folder, **{**SMALL, "steps": 1}
+    )
+    before, after = noise.model.state_dict(), run.model.state_dict()
+    moved = max(float((before[name] - after[name]).abs().max()) for name, _ in run.model.named_parameters())
+    assert 0 < moved < 2 * SMALL["rate"]
+    assert run.task.means != noise.task.means
+
+
+@pytest.mark.slow
+def test_ten_kills(server, tmp_path):
+    """What a forecaster adds: batch norm, whose means and variances are no weights."""
+    data = str(table(tmp_path / "series.csv", series(151)))
+    options = """--past 29 --horizon 7 --patch 5 --stride 3 --width 8 --heads 2 --hidden 16 --layers 1 --batch 17
+    --accumulate 2 --precision bf16 --steps 17 --every 5 --checkpoint-every 3 --no-tensorboard""".split()
+    files = survives_kills(
+        server, tmp_path, lambda out, *more: ["train", "forecast", data, "--out", str(out), *options, *more]
+    )
+    assert {"task.json", "config.json", "model.safetensors", "last.safetensors"} <= files
+
+
+@pytest.mark.slow
+def test_train_test_predict(tables, tmp_path, capsys, monkeypatch):
+    out, picture = tmp_path / "run", tmp_path / "forecast.png"
+    options = [f"--{name}={value}" for name, value in SMALL.items() if name != "tensorboard"]
+    data, later = str(tables / "series.csv"), str(tables / "later.csv")
+    assert cli.main(["train", "forecast", data, "--out", str(out), *options, "--no-tensorboard"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("forecast: PatchTST of ") and "326 examples to train on, 34 to validate" in told[1]
+    assert cli.main(["test", str(out), later, "--picture", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{out} on {later}: 66 examples" or "baseline is better" in lines[0]
+    assert any(line.startswith("last value repeated") for line in lines)
+    assert any(line.startswith("linear (") for line in lines)
+    assert [line.split()[0] for line in lines[-4:-1]] == ["tide", "sun", "ramp"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["predict", str(out), later]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["date"] == hours(HORIZON, 502)
+    expected = series(HORIZON, 502)
+    assert np.abs(found["tide"] - expected[:, 0]).max() < 0.3 * 90
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli.main(["predict", str(out), later]) == 0
+    assert next(line.split()[-1] for line in capsys.readouterr().out.splitlines()) == "ramp"
