@@ -7,6 +7,7 @@ from ..fault import Fault
 CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
+GRAPHS = "tests/tasks/test_graph.py"
 
 FAULTS = (
     Fault(
@@ -27,8 +28,8 @@ FAULTS = (
     ),
     Fault(
         "unstratified-split",
-        CLASSIFY,
-        'classes.setdefault(example.label or "", []).append(n)',
+        "src/saccade/tasks/_class_results.py",
+        'classes.setdefault(label or "", []).append(n)',
         'classes.setdefault("", []).append(n)',
         (CLASSES,),
         "A rare class may be missing from the validation data.",
@@ -96,5 +97,37 @@ FAULTS = (
         "if False:",
         (RUNS,),
         "A run is resumed as one of another task.",
+    ),
+    Fault(
+        "test-nodes-to-learn-from",
+        "src/saccade/tasks/_graph_data.py",
+        'return np.setdiff1d(labelled, self.parts.get("test", []))',
+        "return labelled",
+        (GRAPHS,),
+        "A graph that names only its test nodes is trained on them.",
+    ),
+    Fault(
+        "loop-counted-twice",
+        "src/saccade/tasks/_graph_baselines.py",
+        "pairs = torch.cat((edges, edges.flip(0), own), 1).unique(dim=1)",
+        "pairs = torch.cat((torch.cat((edges, edges.flip(0)), 1).unique(dim=1), own), 1)",
+        (GRAPHS,),
+        "A node with a loop weighs itself twice in the baseline.",
+    ),
+    Fault(
+        "penalty-of-vectors",
+        "src/saccade/tasks/_graph_objective.py",
+        "if p.ndim >= 2]",
+        "]",
+        (GRAPHS,),
+        "Biases are held down with the weights.",
+    ),
+    Fault(
+        "weights-of-those-who-read",
+        "src/saccade/tasks/_graph_picture.py",
+        "return [(edges[0, edges[1] == node], weights[edges[1] == node]) for node in nodes]",
+        "return [(edges[1, edges[0] == node], weights[edges[0] == node]) for node in nodes]",
+        (GRAPHS,),
+        "The picture shows who attends to a node, not what it attends to.",
     ),
 )
