@@ -74,7 +74,7 @@ class GraphObjective(Objective):
             logits = node_logits(model, self._judged_graph).cpu()[self._judged["nodes"]]
         loss = float(F.cross_entropy(logits, self._judged["labels"]))
         scores = self._task.scores(list(logits.double().softmax(-1).numpy()), self._validation)
-        return Evaluation(loss, scores, self._task.cost(scores))
+        return Evaluation(loss, scores, None if self._task.metric == "loss" else self._task.cost(scores))
 
 
 def node_logits(model: nn.Module, graph: tuple[Tensor, Tensor], **given: Any) -> Tensor:
