@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._seeding import seeded
+from ..models.graphs.heads import feature_dropout
 from ._baselines import STRENGTHS
 
 Labelled = tuple[np.ndarray, np.ndarray]
@@ -64,7 +65,7 @@ class GCN(nn.Module):
 
     def forward(self, x: Tensor, spread: Tensor) -> Tensor:
         """Logits (N, K) from x (N, F) and the propagation (N, N)."""
-        hidden = F.relu(torch.sparse.mm(spread, self.first(self.dropout(x))))
+        hidden = F.relu(torch.sparse.mm(spread, self.first(feature_dropout(x, self.dropout))))
         return torch.sparse.mm(spread, self.second(self.dropout(hidden)))
 
 

@@ -137,7 +137,8 @@ def _draw(axes: Axes, nodes: Nodes, middle: int, seen: Attended, labels: Sequenc
         axes.text(1.32 * x, 1.22 * y, f"{name}\n{weight:.2f}", ha="center", va="center", fontsize=6.5)
     _mark(axes, nodes, middle, (0, 0), labels, trained)
     own = sum(weight for node, weight in kept if node == middle)
-    axes.text(0, -0.24, f"itself {own:.2f}", ha="center", va="center", fontsize=6.5)
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+    axes.text(0, -0.26, f"itself {own:.2f}", ha="center", va="center", fontsize=6.5, bbox=behind, zorder=3)
     rest = float(seen.weights[MOST:].sum())
     if len(seen.nodes) > MOST:
         axes.text(1.6, -1.45, f"and {len(seen.nodes) - MOST} more: {rest:.2f}", ha="right", fontsize=6.5)

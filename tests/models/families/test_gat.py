@@ -12,8 +12,8 @@ from torch import Tensor
 
 import saccade
 from saccade import models
-from saccade.models.families.gat import _dropped
 from saccade.models.graphs.attention import GraphAttention
+from saccade.models.graphs.heads import feature_dropout
 
 
 def graph(nodes: int = 13, edges: int = 31, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -156,14 +156,14 @@ def test_dropout_of_given_features_leaves_out_zeros():
     x = torch.zeros(997, 23)
     x[::11] = 1
     dropout = torch.nn.Dropout(0.3)
-    found = _dropped(x, dropout)
+    found = feature_dropout(x, dropout)
     assert torch.equal(found.unique(), torch.tensor([0, 1 / 0.7])) and not found[x == 0].any()
     assert abs((found[::11] == 0).double().mean().item() - 0.3) < 4 * (0.21 / (91 * 23)) ** 0.5
-    assert not torch.equal(found, _dropped(x, dropout))
+    assert not torch.equal(found, feature_dropout(x, dropout))
     computed = torch.zeros(997, 23, requires_grad=True)
-    _dropped(computed, dropout).sum().backward()
+    feature_dropout(computed, dropout).sum().backward()
     assert torch.equal(computed.grad.unique(), torch.tensor([0, 1 / 0.7]))
-    assert torch.equal(_dropped(x, dropout.eval()), x)
+    assert torch.equal(feature_dropout(x, dropout.eval()), x)
 
 
 def test_bad_input():

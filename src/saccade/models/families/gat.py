@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.settings import Settings
 from ..graphs.attention import GraphAttention
-from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers, graph_mean
+from ..graphs.heads import HEADS, GraphHead, check_features, feature_dropout, graph_keys, graph_layers, graph_mean
 from ..graphs.structure import check_graphs, with_loops
 from ..heads import classification_loss, refuse_labels
 from ..model import Family, Model, Request
@@ -96,7 +96,7 @@ class GAT(Model):
         edges = with_loops(graphs) if self.loops else graphs.edges
         states = [x]
         for layer in self.layers:
-            x = self.activation(layer(_dropped(x, self.dropout), edges))
+            x = self.activation(layer(feature_dropout(x, self.dropout), edges))
             states.append(x)
         out = ModelOutput(last_hidden_state=x, hidden_states=tuple(states) if hidden_states else None)
         if self.head is None:
@@ -107,18 +107,6 @@ class GAT(Model):
             out.logits = self.head(graph_mean(x, graphs))
         out.loss = None if labels is None else classification_loss(out.logits, labels)
         return out
-
-
-def _dropped(x: Tensor, dropout: nn.Dropout) -> Tensor:
-    """`dropout(x)`, drawn only for what is not 0 where x is given and not computed.
-
-    Features that count words are nearly all 0, and to draw for each of them takes longer than a layer.
-    """
-    if not dropout.training or x.requires_grad:  # a gradient reaches zeros, too
-        return dropout(x)
-    places = x.flatten().nonzero()[:, 0]
-    kept = dropout(x.flatten()[places])
-    return x.new_zeros(x.numel()).index_copy_(0, places, kept).view_as(x)
 
 
 FAMILY = Family("GAT", {"saccade-gat": "SaccadeGAT"}, HEADS, GAT, graph_keys, tuple(HEADS))
