@@ -98,6 +98,7 @@ def run_shell(command: str, folder: Path) -> str:
             (folder / name).write_text(_reviews(count), encoding="utf-8")
         for name, first, count in (("my-series.csv", 0, 640), ("later.csv", 640, 480)):
             (folder / name).write_text(_series(first, count), encoding="utf-8")
+        _write_graph(folder / "my-graph")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -122,6 +123,19 @@ def _reviews(count: int) -> str:
         for n in range(count)
     ]
     return "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+
+
+def _write_graph(folder: Path) -> None:
+    """nodes.csv and edges.csv of two circles of nodes, each with a class; the last node has none."""
+    nodes, edges = ["id,size,label,split"], ["source,target"]
+    for n in range(60):
+        label = "" if n == 59 else ("left", "right")[n % 2]
+        split = ("train", "train", "validation", "validation", "test", "test")[n % 6] if label else ""
+        nodes.append(f"n{n},{n % 2},{label},{split}")
+        edges.append(f"n{n},n{(n + 2) % 60}")
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("\n".join(nodes) + "\n", encoding="utf-8")
+    (folder / "edges.csv").write_text("\n".join(edges) + "\n", encoding="utf-8")
 
 
 def console(block: Block) -> tuple[str, str]:

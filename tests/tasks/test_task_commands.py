@@ -34,8 +34,9 @@ def test_every_option_has_the_name_and_the_default_of_its_field(name):
     assert names | own.keys() <= options.keys()
     for field, default in {**own, "decay": DECAY, "patience": PATIENCE, "share": SHARE}.items():
         assert options[field].default == default, field
-    for field in ("epochs", "rate", "batch"):
-        recipes = [getattr(recipe, field) for recipe in (kind.scratch, kind.tuning)]
+    usual = {"batch": "all", "every": "an epoch"}
+    for field in ("epochs", "rate", "batch", "every"):
+        recipes = [getattr(recipe, field) or usual[field] for recipe in (kind.scratch, kind.tuning)]
         shown = [f"{value:.0e}".replace("e-0", "e-") if field == "rate" else str(value) for value in recipes]
         shown = shown[0] if shown[0] == shown[1] else f"{shown[0]}, with --from {shown[1]}"
         assert f"[default: {shown}]" in options[field].help

@@ -19,7 +19,7 @@ class TaskCommand:
         text: the first sentence of its help.
         data: what DATA may be.
         groups: of options, whose names are those of the task's fields.
-        epochs, rate, batch: of its recipe; "10, with --from 3".
+        epochs, rate, batch, every: of its recipe; "10, with --from 3".
     """
 
     summary: str
@@ -29,6 +29,7 @@ class TaskCommand:
     epochs: str
     rate: str
     batch: str = "32"
+    every: str = "an epoch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,33 @@ class SeriesModelOptions:
     dropout: float = option(0.3, "Its dropout.")
 
 
+@dataclasses.dataclass(frozen=True)
+class GraphOptions:
+    """Nodes and edges"""
+
+    scale: str = option(
+        "columns",
+        "What is done to features: columns (mean 0, deviation 1), rows (divided by a node's sum, for counts of words) "
+        "or none.",
+    )
+    directed: bool = option(False, "Edges lead only from their source to their target.", "--directed")
+    l2: float = option(5e-4, "What large weights cost: half of it times the sum of their squares.")
+    metric: str = option("loss", "What the best weights are chosen by: loss, accuracy or f1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphModelOptions:
+    """Model"""
+
+    kind: str = option("gat", "Of a new model: gat, gatv2 or graphormer.")
+    layers: int = option(2, "Its layers; GAT's last one names the classes.")
+    heads: int = option(8, "Its heads of each layer.")
+    width: int = option(64, "Its width, of all heads together.")
+    dropout: float = option(0.6, "Its dropout of features and of what layers read.")
+    attention_dropout: float = option(0.6, "Its dropout of attention weights.")
+    hops: int = option(2, "How far a node of graphormer sees.")
+
+
 TASK_COMMANDS = {
     "classify": TaskCommand(
         "Tell classes of texts apart.",
@@ -122,5 +150,15 @@ TASK_COMMANDS = {
         (SeriesOptions, SeriesModelOptions),
         epochs="10, with --from 3",
         rate="1e-3, with --from 1e-4",
+    ),
+    "graph": TaskCommand(
+        "Tell classes of the nodes of a graph apart.",
+        "Train a model of graphs on the nodes of DATA that have a label.",
+        "An .npz with edges, features and labels, or a folder with nodes.csv and edges.csv.",
+        (GraphOptions, GraphModelOptions),
+        epochs="400, with --from 200",
+        rate="5e-3, with --from 1e-3",
+        batch="all",
+        every="20",
     ),
 }

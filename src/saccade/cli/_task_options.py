@@ -61,7 +61,7 @@ class TaskLearningOptions:
 class TaskEvaluationOptions:
     """Looking and keeping"""
 
-    every: int | None = option(None, "Steps between looks at the validation data.  [default: an epoch]")
+    every: int | None = option(None, "Steps between looks at the validation data.  [default: {every}]")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
     patience: int = option(5, "Stop after so many looks without an improvement.")
     improvement: float = option(0.0, "What counts as one, in the metric.")
@@ -80,13 +80,14 @@ def given(*groups: Any) -> dict[str, Any]:
     return {**options, "tensorboard": log_wanted(options["tensorboard"])}
 
 
-def learning_options(command: TaskCommand) -> type:
-    """`TaskLearningOptions` whose help has the recipe of a task."""
+def with_recipe(group: type, command: TaskCommand) -> type:
+    """A group of options whose help has the recipe of a task."""
+    recipe = {name: getattr(command, name) for name in ("epochs", "rate", "batch", "every")}
     fields = []
-    for field in dataclasses.fields(TaskLearningOptions):
+    for field in dataclasses.fields(group):
         info = copy.copy(field.metadata["option"])
-        info.help = info.help.format(epochs=command.epochs, rate=command.rate, batch=command.batch)
+        info.help = info.help.format(**recipe)
         fields.append((field.name, field.type, dataclasses.field(default=field.default, metadata={"option": info})))
-    made = dataclasses.make_dataclass("TaskLearningOptions", fields, frozen=True)
-    made.__module__, made.__doc__ = __name__, TaskLearningOptions.__doc__  # where its types are named; its heading
+    made = dataclasses.make_dataclass(group.__name__, fields, frozen=True)
+    made.__module__, made.__doc__ = __name__, group.__doc__  # where its types are named; its heading
     return made

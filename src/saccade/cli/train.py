@@ -15,7 +15,7 @@ import typer
 from ._errors import UserError, require
 from ._options import GroupedCommand, flattened
 from ._task_commands import TASK_COMMANDS, TaskCommand
-from ._task_options import TaskEvaluationOptions, TaskFileOptions, TuningOptions, given, learning_options
+from ._task_options import TaskEvaluationOptions, TaskFileOptions, TaskLearningOptions, TuningOptions, given, with_recipe
 from ._train_options import (
     EvaluationOptions,
     FileOptions,
@@ -91,8 +91,8 @@ def language_model(
 
 def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     """A function for `flattened`: its parameters are DATA and groups of options."""
-    learning = (learning_options(command), TuningOptions)
-    groups = (TaskFileOptions, *command.groups, *learning, MachineOptions, TaskEvaluationOptions)
+    learning, looking = (with_recipe(group, command) for group in (TaskLearningOptions, TaskEvaluationOptions))
+    groups = (TaskFileOptions, *command.groups, learning, TuningOptions, MachineOptions, looking)
 
     def run(data: Path, **options: Any) -> None:
         files = options.pop(TaskFileOptions.__name__)

@@ -16,11 +16,13 @@ from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
 from .forecast import Forecast
+from .graph import ClassifyNodes
 from .mlm import Mlm
 
 __all__ = [
     "Baseline",
     "Classify",
+    "ClassifyNodes",
     "Forecast",
     "Mlm",
     "Recipe",

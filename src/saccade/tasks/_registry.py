@@ -5,6 +5,9 @@ from __future__ import annotations
 from ._task import Task
 from .classify import Classify
 from .forecast import Forecast
+from .graph import ClassifyNodes
 from .mlm import Mlm
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Mlm, Forecast)}
+TASKS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Classify, Mlm, Forecast, ClassifyNodes)
+}

@@ -88,7 +88,7 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     names = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (Execution, EvaluationSettings)}
     execution = Execution(**{name: options.pop(name) for name in names[Execution] & options.keys()})
     looks = {name: options.pop(name) for name in names[EvaluationSettings] & options.keys()}
-    options["batch"] = batch = min(options.get("batch", recipe.batch), count)
+    options["batch"] = batch = min(options.get("batch", recipe.batch) or count, count)
     epoch = count // max(batch, 1)
     epochs = options.pop("epochs", recipe.epochs)
     if "steps" not in options:
@@ -96,7 +96,7 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     # Not a tenth of `steps`: a run that is over may go on with more of them.
     warmup = min(WARMUP, recipe.epochs * epoch // 10)
     defaults = {"rate": recipe.rate, "decay": DECAY, "warmup": warmup}
-    looks = {"every": epoch, "patience": PATIENCE, **looks}
+    looks = {"every": recipe.every or epoch, "patience": PATIENCE, **looks}
     return Settings(**{**defaults, **options}, execution=execution, looks=EvaluationSettings(**looks))
 
 

@@ -26,12 +26,14 @@ class Recipe:
     Args:
         epochs: times through the training data.
         rate: the highest learning rate.
-        batch: examples in each step.
+        batch: examples in each step; None is all of them.
+        every: steps between looks at the validation data; None is an epoch.
     """
 
     epochs: int
     rate: float
-    batch: int = 32
+    batch: int | None = 32
+    every: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,14 @@ class Task(ABC):
     @abstractmethod
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:
         """What is trained on, and a share of the data to validate on."""
+
+    def tested(self, data: Sequence[Any]) -> Sequence[Any]:
+        """Of data that were read those to test with: all of them, unless the data themselves say which.
+
+        Raises:
+            ValueError: there are none.
+        """
+        return data
 
     def fitted(self: T, training: Sequence[Any]) -> T:
         """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""

@@ -106,7 +106,7 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     opened = open_run(run, options)
     task, path = opened.task, Path(data)
     import_required(type(task))
-    examples = task.read(path)
+    examples = task.tested(task.read(path))
     outputs = task.predict(opened.model, examples)
     found, note = _baselines(opened.model, read_task_file(opened.folder), examples) if baseline else ([], "")
     tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), found)

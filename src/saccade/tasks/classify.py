@@ -20,6 +20,7 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
 from ._calibration import expected_calibration_error
+from ._class_results import class_details, class_scores, listed, stratified
 from ._confusion import confusion_picture, confusion_table
 from ._example_task import Batch, parted
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
@@ -27,7 +28,6 @@ from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
 
 METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
-_LISTED = 20  # classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Classify(TextTask):
             if self.labels and example.label not in self.labels:
                 raise ValueError(
                     f"{example.place}: the label {example.label!r} is not in the training data, which has "
-                    f"{_listed(self.labels)}"
+                    f"{listed(self.labels)}"
                 )
         return examples
 
@@ -107,15 +107,7 @@ class Classify(TextTask):
         self, data: Sequence[TextExample], share: float, seed: int
     ) -> tuple[list[TextExample], list[TextExample]]:
         """Each class is split alike, and keeps at least one example to train on."""
-        random = np.random.default_rng((seed, 0))
-        chosen: set[int] = set()
-        classes: dict[str, list[int]] = {}
-        for n, example in enumerate(data):
-            classes.setdefault(example.label or "", []).append(n)
-        for _, numbers in sorted(classes.items()):
-            count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
-            chosen.update(random.permutation(numbers)[:count].tolist())
-        return parted(data, chosen)
+        return parted(data, stratified([example.label for example in data], share, seed))
 
     def fitted(self, training: Sequence[TextExample]) -> Classify:
         counts = Counter(example.label or "" for example in training)
@@ -178,14 +170,9 @@ class Classify(TextTask):
     # --- metric and picture -------------------------------------------------------------------------------------------
 
     def scores(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score, f1_score
-
-        truth, found = self._truth(data), np.argmax(outputs, axis=1)
-        return {
-            "accuracy": float(accuracy_score(truth, found)),
-            "macro F1": float(f1_score(truth, found, average="macro", zero_division=0)),
-            "calibration error": expected_calibration_error(np.asarray(outputs), truth),
-        }
+        truth = self._truth(data)
+        calibration = expected_calibration_error(np.asarray(outputs), truth)
+        return {**class_scores(outputs, truth), "calibration error": calibration}
 
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
@@ -205,17 +192,7 @@ class Classify(TextTask):
 
     def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, Any]:
         """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
-        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-
-        truth, found, numbers = self._truth(data), np.argmax(outputs, axis=1), list(range(len(self.labels)))
-        rows = precision_recall_fscore_support(truth, found, labels=numbers, zero_division=0)
-        names = ("precision", "recall", "F1", "count")
-        by_class = {
-            label: {name: float(values[n]) for name, values in zip(names, rows, strict=True)}
-            for n, label in enumerate(self.labels)
-        }
-        confusion = confusion_matrix(truth, found, labels=numbers)
-        return {"labels": list(self.labels), "confusion": confusion.tolist(), "classes": by_class}
+        return class_details(self.labels, outputs, self._truth(data))
 
     def table(self, details: Mapping[str, Any]) -> str:
         return confusion_table(details["labels"], details["confusion"])
@@ -250,8 +227,3 @@ def _label(value: Any, place: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
         raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")
     return str(value)
-
-
-def _listed(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
-    return ", ".join(map(repr, labels[:_LISTED])) + more

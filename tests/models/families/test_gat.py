@@ -13,6 +13,7 @@ from torch import Tensor
 import saccade
 from saccade import models
 from saccade.models.graphs.attention import GraphAttention
+from saccade.models.graphs.heads import feature_dropout
 
 
 def graph(nodes: int = 13, edges: int = 31, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -137,6 +138,32 @@ def test_dropout_is_for_training_and_a_round_trip_gives_equal_bits(tmp_path):
     assert set(other.report.initialised) == {"head.out.weight", "head.out.bias"}
     gat.train()
     assert not torch.equal(gat(x, edges).logits, gat(x, edges).logits)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_autocast_computes_it_to_the_precision_of_bf16(kind):
+    x, edges = graph()
+    gat = model("node-classification", attention_type=kind).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gat(x.float(), edges).logits
+    found.float().sum().backward()
+    assert gat.layers[0].value.weight.grad.isfinite().all()
+    assert torch.allclose(found.float(), gat(x.float(), edges).logits, atol=0.05)
+
+
+def test_dropout_of_given_features_leaves_out_zeros():
+    """What is kept is scaled and drawn anew each time; where x has a gradient, zeros are drawn for, too."""
+    x = torch.zeros(997, 23)
+    x[::11] = 1
+    dropout = torch.nn.Dropout(0.3)
+    found = feature_dropout(x, dropout)
+    assert torch.equal(found.unique(), torch.tensor([0, 1 / 0.7])) and not found[x == 0].any()
+    assert abs((found[::11] == 0).double().mean().item() - 0.3) < 4 * (0.21 / (91 * 23)) ** 0.5
+    assert not torch.equal(found, feature_dropout(x, dropout))
+    computed = torch.zeros(997, 23, requires_grad=True)
+    feature_dropout(computed, dropout).sum().backward()
+    assert torch.equal(computed.grad.unique(), torch.tensor([0, 1 / 0.7]))
+    assert torch.equal(feature_dropout(x, dropout.eval()), x)
 
 
 def test_bad_input():

@@ -10,6 +10,7 @@ MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_tuning.py"
 OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
 FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
+GRAPHS = "tests/tasks/test_graph.py"
 
 FAULTS = (
     Fault(
@@ -30,8 +31,8 @@ FAULTS = (
     ),
     Fault(
         "unstratified-split",
-        CLASSIFY,
-        'classes.setdefault(example.label or "", []).append(n)',
+        "src/saccade/tasks/_class_results.py",
+        'classes.setdefault(label or "", []).append(n)',
         'classes.setdefault("", []).append(n)',
         (CLASSES,),
         "A rare class may be missing from the validation data.",
@@ -163,5 +164,37 @@ FAULTS = (
         "",
         (SERIES,),
         "A table of days is forecast by what was learned from hours.",
+    ),
+    Fault(
+        "test-nodes-to-learn-from",
+        "src/saccade/tasks/_graph_data.py",
+        'return np.setdiff1d(labelled, self.parts.get("test", []))',
+        "return labelled",
+        (GRAPHS,),
+        "A graph that names only its test nodes is trained on them.",
+    ),
+    Fault(
+        "loop-counted-twice",
+        "src/saccade/tasks/_graph_baselines.py",
+        "pairs = torch.cat((edges, edges.flip(0), own), 1).unique(dim=1)",
+        "pairs = torch.cat((torch.cat((edges, edges.flip(0)), 1).unique(dim=1), own), 1)",
+        (GRAPHS,),
+        "A node with a loop weighs itself twice in the baseline.",
+    ),
+    Fault(
+        "penalty-of-vectors",
+        "src/saccade/tasks/_graph_objective.py",
+        "if p.ndim >= 2]",
+        "]",
+        (GRAPHS,),
+        "Biases are held down with the weights.",
+    ),
+    Fault(
+        "weights-of-those-who-read",
+        "src/saccade/tasks/_graph_picture.py",
+        "return [(edges[0, edges[1] == node], weights[edges[1] == node]) for node in nodes]",
+        "return [(edges[1, edges[0] == node], weights[edges[0] == node]) for node in nodes]",
+        (GRAPHS,),
+        "The picture shows who attends to a node, not what it attends to.",
     ),
 )

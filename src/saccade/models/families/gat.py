@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.settings import Settings
 from ..graphs.attention import GraphAttention
-from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers, graph_mean
+from ..graphs.heads import HEADS, GraphHead, check_features, feature_dropout, graph_keys, graph_layers, graph_mean
 from ..graphs.structure import check_graphs, with_loops
 from ..heads import classification_loss, refuse_labels
 from ..model import Family, Model, Request
@@ -96,7 +96,7 @@ class GAT(Model):
         edges = with_loops(graphs) if self.loops else graphs.edges
         states = [x]
         for layer in self.layers:
-            x = self.activation(layer(self.dropout(x), edges))
+            x = self.activation(layer(feature_dropout(x, self.dropout), edges))
             states.append(x)
         out = ModelOutput(last_hidden_state=x, hidden_states=tuple(states) if hidden_states else None)
         if self.head is None:

@@ -67,7 +67,9 @@ class GraphAttention(nn.Module):
         value = self._heads(self.value(x))
         weights = F.dropout(self._weights(x, value, edges), self.dropout, self.training)
         read = weights[..., None] * value[edges[0]]
-        out = torch.zeros_like(value).index_add(0, edges[1], read)
+        out = torch.zeros_like(value, dtype=read.dtype).index_add(
+            0, edges[1], read
+        )  # autocast keeps weights in float32
         return (out.flatten(1) if self.concat else out.mean(1)) + self.bias
 
     def weights(self, x: Tensor, edges: Tensor) -> Tensor:

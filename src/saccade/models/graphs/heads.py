@@ -48,6 +48,18 @@ def graph_mean(x: Tensor, graphs: GraphBatch) -> Tensor:
     return total / graphs.sizes[:, None]
 
 
+def feature_dropout(x: Tensor, dropout: nn.Dropout) -> Tensor:
+    """`dropout(x)`, drawn only for what is not 0 where x is given and not computed.
+
+    Features that count words are nearly all 0, and to draw for each of them takes longer than a layer.
+    """
+    if not dropout.training or x.requires_grad:  # a gradient reaches zeros, too
+        return dropout(x)
+    places = x.flatten().nonzero()[:, 0]
+    kept = dropout(x.flatten()[places])
+    return x.new_zeros(x.numel()).index_copy_(0, places, kept).view_as(x)
+
+
 def check_features(name: str, given: object, features: int, dtype: torch.dtype, count: int | None = None) -> None:
     """TypeError or ValueError unless it is (count, features) in the weights' dtype, all finite."""
     if not isinstance(given, Tensor) or given.dtype != dtype:
@@ -56,5 +68,6 @@ def check_features(name: str, given: object, features: int, dtype: torch.dtype, 
     rows = "n" if count is None else count
     if given.ndim != 2 or given.shape[1] != features or count not in (None, len(given)):
         raise ValueError(f"{name}: expected shape ({rows}, {features}), got {tuple(given.shape)}")
-    if not bool(given.isfinite().all()):
+    # NaN is the smallest and the largest, too; one pass over many features is worth it in each step.
+    if given.numel() and not bool(torch.stack(given.aminmax()).isfinite().all()):
         raise ValueError(f"{name}: holds NaN or infinite values")
