@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import warm
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -94,6 +95,7 @@ def run_shell(command: str, folder: Path) -> str:
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
         for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
             (folder / name).write_text(_reviews(count), encoding="utf-8")
+        _birds(folder)
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -118,6 +120,15 @@ def _reviews(count: int) -> str:
         for n in range(count)
     ]
     return "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+
+
+def _birds(folder: Path) -> None:
+    """Folders of images, one for each class: dark ones and bright ones."""
+    for name, count in (("my-birds", 12), ("unseen-birds", 4)):
+        for label, shade in (("crow", 40), ("swan", 200)):
+            (folder / name / label).mkdir(parents=True)
+            for n in range(count):
+                Image.new("RGB", (19, 17), (shade, shade + n, shade)).save(folder / name / label / f"{n}.png")
 
 
 def console(block: Block) -> tuple[str, str]:

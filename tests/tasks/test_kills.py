@@ -32,18 +32,16 @@ def result(out) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
-def test_ten_kills(server, tmp_path):
-    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
+def survives_kills(server, tmp_path, beginning, options):
+    """Kill a run ten times at moments of every kind and compare; gives the names of the files that it leaves."""
 
     def command(out, *more):
-        return ["train", "classify", data, "--out", str(out), *OPTIONS, *more]
+        return [*beginning, "--out", str(out), *options, *more]
 
     # In a process of its own: what the server has imported and drawn must not matter.
     alone = [sys.executable, "-m", "saccade", *command(tmp_path / "whole")]
     subprocess.run(alone, check=True, stdout=subprocess.DEVNULL, env=environment())
     expected = result(tmp_path / "whole")
-    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= expected.keys()
     status, ticks = server(command(tmp_path / "again"))
     assert status == 0 and result(tmp_path / "again") == expected
     draws, kills, runs, during = random.Random(7), 0, 0, set()
@@ -62,3 +60,11 @@ def test_ten_kills(server, tmp_path):
         assert status == 0
         assert result(out) == expected
     assert during == {"t", "e", "w"}
+    return expected.keys()
+
+
+@pytest.mark.slow
+def test_ten_kills(server, tmp_path):
+    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
+    files = survives_kills(server, tmp_path, ["train", "classify", data], OPTIONS)
+    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= files

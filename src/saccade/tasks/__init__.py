@@ -14,5 +14,17 @@ from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
+from .image import ClassifyImages
 
-__all__ = ["Baseline", "Classify", "Recipe", "Task", "TestReport", "TrainedRun", "predict", "test", "train"]
+__all__ = [
+    "Baseline",
+    "Classify",
+    "ClassifyImages",
+    "Recipe",
+    "Task",
+    "TestReport",
+    "TrainedRun",
+    "predict",
+    "test",
+    "train",
+]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
+CLASS_TASK, EXAMPLES = "src/saccade/tasks/_class_task.py", "src/saccade/tasks/_example_task.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
+IMAGES = "tests/tasks/test_image.py"
 
 FAULTS = (
     Fault(
         "class-weight-of-a-part",
-        CLASSIFY,
+        CLASS_TASK,
         "return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)",
         "return len(labels)",
         (CLASSES,),
@@ -19,7 +20,7 @@ FAULTS = (
     ),
     Fault(
         "smoothing-while-judging",
-        CLASSIFY,
+        CLASS_TASK,
         "if not learning:",
         "if False:",
         (CLASSES,),
@@ -27,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         "unstratified-split",
-        CLASSIFY,
+        CLASS_TASK,
         'classes.setdefault(example.label or "", []).append(n)',
         'classes.setdefault("", []).append(n)',
         (CLASSES,),
@@ -96,5 +97,37 @@ FAULTS = (
         "if False:",
         (RUNS,),
         "A run is resumed as one of another task.",
+    ),
+    Fault(
+        "rotation-in-units-of-a-side",
+        "src/saccade/tasks/_augmenting.py",
+        "aspect = np.cos(turn) / larger, np.sin(turn) / larger, height / width",
+        "aspect = np.cos(turn) / larger, np.sin(turn) / larger, 1.0",
+        (IMAGES,),
+        "Images that are not square are sheared when they are turned.",
+    ),
+    Fault(
+        "lower-half-of-sixteen-bits",
+        "src/saccade/tasks/_images.py",
+        "(values >> 8)",
+        "values",
+        (IMAGES,),
+        "Images of 16 bits become noise.",
+    ),
+    Fault(
+        "normalisation-of-a-checkpoint",
+        "src/saccade/tasks/image.py",
+        "PixelStore(ImageInputs.of_folder(model.folder, model.channels), examples)",
+        "PixelStore(ImageInputs(model.channels, model.size), examples)",
+        (IMAGES,),
+        "Mean and deviation of preprocessor_config.json are not used.",
+    ),
+    Fault(
+        "neighbours-of-the-farthest",
+        "src/saccade/tasks/_neighbours.py",
+        "found[:, :k, None]",
+        "found[:, -k:, None]",
+        (IMAGES,),
+        "Shares are taken over other neighbours than the nearest.",
     ),
 )
