@@ -74,7 +74,7 @@ def image_picture(labels: Sequence[str], counts: Counts, panels: Sequence[ImageP
 
     side = side_of(labels)
     figure = Figure(figsize=(max(side + 1, 1.5 * SHOWN), side + LOWER), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[side, LOWER])
+    above, below = figure.subfigures(2, 1, height_ratios=[side, LOWER], squeeze=False).flat
     draw_confusion(above, labels, counts)
     which = "Wrong, and most sure of it" if panels[0].truth != panels[0].found else "Right, and least sure of it"
     what = "images, and the class token's attention in the last layer (mean over heads)"

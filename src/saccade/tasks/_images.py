@@ -53,7 +53,7 @@ class ImageExample:
 def in_class_folders(path: Path) -> list[Found]:
     """The images of each folder in `path`, which is named as their class."""
     classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-    found = []
+    found: list[Found] = []
     for folder in classes:
         files = images_below(folder)
         if not files:

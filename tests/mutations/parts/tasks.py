@@ -103,7 +103,7 @@ FAULTS = (
         "src/saccade/tasks/_augmenting.py",
         "aspect = np.cos(turn) / larger, np.sin(turn) / larger, height / width",
         "aspect = np.cos(turn) / larger, np.sin(turn) / larger, 1.0",
-        (IMAGES,),
+        (f"{IMAGES}::test_images_are_changed_as_geometry_has_it",),
         "Images that are not square are sheared when they are turned.",
     ),
     Fault(
@@ -111,7 +111,7 @@ FAULTS = (
         "src/saccade/tasks/_images.py",
         "(values >> 8)",
         "values",
-        (IMAGES,),
+        (f"{IMAGES}::test_every_mode_becomes_what_it_shows",),
         "Images of 16 bits become noise.",
     ),
     Fault(
@@ -119,7 +119,7 @@ FAULTS = (
         "src/saccade/tasks/image.py",
         "PixelStore(ImageInputs.of_folder(model.folder, model.channels), examples)",
         "PixelStore(ImageInputs(model.channels, model.size), examples)",
-        (IMAGES,),
+        (f"{IMAGES}::test_a_new_model_reads_images_as_large_as_they_are",),
         "Mean and deviation of preprocessor_config.json are not used.",
     ),
     Fault(
@@ -127,7 +127,7 @@ FAULTS = (
         "src/saccade/tasks/_neighbours.py",
         "found[:, :k, None]",
         "found[:, -k:, None]",
-        (IMAGES,),
+        (f"{IMAGES}::test_the_baseline_is_nearest_neighbours",),
         "Shares are taken over other neighbours than the nearest.",
     ),
 )
