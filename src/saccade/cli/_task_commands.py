@@ -104,6 +104,6 @@ TASK_COMMANDS = {
         (ImageOptions, ClassOptions, ImageModelOptions),
         epochs="20, with --from 3",
         rate="1e-3, with --from 5e-5",
-        batch="64",
+        batch="64, with --from 32",
     ),
 }
