@@ -179,7 +179,9 @@ def test_a_new_model_reads_images_as_large_as_they_are(begun, tmp_path):
     assert batch["pixel_values"].mean().abs() < 1e-3 and abs(batch["pixel_values"].std() - 1) < 1e-3
     Image.new("RGB", (300, 200), (9, 99, 200)).save(tmp_path / "photo.png")
     mixed = [*examples[:2], *checked_images([(tmp_path / "photo.png", "flat", "")], False)]
-    assert task.new_model(mixed).channels == 3
+    colourful = task.new_model(mixed)
+    assert colourful.channels == 3
+    assert task.collate(colourful, task.encode(colourful, mixed))["pixel_values"].shape == (3, 3, 12, 9)
     assert usual_size(mixed[2:], 64, 8) == (40, 64)  # 42.7 down to whole patches
 
 
@@ -279,6 +281,7 @@ def test_the_baseline_is_nearest_neighbours(images, monkeypatch):
     assert ", 17 of 91 images)" in nearest_neighbours(training, validation, tested, ("flat", "square", "steep"))[1]
 
 
+@pytest.mark.slow
 def test_attention_of_the_class_token_is_that_of_transformers(begun, tmp_path):
     task, examples, model = begun
     model.save(tmp_path)
@@ -413,3 +416,6 @@ def test_tables_know_the_images_they_name(images, tmp_path):
     assert [one.path for one in task.read_inputs(table)] == [tmp_path / "pictures" / "000.png"]
     (tmp_path / "list.txt").write_text("pictures/003.png\npictures/000.png\n")
     assert [one.path.name for one in task.read_inputs(tmp_path / "list.txt")] == ["003.png", "000.png"]
+    (tmp_path / "list.txt").write_text("pictures/003.png\npictures/no.png\n")
+    with pytest.raises(FileNotFoundError, match="list.txt: line 2: .*no.png: no such image file$"):
+        task.read_inputs(tmp_path / "list.txt")

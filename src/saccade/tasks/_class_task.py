@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -62,13 +62,12 @@ class ClassTask(ExampleTask):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def check_known(self, examples: Sequence[Any]) -> None:
-        """ValueError for a label that a fitted task has not learned."""
-        for example in examples:
-            if self.labels and example.label not in self.labels:
+    def check_known(self, labelled: Iterable[tuple[str | None, str]]) -> None:
+        """ValueError for a label that a fitted task has not learned, of labels and their places."""
+        for label, place in labelled:
+            if self.labels and label not in self.labels:
                 raise ValueError(
-                    f"{example.place}: the label {example.label!r} is not in the training data, which has "
-                    f"{_listed(self.labels)}"
+                    f"{place}: the label {label!r} is not in the training data, which has {_listed(self.labels)}"
                 )
 
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..models.signals.images import EIGHT_BITS, ImageInputs, open_image, to_rgb
-from ._examples import read_table
+from ._examples import read_lines, read_table
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -75,11 +75,20 @@ def in_table(path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, 
     for place, (name, *rest) in read_table(path, columns):
         if not isinstance(name, str) or not name:
             raise ValueError(f"{place}: expected the path of an image, got {name!r:.40}")
-        file = path.parent / name
-        if not file.is_file():
-            raise FileNotFoundError(f"{place}: {file}: no such image file")
-        found.append((file, tuple(rest), place))
+        found.append((_existing(path.parent / name, place), tuple(rest), place))
     return found
+
+
+def in_list(path: Path) -> list[Found]:
+    """The images that a file has a path a line of, relative to the file."""
+    places = [(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1)]
+    return [(_existing(path.parent / line, place), None, place) for line, place in places]
+
+
+def _existing(path: Path, place: str) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"{place}: {path}: no such image file")
+    return path
 
 
 def checked_images(found: Iterable[Found], skip_broken: bool) -> list[ImageExample]:

@@ -60,7 +60,7 @@ class Classify(ClassTask, TextTask):
             rows = read_table(path, (self.text, self.label))
             examples = [TextExample(_text(text, place), label_of(label, place), place) for place, (text, label) in rows]
         examples = self.without_empty(examples)
-        self.check_known(examples)
+        self.check_known((example.label, example.place) for example in examples)
         return examples
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:

@@ -26,7 +26,6 @@ from ._augmenting import Augmentation
 from ._class_task import ClassTask, float_logits, label_of
 from ._example_task import Batch
 from ._examples import ENDINGS as TABLES
-from ._examples import read_lines
 from ._image_picture import ImagePanel, class_token_attention, image_picture, worst
 from ._images import (
     Found,
@@ -35,6 +34,7 @@ from ._images import (
     checked_images,
     images_below,
     in_class_folders,
+    in_list,
     in_table,
     pixel_statistics,
     usual_size,
@@ -115,7 +115,7 @@ class ClassifyImages(ClassTask):
         else:
             rows = in_table(path, (self.file, self.label))
             found = [(file, label_of(label, place), place) for file, (label,), place in rows]
-        self.check_known([ImageExample(*one, (0, 0), False) for one in found])
+        self.check_known((label, place) for _, label, place in found)
         return checked_images(found, self.skip_broken)
 
     def files(self, path: Path) -> list[Path]:
@@ -156,7 +156,7 @@ class ClassifyImages(ClassTask):
         if kind in TABLES:
             return [(file, None, place) for file, _, place in in_table(path, (self.file,))]
         if kind == ".txt":
-            return [_alone(path.parent / line) for line in read_lines(path)]
+            return in_list(path)
         return [_alone(path)]
 
     def named(self, example: ImageExample) -> str:
