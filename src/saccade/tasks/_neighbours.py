@@ -69,4 +69,7 @@ class _Finder:
 
     def _pixels(self, examples: Sequence[ImageExample]) -> np.ndarray:
         """(N, D) float32."""
-        return np.stack(list(thumbnails(examples, self._size, self._channels)))
+        pixels = np.empty((len(examples), self._channels * self._size[0] * self._size[1]), np.float32)
+        for row, thumbnail in zip(pixels, thumbnails(examples, self._size, self._channels), strict=True):
+            row[:] = thumbnail
+        return pixels
