@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import warm
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -99,6 +100,7 @@ def run_shell(command: str, folder: Path) -> str:
         for name, first, count in (("my-series.csv", 0, 640), ("later.csv", 640, 480)):
             (folder / name).write_text(_series(first, count), encoding="utf-8")
         _write_graph(folder / "my-graph")
+        _birds(folder)
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -136,6 +138,15 @@ def _write_graph(folder: Path) -> None:
     folder.mkdir()
     (folder / "nodes.csv").write_text("\n".join(nodes) + "\n", encoding="utf-8")
     (folder / "edges.csv").write_text("\n".join(edges) + "\n", encoding="utf-8")
+
+
+def _birds(folder: Path) -> None:
+    """Folders of images, one for each class: dark ones and bright ones."""
+    for name, count in (("my-birds", 12), ("unseen-birds", 4)):
+        for label, shade in (("crow", 40), ("swan", 200)):
+            (folder / name / label).mkdir(parents=True)
+            for n in range(count):
+                Image.new("RGB", (19, 17), (shade, shade + n, shade)).save(folder / name / label / f"{n}.png")
 
 
 def console(block: Block) -> tuple[str, str]:

@@ -32,19 +32,12 @@ def result(out) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
-def test_ten_kills(server, tmp_path):
-    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
+def survives_kills(server, tmp_path, arguments, kills_wanted=10):
+    """Kills runs of a command, resumes them, and asserts that all end alike; what files that leaves."""
 
     def command(out, *more):
-        return ["train", "classify", data, "--out", str(out), *OPTIONS, *more]
+        return [*arguments, "--out", str(out), "--no-tensorboard", *more]
 
-    files = survives_kills(server, tmp_path, command)
-    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= files
-
-
-def survives_kills(server, tmp_path, command):
-    """Kills runs of `command(out, *more)`, resumes them, and asserts that all end alike; what files that leaves."""
     # In a process of its own: what the server has imported and drawn must not matter.
     alone = [sys.executable, "-m", "saccade", *command(tmp_path / "whole")]
     subprocess.run(alone, check=True, stdout=subprocess.DEVNULL, env=environment())
@@ -52,19 +45,26 @@ def survives_kills(server, tmp_path, command):
     status, ticks = server(command(tmp_path / "again"))
     assert status == 0 and result(tmp_path / "again") == expected
     draws, kills, runs, during = random.Random(7), 0, 0, set()
-    while kills < 10:
+    while kills < kills_wanted:
         out, runs = tmp_path / f"killed-{runs}", runs + 1
-        arguments = command(out)
+        given = command(out)
         tick = draws.choice([number for number, kind in enumerate(ticks, 1) if kind == "ewt"[runs % 3]])
         while True:
-            status, told = server(arguments, tick if kills < 10 else None)
+            status, told = server(given, tick if kills < kills_wanted else None)
             tick = draws.randrange(1, len(ticks) + 1)
             if status != -signal.SIGKILL:
                 break
             kills += 1
             during.add(told[-1])
-            arguments = command(out, *(["--resume"] if out.exists() else []))
+            given = command(out, *(["--resume"] if out.exists() else []))
         assert status == 0
         assert result(out) == expected
     assert during == {"t", "e", "w"}
     return expected.keys()
+
+
+@pytest.mark.slow
+def test_ten_kills(server, tmp_path):
+    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
+    files = survives_kills(server, tmp_path, ["train", "classify", data, *OPTIONS])
+    assert {"task.json", "tokenizer.json", "config.json", "model.safetensors", "last.safetensors"} <= files

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
 
@@ -16,8 +19,21 @@ from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
     """Run `saccade`, or another app under the same rules."""
-    with cleaned_streams():
-        return _run(arguments, app or _app.app)
+    usual = warnings.showwarning
+    warnings.showwarning = functools.partial(_show, usual)
+    try:
+        with cleaned_streams():
+            return _run(arguments, app or _app.app)
+    finally:
+        warnings.showwarning = usual
+
+
+def _show(usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """What a user should know is a line; where in the code it came up says nothing to them."""
+    if category is UserWarning:
+        typer.echo(f"saccade: warning: {' '.join(str(message).split())}", err=True)
+    else:
+        usual(message, category, *rest)
 
 
 def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:

@@ -33,15 +33,45 @@ class TaskCommand:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassOptions:
-    """Texts and classes"""
+class TextClassOptions:
+    """Texts"""
 
     text: str = option("text", "The column of texts.", metavar="COLUMN")
-    label: str = option("label", "The column of classes.", metavar="COLUMN")
     skip_empty: bool = option(False, "Leave out texts without a word.", "--skip-empty")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassOptions:
+    """Classes"""
+
+    label: str = option("label", "The column of classes.", metavar="COLUMN")
     label_smoothing: float = option(0.0, "Share of the truth that is spread over all classes.")
     class_weights: bool = option(False, "Let rare classes count more.", "--class-weights")
     metric: str = option("accuracy", "What the best weights are chosen by: accuracy or f1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """Images"""
+
+    file: str = option("file", "The column of paths, relative to the table.", metavar="COLUMN")
+    skip_broken: bool = option(False, "Leave out images that cannot be read, and count them.", "--skip-broken")
+    shift: float = option(0.1, "Move images while learning, by at most so much of a side.")
+    rotate: float = option(0.0, "Turn them by at most so many degrees.")
+    zoom: float = option(0.0, "Enlarge them or make them smaller by at most this share.")
+    flip: bool = option(False, "Mirror half of them, left to right.", "--flip")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageModelOptions:
+    """Model"""
+
+    longest: int = option(64, "Pixels of the longer side that a new model reads, at most.")
+    patch: int | None = option(None, "Pixels of a side of its patches.  [default: an eighth of the longer side]")
+    layers: int = option(4, "Its blocks.")
+    heads: int = option(4, "Its heads of each block.")
+    width: int = option(64, "Its width.")
+    dropout: float = option(0.1, "Its dropout.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +161,7 @@ TASK_COMMANDS = {
         "Tell classes of texts apart.",
         "Train a classifier of texts on DATA: an encoder of its own, or from a checkpoint.",
         "A .csv, .tsv or .jsonl, or a folder with a folder of .txt files each class.",
-        (ClassOptions, TextModelOptions),
+        (TextClassOptions, ClassOptions, TextModelOptions),
         epochs="10, with --from 3",
         rate="5e-4, with --from 5e-5",
     ),
@@ -160,5 +190,14 @@ TASK_COMMANDS = {
         rate="5e-3, with --from 1e-3",
         batch="all",
         every="20",
+    ),
+    "image": TaskCommand(
+        "Tell classes of images apart.",
+        "Train a classifier of images on DATA: a vision transformer of its own, or from a checkpoint.",
+        "A folder with a folder of images each class, or a .csv, .tsv or .jsonl of their paths and classes.",
+        (ImageOptions, ClassOptions, ImageModelOptions),
+        epochs="20, with --from 3",
+        rate="1e-3, with --from 5e-5",
+        batch="64, with --from 32",
     ),
 }

@@ -17,11 +17,13 @@ from ._training import TrainedRun, train
 from .classify import Classify
 from .forecast import Forecast
 from .graph import ClassifyNodes
+from .image import ClassifyImages
 from .mlm import Mlm
 
 __all__ = [
     "Baseline",
     "Classify",
+    "ClassifyImages",
     "ClassifyNodes",
     "Forecast",
     "Mlm",

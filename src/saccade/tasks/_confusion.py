@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 Counts = Sequence[Sequence[int]]
 WIDEST = 12  # classes in a terminal
@@ -26,11 +27,22 @@ def confusion_table(labels: Sequence[str], counts: Counts) -> str:
 
 
 def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes:
-    """A "png" or "svg". Shades are shares of each row, so that rare classes show; numbers are counts."""
+    """A "png" or "svg" of `draw_confusion`."""
     from matplotlib.figure import Figure
 
-    side = min(max(3.0, 0.6 * len(labels) + 2), 16.0)
+    side = side_of(labels)
     figure = Figure(figsize=(side + 1, side), layout="constrained")
+    draw_confusion(figure, labels, counts)
+    return written(figure, kind)
+
+
+def side_of(labels: Sequence[str]) -> float:
+    """Inches of a matrix."""
+    return min(max(3.0, 0.6 * len(labels) + 2), 16.0)
+
+
+def draw_confusion(figure: Any, labels: Sequence[str], counts: Counts) -> None:
+    """Into a figure of matplotlib's. Shades are shares of each row, so that rare classes show; numbers are counts."""
     axes = figure.subplots()
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -42,6 +54,10 @@ def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes
             color = "white" if shares[row][column] > 0.5 else "black"
             axes.text(column, row, f"{count:,}", ha="center", va="center", color=color)
     figure.colorbar(image, label="share of the row")
-    written = io.BytesIO()
-    figure.savefig(written, format=kind, dpi=144)
-    return written.getvalue()
+
+
+def written(figure: Any, kind: str) -> bytes:
+    """A figure of matplotlib's as a "png" or "svg"."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=144)
+    return content.getvalue()

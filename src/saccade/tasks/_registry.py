@@ -6,8 +6,9 @@ from ._task import Task
 from .classify import Classify
 from .forecast import Forecast
 from .graph import ClassifyNodes
+from .image import ClassifyImages
 from .mlm import Mlm
 
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classify, Mlm, Forecast, ClassifyNodes)
+    kind.name: kind for kind in (Classify, Mlm, ClassifyImages, Forecast, ClassifyNodes)
 }

@@ -1,93 +1,66 @@
 """`classify`: texts of classes. An encoder or decoder with a linear head on one vector of each text.
 
-Shape legend: B texts of a batch, L tokens of the longest, K classes, N texts of all.
+Shape legend: B texts of a batch, L tokens of the longest, K classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
-from ._calibration import expected_calibration_error
-from ._class_results import class_details, class_scores, listed, stratified
-from ._confusion import confusion_picture, confusion_table
-from ._example_task import Batch, parted
+from ._class_task import ClassTask, float_logits, label_of
+from ._example_task import Batch
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Recipe
 from ._text_task import TextTask
-
-METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(TextTask):
+class Classify(ClassTask, TextTask):
     """Texts of classes.
 
     Args:
-        text, label: columns of a table.
+        text: column of a table.
         skip_empty: leave out texts without a word instead of refusing them.
-        label_smoothing: share of the truth that is spread evenly over all classes while learning (Szegedy et al. 2016).
-        class_weights: whether rare classes count more while learning: each example by the inverse frequency of its
-            class.
-        metric: what the best weights are chosen by, "accuracy" or "f1" (the mean over classes).
-        labels: the classes, in the order of the model's logits; learned from the training data, as are `weights`.
-        weights: of the classes, if they are asked for.
+        label, label_smoothing, class_weights, metric: as in every task of classes.
     """
 
     text: str = "text"
-    label: str = "label"
     skip_empty: bool = False
-    label_smoothing: float = 0.0
-    class_weights: bool = False
-    metric: str = "accuracy"
-    labels: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
 
     name = "classify"
+    thing = "text"
     head = "sequence-classification"
     scratch = Recipe(epochs=10, rate=5e-4)
     tuning = Recipe(epochs=3, rate=5e-5)
-    learned = ("labels", "weights")
     reading = ("text", "label", "skip_empty", "longest", "long")
     requires = ("sklearn.metrics",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing: must be in [0, 1), got {self.label_smoothing}")
-        if self.metric not in METRICS:
-            raise ValueError(f"metric: expected one of {', '.join(map(repr, METRICS))}, got {self.metric!r}")
+        ClassTask.__post_init__(self)
+        TextTask.__post_init__(self)
 
     @property
     def label_names(self) -> Sequence[str]:
         return self.labels
-
-    # --- data ---------------------------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[TextExample]:
         if path.is_dir():
             examples = read_class_folders(path)
         else:
             rows = read_table(path, (self.text, self.label))
-            examples = [TextExample(_text(text, place), _label(label, place), place) for place, (text, label) in rows]
+            examples = [TextExample(_text(text, place), label_of(label, place), place) for place, (text, label) in rows]
         examples = self.without_empty(examples)
-        for example in examples:
-            if self.labels and example.label not in self.labels:
-                raise ValueError(
-                    f"{example.place}: the label {example.label!r} is not in the training data, which has "
-                    f"{listed(self.labels)}"
-                )
+        self.check_known((example.label, example.place) for example in examples)
         return examples
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
@@ -103,20 +76,6 @@ class Classify(TextTask):
             raise ValueError(f"{examples[0].place}: no text is left, all {len(examples)} are empty")
         return left
 
-    def split(
-        self, data: Sequence[TextExample], share: float, seed: int
-    ) -> tuple[list[TextExample], list[TextExample]]:
-        """Each class is split alike, and keeps at least one example to train on."""
-        return parted(data, stratified([example.label for example in data], share, seed))
-
-    def fitted(self, training: Sequence[TextExample]) -> Classify:
-        counts = Counter(example.label or "" for example in training)
-        labels = tuple(sorted(counts))
-        if len(labels) < 2:
-            raise ValueError(f"label: expected two classes or more, every text is {labels[0]!r}")
-        rare = tuple(len(training) / (len(labels) * counts[label]) for label in labels)
-        return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
-
     def inputs(self, texts: Sequence[str]) -> list[TextExample]:
         return self.without_empty([TextExample(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
 
@@ -130,10 +89,10 @@ class Classify(TextTask):
     def text_of(self, example: TextExample) -> str:
         return example.text
 
+    named = text_of
+
     def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], int | None]]:
-        numbers = {label: n for n, label in enumerate(self.labels)}
-        classes = [None if example.label is None else numbers[example.label] for example in examples]
-        return list(zip(self.token_ids(model, examples), classes, strict=True))
+        return list(zip(self.token_ids(model, examples), self.class_numbers(examples), strict=True))
 
     def length(self, item: tuple[list[int], int | None]) -> int:
         return len(item[0])
@@ -145,37 +104,10 @@ class Classify(TextTask):
         classes = [label for _, label in items if label is not None]
         return {**batch, "labels": torch.tensor(classes)} if len(classes) == len(items) else batch
 
-    # --- loss ---------------------------------------------------------------------------------------------------------
-
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""
         given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        logits = model(**given, **({} if observe is None else {"observe": observe})).logits
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
-        if not learning:
-            return F.cross_entropy(result, batch["labels"])
-        weights = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
-        return F.cross_entropy(result, batch["labels"], weight=weights, label_smoothing=self.label_smoothing)
-
-    def weight(self, batch: Batch, *, learning: bool) -> float:
-        labels = batch["labels"].tolist()
-        return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)
-
-    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """The probabilities (K,) of each text, float64."""
-        return list(result.double().softmax(-1).cpu().numpy())
-
-    # --- metric and picture -------------------------------------------------------------------------------------------
-
-    def scores(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, float]:
-        truth = self._truth(data)
-        calibration = expected_calibration_error(np.asarray(outputs), truth)
-        return {**class_scores(outputs, truth), "calibration error": calibration}
-
-    def cost(self, scores: Mapping[str, float]) -> float:
-        return -scores[METRICS[self.metric]]
+        return float_logits(model(**given, **({} if observe is None else {"observe": observe})).logits)
 
     def baselines(
         self,
@@ -186,44 +118,12 @@ class Classify(TextTask):
     ) -> list[Baseline]:
         known, judged = ([example.text for example in part] for part in (training, validation))
         outputs, strength = tfidf_regression(
-            (known, self._truth(training)), (judged, self._truth(validation)), [example.text for example in tested]
+            (known, self.truth(training)), (judged, self.truth(validation)), [example.text for example in tested]
         )
         return [Baseline(f"TF-IDF with logistic regression (C = {strength:g})", list(outputs))]
-
-    def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, Any]:
-        """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
-        return class_details(self.labels, outputs, self._truth(data))
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return confusion_table(details["labels"], details["confusion"])
-
-    def picture(self, tested: Tested, kind: str) -> bytes:
-        return confusion_picture(tested.details["labels"], tested.details["confusion"], kind)
-
-    def shown(self, example: TextExample, output: np.ndarray) -> dict[str, Any]:
-        probabilities = dict(zip(self.labels, output.tolist(), strict=True))
-        return {
-            "text": example.text,
-            "label": max(probabilities, key=probabilities.__getitem__),
-            "probabilities": probabilities,
-        }
-
-    def line(self, shown: Mapping[str, Any]) -> str:
-        likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {' '.join(shown['text'].split())}"
-
-    def _truth(self, data: Sequence[TextExample]) -> np.ndarray:
-        numbers = {label: n for n, label in enumerate(self.labels)}
-        return np.array([numbers[example.label or ""] for example in data])
 
 
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{place}: expected a text, got {value!r:.40}")
     return value
-
-
-def _label(value: Any, place: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")
-    return str(value)

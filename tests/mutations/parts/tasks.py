@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
+CLASS_TASK, EXAMPLES = "src/saccade/tasks/_class_task.py", "src/saccade/tasks/_example_task.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_tuning.py"
 OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
 FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
+IMAGES = "tests/tasks/test_image.py"
 
 FAULTS = (
     Fault(
         "class-weight-of-a-part",
-        CLASSIFY,
+        CLASS_TASK,
         "return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)",
         "return len(labels)",
         (CLASSES,),
@@ -23,7 +24,7 @@ FAULTS = (
     ),
     Fault(
         "smoothing-while-judging",
-        CLASSIFY,
+        CLASS_TASK,
         "if not learning:",
         "if False:",
         (CLASSES,),
@@ -196,5 +197,37 @@ FAULTS = (
         "return [(edges[1, edges[0] == node], weights[edges[0] == node]) for node in nodes]",
         (GRAPHS,),
         "The picture shows who attends to a node, not what it attends to.",
+    ),
+    Fault(
+        "rotation-in-units-of-a-side",
+        "src/saccade/tasks/_augmenting.py",
+        "aspect = np.cos(turn) / larger, np.sin(turn) / larger, height / width",
+        "aspect = np.cos(turn) / larger, np.sin(turn) / larger, 1.0",
+        (f"{IMAGES}::test_images_are_changed_as_geometry_has_it",),
+        "Images that are not square are sheared when they are turned.",
+    ),
+    Fault(
+        "lower-half-of-sixteen-bits",
+        "src/saccade/tasks/_images.py",
+        "(values >> 8)",
+        "values",
+        (f"{IMAGES}::test_every_mode_becomes_what_it_shows",),
+        "Images of 16 bits become noise.",
+    ),
+    Fault(
+        "normalisation-of-a-checkpoint",
+        "src/saccade/tasks/image.py",
+        "PixelStore(ImageInputs.of_folder(model.folder, model.channels), examples)",
+        "PixelStore(ImageInputs(model.channels, model.size), examples)",
+        (f"{IMAGES}::test_a_new_model_reads_images_as_large_as_they_are",),
+        "Mean and deviation of preprocessor_config.json are not used.",
+    ),
+    Fault(
+        "neighbours-of-the-farthest",
+        "src/saccade/tasks/_neighbours.py",
+        "found[:, :k, None]",
+        "found[:, -k:, None]",
+        (f"{IMAGES}::test_the_baseline_is_nearest_neighbours",),
+        "Shares are taken over other neighbours than the nearest.",
     ),
 )

@@ -104,20 +104,26 @@ class ImageInputs:
         return torch.from_numpy(np.stack(found))
 
     def _one(self, source: Any, name: str) -> np.ndarray[Any, Any]:
+        return self.values(self.pixels(source, name)[None])[0]
+
+    def pixels(self, source: Any, name: str) -> np.ndarray[Any, Any]:
+        """uint8 (H, W, C) of one image, resized and cropped; `name` is what errors call it. Errors as of a call."""
         if self.channels not in (1, 3, 4):
             raise ValueError(f"{name}: only models of 1, 3 or 4 channels read images, this one has {self.channels}")
-        pixels = _array(source, name, self.channels)  # (H, W, C), uint8
+        pixels = _array(source, name, self.channels)
         if pixels.shape[-1] != self.channels:
             raise ValueError(f"{name}: expected {self.channels} channels, got {pixels.shape[-1]}")
-        pixels = self._resized(pixels)
-        values = _cropped(pixels, self.crop).transpose(2, 0, 1)
+        return _cropped(self._resized(pixels), self.crop)
+
+    def values(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """float32 (B, C, H, W) of uint8 (B, H, W, C): times the factor, less the mean, by the deviation."""
+        values: np.ndarray[Any, Any] = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
         # The same roundings as published: the product in float64, all else in float32.
-        values = values.astype(np.float32) if self.factor is None else (values * np.float64(self.factor))
-        values = values.astype(np.float32)
+        values = (values if self.factor is None else values * np.float64(self.factor)).astype(np.float32)
         if self.mean is not None and self.deviation is not None:
             mean, deviation = (np.asarray(each, np.float32)[:, None, None] for each in (self.mean, self.deviation))
             values = (values - mean) / deviation
-        return np.ascontiguousarray(values)
+        return values
 
     def _resized(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if self.resize is None:
@@ -135,7 +141,7 @@ class ImageInputs:
 def _array(source: Any, name: str, channels: int) -> np.ndarray[Any, Any]:
     """uint8 (H, W, C) of anything that is an image."""
     if isinstance(source, (str, Path)):
-        image: Any = _opened(Path(source))
+        image: Any = open_image(Path(source))
     elif isinstance(source, (np.ndarray, Tensor)):
         return _from_numbers(source.detach().cpu().numpy() if isinstance(source, Tensor) else source, name, channels)
     else:
@@ -148,7 +154,7 @@ def _array(source: Any, name: str, channels: int) -> np.ndarray[Any, Any]:
     if 0 in image.size:
         raise ValueError(f"{name}: expected at least one pixel, got {image.size}")
     try:
-        pixels = np.array(_rgb(image) if channels == 3 else image)
+        pixels = np.array(to_rgb(image) if channels == 3 else image)
     except (OSError, SyntaxError) as error:  # what is lazily read may be damaged
         raise ValueError(f"{name}: damaged ({error})") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
@@ -175,7 +181,8 @@ def _from_numbers(pixels: np.ndarray[Any, Any], name: str, channels: int) -> np.
     return pixels
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in three channels; what is transparent becomes white."""
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = _pillow().new("RGBA", image.size, (255, 255, 255, 255))
@@ -183,8 +190,12 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _opened(path: Path) -> Image.Image:
-    """The image of a file, upright as its EXIF tag says."""
+def open_image(path: Path) -> Image.Image:
+    """The image of a file, upright as its EXIF tag says.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: damaged, or no image.
+    """
     pil = _pillow()
     from PIL import ImageOps
 

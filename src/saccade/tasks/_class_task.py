@@ -1,0 +1,158 @@
+"""Tasks whose examples have one class each: the split, the loss, the metrics and the report of all of them.
+
+Shape legend: B examples of a batch, K classes, N examples of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ._calibration import expected_calibration_error
+from ._class_results import class_details, class_scores, listed, stratified
+from ._confusion import confusion_picture, confusion_table
+from ._example_task import Batch, ExampleTask, parted
+from ._task import Tested
+
+METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
+
+T = TypeVar("T", bound="ClassTask")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassTask(ExampleTask):
+    """A task of classes. Abstract; its examples have a `label`, None where nothing says, and a `place` for messages.
+
+    Args:
+        label: column of a table.
+        label_smoothing: share of the truth that is spread evenly over all classes while learning (Szegedy et al. 2016).
+        class_weights: whether rare classes count more while learning: each example by the inverse frequency of its
+            class.
+        metric: what the best weights are chosen by, "accuracy" or "f1" (the mean over classes).
+        labels: the classes, in the order of the model's logits; learned from the training data, as are `weights`.
+        weights: of the classes, if they are asked for.
+
+    Attributes:
+        thing: what an example is called.
+    """
+
+    label: str = "label"
+    label_smoothing: float = 0.0
+    class_weights: bool = False
+    metric: str = "accuracy"
+    labels: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    thing: ClassVar[str]
+    learned = ("labels", "weights")
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing: must be in [0, 1), got {self.label_smoothing}")
+        if self.metric not in METRICS:
+            raise ValueError(f"metric: expected one of {', '.join(map(repr, METRICS))}, got {self.metric!r}")
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def check_known(self, labelled: Iterable[tuple[str | None, str]]) -> None:
+        """ValueError for a label that a fitted task has not learned, of labels and their places."""
+        for label, place in labelled:
+            if self.labels and label not in self.labels:
+                raise ValueError(
+                    f"{place}: the label {label!r} is not in the training data, which has {listed(self.labels)}"
+                )
+
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+        """Each class is split alike, and keeps at least one example to train on."""
+        return parted(data, stratified([example.label for example in data], share, seed))
+
+    def fitted(self: T, training: Sequence[Any]) -> T:
+        counts = Counter(example.label or "" for example in training)
+        labels = tuple(sorted(counts))
+        if len(labels) < 2:
+            raise ValueError(f"label: expected two classes or more, every {self.thing} is {labels[0]!r}")
+        rare = tuple(len(training) / (len(labels) * counts[label]) for label in labels)
+        return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
+
+    def truth(self, data: Sequence[Any]) -> np.ndarray:
+        """The numbers (N,) of the examples' classes."""
+        numbers = {label: n for n, label in enumerate(self.labels)}
+        return np.array([numbers[example.label or ""] for example in data])
+
+    def class_numbers(self, examples: Sequence[Any]) -> list[int | None]:
+        """The same for `encode`: None for an example without a label."""
+        numbers = {label: n for n, label in enumerate(self.labels)}
+        return [None if example.label is None else numbers[example.label] for example in examples]
+
+    # --- loss ---------------------------------------------------------------------------------------------------------
+
+    def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
+        """The cross-entropy of logits (B, K)."""
+        if not learning:
+            return F.cross_entropy(result, batch["labels"])
+        weights = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
+        return F.cross_entropy(result, batch["labels"], weight=weights, label_smoothing=self.label_smoothing)
+
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        labels = batch["labels"].tolist()
+        return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)
+
+    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """The probabilities (K,) of each example, float64."""
+        return list(result.double().softmax(-1).cpu().numpy())
+
+    # --- metrics and report -------------------------------------------------------------------------------------------
+
+    def scores(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, float]:
+        truth = self.truth(data)
+        calibration = expected_calibration_error(np.asarray(outputs), truth)
+        return {**class_scores(outputs, truth), "calibration error": calibration}
+
+    def cost(self, scores: Mapping[str, float]) -> float:
+        return -scores[METRICS[self.metric]]
+
+    def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, Any]:
+        """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
+        return class_details(self.labels, outputs, self.truth(data))
+
+    def table(self, details: Mapping[str, Any]) -> str:
+        return confusion_table(details["labels"], details["confusion"])
+
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        return confusion_picture(tested.details["labels"], tested.details["confusion"], kind)
+
+    @abstractmethod
+    def named(self, example: Any) -> str:
+        """The example as a prediction shows it."""
+
+    def shown(self, example: Any, output: np.ndarray) -> dict[str, Any]:
+        probabilities = dict(zip(self.labels, output.tolist(), strict=True))
+        return {
+            self.thing: self.named(example),
+            "label": max(probabilities, key=probabilities.__getitem__),
+            "probabilities": probabilities,
+        }
+
+    def line(self, shown: Mapping[str, Any]) -> str:
+        likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
+        return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {' '.join(shown[self.thing].split())}"
+
+
+def float_logits(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider, in which a loss is computed."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def label_of(value: Any, place: str) -> str:
+    """A cell as a class. ValueError where it is none."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")
+    return str(value)
