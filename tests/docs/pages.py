@@ -94,6 +94,11 @@ def run_shell(command: str, folder: Path) -> str:
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
         for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
             (folder / name).write_text(_reviews(count), encoding="utf-8")
+        (folder / "my-corpus").mkdir()
+        for name, count in (("train", 70), ("unseen", 7)):
+            for language, words in (("de", "ein kleiner Hund schläft"), ("en", "a small dog sleeps")):
+                text = "".join(f"{words} {n % 7}\n" for n in range(count))
+                (folder / "my-corpus" / f"{name}.{language}").write_text(text, encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -32,13 +32,8 @@ def result(out) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
-def test_ten_kills(server, tmp_path):
-    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
-
-    def command(out, *more):
-        return ["train", "classify", data, "--out", str(out), *OPTIONS, *more]
-
+def survives_kills(server, tmp_path, command, kills_wanted):
+    """Kill runs of `command(out, *more)` at random moments, resume them, and compare what each leaves in the end."""
     # In a process of its own: what the server has imported and drawn must not matter.
     alone = [sys.executable, "-m", "saccade", *command(tmp_path / "whole")]
     subprocess.run(alone, check=True, stdout=subprocess.DEVNULL, env=environment())
@@ -47,12 +42,12 @@ def test_ten_kills(server, tmp_path):
     status, ticks = server(command(tmp_path / "again"))
     assert status == 0 and result(tmp_path / "again") == expected
     draws, kills, runs, during = random.Random(7), 0, 0, set()
-    while kills < 10:
+    while kills < kills_wanted:
         out, runs = tmp_path / f"killed-{runs}", runs + 1
         arguments = command(out)
         tick = draws.choice([number for number, kind in enumerate(ticks, 1) if kind == "ewt"[runs % 3]])
         while True:
-            status, told = server(arguments, tick if kills < 10 else None)
+            status, told = server(arguments, tick if kills < kills_wanted else None)
             tick = draws.randrange(1, len(ticks) + 1)
             if status != -signal.SIGKILL:
                 break
@@ -62,3 +57,13 @@ def test_ten_kills(server, tmp_path):
         assert status == 0
         assert result(out) == expected
     assert during == {"t", "e", "w"}
+
+
+@pytest.mark.slow
+def test_ten_kills(server, tmp_path):
+    data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
+
+    def command(out, *more):
+        return ["train", "classify", data, "--out", str(out), *OPTIONS, *more]
+
+    survives_kills(server, tmp_path, command, 10)

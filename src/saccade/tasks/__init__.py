@@ -14,5 +14,17 @@ from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
+from .translate import Translate
 
-__all__ = ["Baseline", "Classify", "Recipe", "Task", "TestReport", "TrainedRun", "predict", "test", "train"]
+__all__ = [
+    "Baseline",
+    "Classify",
+    "Recipe",
+    "Task",
+    "TestReport",
+    "TrainedRun",
+    "Translate",
+    "predict",
+    "test",
+    "train",
+]

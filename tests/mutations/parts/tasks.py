@@ -7,6 +7,7 @@ from ..fault import Fault
 CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
+TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
 
 FAULTS = (
     Fault(
@@ -96,5 +97,37 @@ FAULTS = (
         "if False:",
         (RUNS,),
         "A run is resumed as one of another task.",
+    ),
+    Fault(
+        "target-unshifted",
+        TRANSLATE,
+        "*target[:-1]] for target in targets",
+        "*target[1:]] for target in targets",
+        (TRANSLATION,),
+        "The decoder reads the token that it is to predict.",
+    ),
+    Fault(
+        "beams-while-looking",
+        TRANSLATE,
+        "dataclasses.replace(self._task, beams=1)",
+        "self._task",
+        (TRANSLATION,),
+        "Looks take several times as long.",
+    ),
+    Fault(
+        "lexicon-normalised-by-target",
+        "src/saccade/tasks/_lexicon.py",
+        "np.bincount(source, counts, minlength=known)[source]",
+        "np.bincount(target, counts, minlength=written)[target]",
+        (TRANSLATION,),
+        "The lexicon has the probability of a source word given its translation.",
+    ),
+    Fault(
+        "alignment-of-the-last-layer",
+        "src/saccade/tasks/_alignment.py",
+        "layer = max(layers - 2, 0)",
+        "layer = layers - 1",
+        (TRANSLATION,),
+        "The picture is of another layer than its title and the page say.",
     ),
 )
