@@ -18,6 +18,7 @@ from ..inspection._words import Word, group
 from ..models.text.encoder_decoder import EncoderDecoder
 from ..nn.attention import Observation, weights_of
 from ..nn.stacks import LayerObserver
+from ._text_task import AnyTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +55,8 @@ def alignment(model: EncoderDecoder, text: str, translation: str) -> Alignment:
     columns, rows = _words(source, text), _words(target, translation)
     merged = np.stack([weights[:, :, word.first : word.last].sum(-1) for word in columns], -1)
     merged = np.stack([merged[:, word.first : word.last].mean(1) for word in rows], 1)
-    names = (tuple(word.label for word in words) for words in (columns, rows))
-    return Alignment(*names, merged.mean(0), layer, layers, len(weights))
+    read_words, written_words = (tuple(word.label for word in words) for words in (columns, rows))
+    return Alignment(read_words, written_words, merged.mean(0), layer, layers, len(weights))
 
 
 def cross_attention(model: EncoderDecoder, source: Sequence[int], target: Sequence[int], layer: int) -> torch.Tensor:
@@ -73,9 +74,8 @@ def cross_attention(model: EncoderDecoder, source: Sequence[int], target: Sequen
     return found[0]
 
 
-def _words(tokenizer: object, text: str) -> list[Word]:
+def _words(tokenizer: AnyTokenizer, text: str) -> list[Word]:
     """The words of a text with the tokens that the model reads for them, special ones included."""
-    assert hasattr(tokenizer, "encode")
     around = [[tokenizer.written(token) for token in some] for some in (tokenizer.before, tokenizer.after)]
     return group(text, tokenizer.encode(text).spans, before=around[0], after=around[1])
 

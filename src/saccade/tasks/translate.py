@@ -240,11 +240,14 @@ class Translate(TextTask):
 
     def _metrics(self) -> dict[str, Metric]:
         """Those of sacrebleu, by their names in a report."""
-        from sacrebleu.metrics import BLEU, CHRF
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
 
-        options = {"tokenize": TOKENS.get(self.target, "13a"), "force": True}
-        more = {"BLEU lowercased": BLEU(lowercase=True, **options)} if self.lowercase else {}
-        return {"BLEU": BLEU(**options), "chrF": CHRF(), **more}
+        def bleu(*, lowercase: bool) -> Metric:  # forced, since a text that looks tokenized may be one
+            return BLEU(lowercase=lowercase, force=True, tokenize=TOKENS.get(self.target, "13a"))
+
+        more = {"BLEU lowercased": bleu(lowercase=True)} if self.lowercase else {}
+        return {"BLEU": bleu(lowercase=False), "chrF": CHRF(), **more}
 
     def scores(self, outputs: Sequence[str], data: Sequence[Pair]) -> dict[str, float]:
         references = [[pair.target or "" for pair in data]]
