@@ -19,7 +19,7 @@ from published import transformers, written, written_words
 from saccade import cli, tasks
 from saccade.models.tokenizers.byte_pairs import SPECIAL, train_byte_pairs
 from saccade.tasks import translate
-from saccade.tasks._alignment import alignment, cross_attention
+from saccade.tasks._alignment import alignment, cross_attention, information
 from saccade.tasks._lexicon import Lexicon, words_of
 from saccade.tasks._pairs import Pair
 from saccade.training import Settings
@@ -139,19 +139,20 @@ def test_the_alignment_is_the_cross_attention_that_transformers_computes(untrain
     read = torch.tensor([[model.start, *target[:-1]]])
     with torch.no_grad():
         found = theirs(torch.tensor([source]), decoder_input_ids=read, output_attentions=True)
-    for layer in range(2):
-        ours = cross_attention(model, source, target, layer)
-        torch.testing.assert_close(ours, found.cross_attentions[layer][0], atol=1e-5, rtol=0)
+    ours = cross_attention(model, source, target)
+    assert len(ours) == 2
+    for weights, expected in zip(ours, found.cross_attentions, strict=True):
+        torch.testing.assert_close(weights, expected[0], atol=1e-5, rtol=0)
 
 
 def test_the_alignment_is_of_words(untrained):
-    """Tokens of a source word add up, those of a target word are averaged; it is of the last layer but one."""
+    """Tokens of a source word add up, those of a target word are averaged, and the layer is the one that is named."""
     _, model, pairs = untrained
     text, translation = pairs[0].source, "the small cat quacks."
     merged = alignment(model, text, translation)
     assert merged.source == (*words_of(text), "</s>") and merged.target == (*words_of(translation), "</s>")
     whole = [model.tokenizer.whole(one) for one in (text, translation)]
-    weights = cross_attention(model, *whole, 0).mean(0).double().numpy()
+    weights = cross_attention(model, *whole)[merged.layer].mean(0).double().numpy()
 
     def ends(sentence):
         words = [word if n == 0 or word == "." else f" {word}" for n, word in enumerate(words_of(sentence))]
@@ -165,7 +166,30 @@ def test_the_alignment_is_of_words(untrained):
     ]
     np.testing.assert_allclose(merged.weights, expected, atol=1e-7)
     np.testing.assert_allclose(merged.weights.sum(1), 1, atol=1e-6)
-    assert merged.title == "cross-attention, decoder layer 1 of 2, mean of 2 heads"
+    assert merged.title == f"cross-attention, decoder layer {merged.layer + 1} of 2, mean of 2 heads"
+
+
+def test_a_layer_tells_nothing_where_all_rows_look_at_the_same_word():
+    """Sharpness alone would choose a layer that always looks at the end token."""
+    end = np.array([[0.0, 0.0, 1.0]] * 3)
+    assert information(end) == pytest.approx(0.0) and information(np.eye(3)) == pytest.approx(np.log(3))
+    joint = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]) / 2
+    parts = [
+        [joint[i, j] * np.log(joint[i, j] / (joint[i].sum() * joint[:, j].sum())) for j in range(3)] for i in (0, 1)
+    ]
+    assert information(2 * joint) == pytest.approx(np.sum(parts))
+
+
+@pytest.mark.slow
+def test_the_alignment_finds_which_word_is_the_translation_of_which(translator):
+    """In the made-up language every word has one translation, so that alignments are known."""
+    lexicon = {word: other for kind in WORDS.values() for word, other in kind.items()}
+    right = []
+    for source, target in phrases(23, 21):
+        found = alignment(translator.model, source, target)
+        for row, word in zip(found.weights, found.target[:-2], strict=False):
+            right.append(lexicon.get(found.source[row.argmax()]) == word)
+    assert np.mean(right) > 0.9
 
 
 def test_the_loss_is_the_mean_over_the_targets_tokens(untrained):

@@ -17,7 +17,6 @@ from ..inspection._targets import target_tokenizer
 from ..inspection._words import Word, group
 from ..models.text.encoder_decoder import EncoderDecoder
 from ..nn.attention import Observation, weights_of
-from ..nn.stacks import LayerObserver
 from ._text_task import AnyTokenizer
 
 
@@ -46,32 +45,47 @@ class Alignment:
 
 
 def alignment(model: EncoderDecoder, text: str, translation: str) -> Alignment:
-    """Of the decoder's last layer but one, whose mean aligns best (Garg et al. 2019), or of an only one."""
-    layers = len(model.decoder.blocks)
-    layer = max(layers - 2, 0)
+    """Of the decoder layer whose mean tells most about which word is read when (`information`)."""
     source, target = model.tokenizer, target_tokenizer(model)
-    read, written = source.whole(text), target.whole(translation)
-    weights = cross_attention(model, read, written, layer).double().cpu().numpy()
     columns, rows = _words(source, text), _words(target, translation)
-    merged = np.stack([weights[:, :, word.first : word.last].sum(-1) for word in columns], -1)
-    merged = np.stack([merged[:, word.first : word.last].mean(1) for word in rows], 1)
     read_words, written_words = (tuple(word.label for word in words) for words in (columns, rows))
-    return Alignment(read_words, written_words, merged.mean(0), layer, layers, len(weights))
+    every = cross_attention(model, source.whole(text), target.whole(translation))
+    merged = [_merged(weights.mean(0).double().cpu().numpy(), rows, columns) for weights in every]
+    layer = int(np.argmax([information(weights) for weights in merged]))
+    return Alignment(read_words, written_words, merged[layer], layer, len(every), len(every[layer]))
 
 
-def cross_attention(model: EncoderDecoder, source: Sequence[int], target: Sequence[int], layer: int) -> torch.Tensor:
-    """The exact weights (H, Lt, Ls) with which a decoder layer reads the source as it predicts each target token."""
+def information(weights: np.ndarray) -> float:
+    """Nats that a row of weights (T, S) tells about its column: 0 where all rows look at the same places.
+
+    The mutual information of a row drawn evenly and a column drawn by its weights: H(mean row) - mean H(row).
+    """
+    return _entropy(weights.mean(0)) - float(np.mean([_entropy(row) for row in weights]))
+
+
+def _entropy(shares: np.ndarray) -> float:
+    real = shares[shares > 0]
+    return -float((real * np.log(real)).sum())
+
+
+def _merged(weights: np.ndarray, rows: Sequence[Word], columns: Sequence[Word]) -> np.ndarray:
+    """Weights (Lt, Ls) of tokens as those of words (T, S)."""
+    summed = np.stack([weights[:, word.first : word.last].sum(1) for word in columns], 1)
+    return np.stack([summed[word.first : word.last].mean(0) for word in rows])
+
+
+def cross_attention(model: EncoderDecoder, source: Sequence[int], target: Sequence[int]) -> list[torch.Tensor]:
+    """The exact weights (H, Lt, Ls) with which each decoder layer reads the source as it predicts each target token."""
     found: list[torch.Tensor] = []
 
-    def observe(number: int, call: Observation) -> None:
-        if call.cross and number == len(model.encoder.blocks) + layer:
+    def observe(_: int, call: Observation) -> None:
+        if call.cross:
             found.append(weights_of(call)[0])
 
-    told: LayerObserver = observe
-    ids = [torch.tensor([[*some]], device=model.device) for some in (source, [model.start or 0, *target[:-1]])]
+    read, before = (torch.tensor([[*ids]], device=model.device) for ids in (source, [model.start or 0, *target[:-1]]))
     with evaluating(model), torch.no_grad():
-        model(ids[0], decoder_input_ids=ids[1], observe=told)
-    return found[0]
+        model(read, decoder_input_ids=before, observe=observe)
+    return found
 
 
 def _words(tokenizer: AnyTokenizer, text: str) -> list[Word]:

@@ -62,7 +62,7 @@ class TestReport:
         lines.append(f"{self.run} on {self.data}: {len(self.tested.data):,} examples")
         rows = {"this model": self.metrics, **self.baselines}
         wide = max(map(len, rows))
-        columns = {name: max(len(name), 6) for name in self.metrics}
+        columns = {name: max(len(name), *(len(f"{row[name]:.4f}") for row in rows.values())) for name in self.metrics}
         lines.append(" " * wide + "".join(f"  {name:>{width}}" for name, width in columns.items()))
         for title, row in rows.items():
             lines.append(f"{title:<{wide}}" + "".join(f"  {row[name]:>{width}.4f}" for name, width in columns.items()))

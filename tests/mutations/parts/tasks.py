@@ -123,11 +123,11 @@ FAULTS = (
         "The lexicon has the probability of a source word given its translation.",
     ),
     Fault(
-        "alignment-of-the-last-layer",
+        "words-of-several-tokens",
         "src/saccade/tasks/_alignment.py",
-        "layer = max(layers - 2, 0)",
-        "layer = layers - 1",
+        "summed[word.first : word.last].mean(0)",
+        "summed[word.first : word.last].sum(0)",
         (TRANSLATION,),
-        "The picture is of another layer than its title and the page say.",
+        "Words of several tokens look stronger than others.",
     ),
 )
