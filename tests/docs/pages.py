@@ -101,6 +101,11 @@ def run_shell(command: str, folder: Path) -> str:
             (folder / name).write_text(_series(first, count), encoding="utf-8")
         _write_graph(folder / "my-graph")
         _birds(folder)
+        (folder / "my-corpus").mkdir()
+        for name, count in (("train", 70), ("unseen", 7)):
+            for language, words in (("de", "ein kleiner Hund schläft"), ("en", "a small dog sleeps")):
+                text = "".join(f"{words} {n % 7}\n" for n in range(count))
+                (folder / "my-corpus" / f"{name}.{language}").write_text(text, encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

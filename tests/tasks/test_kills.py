@@ -19,7 +19,7 @@ from training.test_killing import TIMES, environment, server
 
 __all__ = ["server"]  # a fixture
 OPTIONS = """--layers 1 --heads 2 --width 12 --vocabulary 200 --batch 17 --accumulate 2 --precision bf16 --steps 17
---every 5 --checkpoint-every 3 --class-weights --label-smoothing 0.1 --no-tensorboard""".split()
+--every 5 --checkpoint-every 3 --class-weights --label-smoothing 0.1""".split()
 
 
 def result(out) -> dict[str, object]:

@@ -156,6 +156,34 @@ class GraphModelOptions:
     hops: int = option(2, "How far a node of graphormer sees.")
 
 
+@dataclasses.dataclass(frozen=True)
+class PairOptions:
+    """Texts and translations"""
+
+    source: str = option("source", "The column, or the file's ending, of texts: de.", metavar="LANGUAGE")
+    target: str = option("target", "The column, or the file's ending, of translations: en.", metavar="LANGUAGE")
+    prefix: str = option("", "What stands before each text, for a checkpoint that wants it.", show_default=False)
+    skip_empty: bool = option(False, "Leave out pairs with an empty side.", "--skip-empty")
+    label_smoothing: float = option(0.1, "Share of the truth that is spread over all tokens.")
+    beams: int = option(4, "Translations that are searched for at once.")
+    lowercase: bool = option(False, "Report BLEU on lowercased texts, too.", "--lowercase")
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationModelOptions:
+    """Model"""
+
+    vocabulary: int = option(8000, "Tokens of a new model, for both languages together, at most.")
+    layers: int = option(3, "Its blocks, of encoder and of decoder.")
+    heads: int = option(8, "Its heads of each block.")
+    width: int = option(256, "Its width.")
+    dropout: float = option(0.2, "Its dropout.")
+    longest: int | None = option(
+        None, "Tokens of a text that are read.  [default: 256 by a new model, all that a checkpoint can]"
+    )
+    long: str = option("cut", "What to do with longer texts: cut or refuse.")
+
+
 TASK_COMMANDS = {
     "classify": TaskCommand(
         "Tell classes of texts apart.",
@@ -199,5 +227,14 @@ TASK_COMMANDS = {
         epochs="20, with --from 3",
         rate="1e-3, with --from 5e-5",
         batch="64, with --from 32",
+    ),
+    "translate": TaskCommand(
+        "Translate texts.",
+        "Train a translator on DATA: an encoder-decoder of its own, or from a checkpoint.",
+        "What two aligned files begin with (corpus/train for train.de and train.en; .gz too), or a .csv, .tsv, .jsonl.",
+        (PairOptions, TranslationModelOptions),
+        epochs="10, with --from 3",
+        rate="1e-3, with --from 5e-5",
+        batch="64",
     ),
 }

@@ -15,7 +15,14 @@ import typer
 from ._errors import UserError, require
 from ._options import GroupedCommand, flattened
 from ._task_commands import TASK_COMMANDS, TaskCommand
-from ._task_options import TaskEvaluationOptions, TaskFileOptions, TaskLearningOptions, TuningOptions, given, with_recipe
+from ._task_options import (
+    TaskEvaluationOptions,
+    TaskFileOptions,
+    TaskLearningOptions,
+    TuningOptions,
+    given,
+    with_recipe,
+)
 from ._train_options import (
     EvaluationOptions,
     FileOptions,

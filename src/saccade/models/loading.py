@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,16 @@ def new_model(folder: Path, *, head: str | None, labels: int | Sequence[str] | N
     return model
 
 
-def without_weights(folder: Path) -> Model:
-    """The model that config.json and the tokenizer's files of a folder describe, on the meta device."""
+def without_weights(folder: Path, stored: Collection[str] = ()) -> Model:
+    """The model that config.json and the tokenizer's files of a folder describe, on the meta device.
+
+    Args:
+        stored: names of the tensors that its files had: some models are built by what they carry.
+    """
+    settings = read_settings(folder)
+    settings.stored = frozenset(stored)
     with torch.device("meta"):
-        model = _built(read_settings(folder), None, None)
+        model = _built(settings, None, None)
     model.folder = folder
     return model
 

@@ -19,6 +19,7 @@ from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .translate import Translate
 
 __all__ = [
     "Baseline",
@@ -32,6 +33,7 @@ __all__ = [
     "Task",
     "TestReport",
     "TrainedRun",
+    "Translate",
     "predict",
     "test",
     "test_seeds",

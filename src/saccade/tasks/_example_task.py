@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,17 +128,28 @@ class ExampleObjective(Objective):
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
         """Over all validation examples, in every process: then all of them agree, and none has to wait."""
+        task, outputs = self._task, dict[int, Any]()
+
+        def keep(numbers: Sequence[int], result: Any, batch: Batch) -> None:
+            outputs.update(zip(numbers, task.outputs(model, result, batch), strict=True))
+
+        loss = self.mean_loss(model, keep)
+        scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
+        return Evaluation(loss, scores, task.cost(scores))
+
+    def mean_loss(
+        self, model: nn.Module, keep: Callable[[Sequence[int], Any, Batch], None] = lambda *computed: None
+    ) -> float:
+        """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
         task, total, whole = self._task, 0.0, 0.0
-        outputs: dict[int, Any] = {}
         with evaluating(model), torch.no_grad():
             for numbers in _alike([task.length(item) for item in self._judged]):
                 batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
                 result = task.forward(model, batch)
                 weight = task.weight(batch, learning=False)
                 total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
-                outputs |= dict(zip(numbers, task.outputs(model, result, batch), strict=True))
-        scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
-        return Evaluation(total / whole, scores, task.cost(scores))
+                keep(numbers, result, batch)
+        return total / whole
 
 
 def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:

@@ -8,7 +8,8 @@ from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .translate import Translate
 
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classify, Mlm, ClassifyImages, Forecast, ClassifyNodes)
+    kind.name: kind for kind in (Classify, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
@@ -16,6 +17,8 @@ from ..models.checkpoints.settings import CONFIG
 from ..models.loading import without_weights
 from ..models.model import COMPANIONS
 
+STORED = "stored.json"  # names of the tensors that the model's files had: some models are built by what they carry
+
 
 def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="saccade-"))
@@ -28,16 +31,17 @@ def kept_while_used(model: Model, folder: Path) -> Model:
 
 
 def small_files(model: Model) -> dict[str, bytes]:
-    """Everything beside the weights that its folder will have: config.json and the tokenizer's files."""
+    """Everything beside the weights that makes the model: config.json, the tokenizer's files, and `STORED`."""
     files = {} if model.folder is None else {name: model.folder / name for name in COMPANIONS}
     found = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
-    return {CONFIG: model.config_json().encode(), **found}
+    stored = json.dumps(sorted(model.settings.stored))
+    return {CONFIG: model.config_json().encode(), STORED: stored.encode(), **found}
 
 
 def from_small_files(files: Mapping[str, bytes], *, empty: bool = False) -> Model:
     """The model that the files describe, with weights that mean nothing yet, or with `empty` none at all."""
     folder = temporary_folder()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    model = without_weights(folder)
+    for name in files.keys() - {STORED}:
+        (folder / name).write_bytes(files[name])
+    model = without_weights(folder, json.loads(files.get(STORED, b"[]")))
     return kept_while_used(model if empty else materialised(model, torch.float32, "cpu"), folder)

@@ -16,11 +16,14 @@ import torch
 
 from ..models import Model, load
 from ..models.loading import new_model
+from ..models.tokenizers.sentencepiece import SentencePieceTokenizer
+from ..models.tokenizers.text import TextTokenizer
 from ..models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
 from ._example_task import Batch, ExampleTask
 from ._temporary import kept_while_used, temporary_folder
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
+AnyTokenizer = TextTokenizer | SentencePieceTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +96,18 @@ class TextTask(ExampleTask):
 
     def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
         """The tokens of each text, the special ones included. ValueError for a long one that is to be refused."""
-        texts = [self.text_of(example) for example in examples]
-        if self.long == "refuse":
-            self._refuse_long(model, examples, texts)
-        return model.tokenizer.whole_many(texts, self.longest)
+        return self.ids_of(model.tokenizer, [self.text_of(example) for example in examples], examples)
 
-    def _refuse_long(self, model: Model, examples: Sequence[Any], texts: list[str]) -> None:
-        limits = [limit for limit in (self.longest, model.tokenizer.longest) if limit is not None]
+    def ids_of(self, tokenizer: AnyTokenizer, texts: list[str], examples: Sequence[Any]) -> list[list[int]]:
+        """The tokens of texts that the examples have, by one of the model's tokenizers; errors as of `token_ids`."""
+        if self.long == "refuse":
+            self._refuse_long(tokenizer, examples, texts)
+        return tokenizer.whole_many(texts, self.longest)
+
+    def _refuse_long(self, tokenizer: AnyTokenizer, examples: Sequence[Any], texts: list[str]) -> None:
+        limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
         for example, text in zip(examples, texts, strict=True):
-            count = len(model.tokenizer.whole(text))
+            count = len(tokenizer.whole(text))
             if limits and count > min(limits):
                 raise ValueError(
                     f"{example.place}: {count} tokens are more than the {min(limits)} that are read; cut the text, or "

@@ -131,7 +131,7 @@ class Mlm(TextTask):
     def windows(self, model: Model, examples: Sequence[MaskedText]) -> list[list[Window]]:
         """The windows of each text, of which a long one has several (`long="slide"`)."""
         if self.long == "refuse":
-            self._refuse_long(model, examples, [example.text for example in examples])
+            self._refuse_long(model.tokenizer, examples, [example.text for example in examples])
         tokenizer = model.tokenizer
         limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
         room = min(limits) - len(tokenizer.before) - len(tokenizer.after) if limits else None

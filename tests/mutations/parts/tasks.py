@@ -12,6 +12,7 @@ FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.p
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
+TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
 
 FAULTS = (
     Fault(
@@ -229,5 +230,37 @@ FAULTS = (
         "found[:, -k:, None]",
         (f"{IMAGES}::test_the_baseline_is_nearest_neighbours",),
         "Shares are taken over other neighbours than the nearest.",
+    ),
+    Fault(
+        "target-unshifted",
+        TRANSLATE,
+        "*target[:-1]] for target in targets",
+        "*target[1:]] for target in targets",
+        (TRANSLATION,),
+        "The decoder reads the token that it is to predict.",
+    ),
+    Fault(
+        "beams-while-looking",
+        TRANSLATE,
+        "dataclasses.replace(self._task, beams=1)",
+        "self._task",
+        (TRANSLATION,),
+        "Looks take several times as long.",
+    ),
+    Fault(
+        "lexicon-normalised-by-target",
+        "src/saccade/tasks/_lexicon.py",
+        "np.bincount(source, counts, minlength=known)[source]",
+        "np.bincount(target, counts, minlength=written)[target]",
+        (TRANSLATION,),
+        "The lexicon has the probability of a source word given its translation.",
+    ),
+    Fault(
+        "words-of-several-tokens",
+        "src/saccade/tasks/_alignment.py",
+        "summed[word.first : word.last].mean(0)",
+        "summed[word.first : word.last].sum(0)",
+        (TRANSLATION,),
+        "Words of several tokens look stronger than others.",
     ),
 )

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from .._shortened import shortened
+from .byte_pairs import learn_byte_pairs
 
 START = "<s>"
 UNKNOWN = "<unk>"
@@ -95,17 +96,7 @@ def train_bpe(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     """A byte-level BPE of at most `vocabulary` tokens: the start token, 256 bytes, and merges learned from `texts`."""
     if vocabulary < 257:
         raise ValueError(f"vocabulary: 256 bytes and the start token need at least 257, got {vocabulary}")
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[START],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return Tokenizer(inner)
+    return Tokenizer(learn_byte_pairs(texts, vocabulary, [START]))
 
 
 def train_characters(texts: Sequence[str]) -> Tokenizer:

@@ -1,0 +1,69 @@
+"""Byte-level BPE learned from a user's own texts, and the files that published folders have of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+START, PAD, END, UNKNOWN = SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # with the numbers that BART gives them
+BYTES = 256
+
+
+def learn_byte_pairs(
+    texts: Sequence[str], vocabulary: int, special: Sequence[str], *, spaced: bool = False
+) -> tokenizers.Tokenizer:
+    """At most `vocabulary` tokens: the special ones, 256 bytes, and merges (Sennrich et al. 2016; bytes as in GPT-2).
+
+    The same texts give the same tokens: all bytes are there from the beginning, in order, so nothing hangs on the order
+    of the library's hash maps.
+
+    Args:
+        spaced: whether a text is read as after a space, so that its first word is the word that stands elsewhere.
+    """
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return inner
+
+
+def train_byte_pairs(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """A tokenizer of an encoder-decoder: an end token after each text, and decoded texts without the first space.
+
+    Raises:
+        ValueError: no room for the bytes and the special tokens.
+    """
+    least = BYTES + len(SPECIAL)
+    if vocabulary < least:
+        raise ValueError(f"vocabulary: {BYTES} bytes and the special tokens need at least {least}, got {vocabulary}")
+    inner = learn_byte_pairs(texts, vocabulary, SPECIAL, spaced=True)
+    inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A $B {END}", special_tokens=[(END, SPECIAL.index(END))]
+    )
+    return inner
+
+
+def write_byte_pairs(folder: Path, inner: tokenizers.Tokenizer, longest: int) -> None:
+    """The tokenizer as the files that transformers reads; `longest` tokens are what the model reads at once."""
+    (folder / "tokenizer.json").write_text(inner.to_str(pretty=True), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # what tokenizer.json says holds, as it is
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": longest,
+        "bos_token": START,
+        "pad_token": PAD,
+        "eos_token": END,
+        "unk_token": UNKNOWN,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

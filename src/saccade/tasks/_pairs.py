@@ -1,0 +1,105 @@
+"""Texts with their translations: two aligned files, or a table with a column for each language.
+
+Every error names the files, and the line where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ._examples import ENDINGS, read_table
+
+_LISTED = 20  # files, of those that there are
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A text and its translation.
+
+    Args:
+        target: None where nobody knows.
+        place: where they stand, for messages.
+    """
+
+    source: str
+    target: str | None
+    place: str
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS
+
+
+def aligned_files(path: Path, languages: Sequence[str]) -> list[Path]:
+    """`corpus/train.de` for `corpus/train` and "de", or else the same with .gz, of each language, there or not."""
+    plain = [Path(f"{path}.{language}") for language in languages]
+    packed = [Path(f"{file}.gz") for file in plain]
+    return [other if other.exists() and not file.exists() else file for file, other in zip(plain, packed, strict=True)]
+
+
+def read_pairs(path: Path, source: str, target: str) -> list[Pair]:
+    """All pairs, those without a word included.
+
+    Args:
+        path: a table, or what two aligned files begin with.
+        source, target: the columns, or the endings.
+
+    Raises:
+        FileNotFoundError: a file is missing; those that begin alike are listed.
+        ValueError: files of unequal length, no line, a column that there is not, no text, no UTF-8.
+    """
+    if is_table(path):
+        rows = read_table(path, (source, target))
+        return [Pair(_text(one, source, place), _text(other, target, place), place) for place, (one, other) in rows]
+    files = aligned_files(path, (source, target))
+    for file in files:
+        if not file.exists():
+            raise FileNotFoundError(_missing(path, file))
+    first, second = map(read_aligned_lines, files)
+    if len(first) != len(second):
+        raise ValueError(
+            f"{files[0]} has {len(first):,} lines, {files[1]} {len(second):,}: not aligned, expected as many in both"
+        )
+    return [Pair(one, other, f"{path}: line {n}") for n, (one, other) in enumerate(zip(first, second, strict=True), 1)]
+
+
+def read_sources(path: Path, source: str) -> list[Pair]:
+    """Texts to translate: a column of a table, or the lines of any other file, .gz too. Errors as of `read_pairs`."""
+    if is_table(path):
+        return [Pair(_text(text, source, place), None, place) for place, (text,) in read_table(path, (source,))]
+    return [Pair(text, None, f"{path}: line {n}") for n, text in enumerate(read_aligned_lines(path), 1)]
+
+
+def read_aligned_lines(path: Path) -> list[str]:
+    """The lines of a text, which line feeds alone end: files of two languages must break at the same places."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged, not a gzip file ({error})") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise ValueError(f"{path}: holds no lines")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _missing(path: Path, file: Path) -> str:
+    there = sorted(one.name for one in path.parent.glob(f"{path.name}.*")) if path.name else []
+    listed = ", ".join(there[:_LISTED]) or "none"
+    return (
+        f"{file}: no such file, nor {file.name}.gz; DATA is a table, or what two aligned files begin with; "
+        f"files that begin with {path.name}.: {listed}"
+    )
+
+
+def _text(value: Any, column: str, place: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: expected a text in {column!r}, got {value!r:.40}")
+    return value
