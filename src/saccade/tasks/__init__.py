@@ -14,5 +14,18 @@ from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
 from .classify import Classify
+from .tag import Tag
 
-__all__ = ["Baseline", "Classify", "Recipe", "Task", "TestReport", "TrainedRun", "predict", "test", "train"]
+__all__ = [
+    "Answer",
+    "Baseline",
+    "Classify",
+    "Recipe",
+    "Tag",
+    "Task",
+    "TestReport",
+    "TrainedRun",
+    "predict",
+    "test",
+    "train",
+]

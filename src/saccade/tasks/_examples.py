@@ -45,7 +45,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
         raise FileNotFoundError(f"{path}: no such file or folder")
     if kind not in ENDINGS:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(ENDINGS)}")
-    rows = list((_of_json if kind == ".jsonl" else _of_csv)(path, _content(path), columns))
+    rows = list((_of_json if kind == ".jsonl" else _of_csv)(path, read_content(path), columns))
     if not rows:
         raise ValueError(f"{path}: holds no examples")
     return rows
@@ -56,18 +56,21 @@ def read_class_folders(path: Path) -> list[TextExample]:
     files = sorted(path.glob("*/*.txt"))
     if not files:
         raise ValueError(f"{path}: holds no examples; expected a folder for each class with .txt files in it")
-    return [TextExample(_content(file), file.parent.name, str(file)) for file in files]
+    return [TextExample(read_content(file), file.parent.name, str(file)) for file in files]
 
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. ValueError where there is none."""
-    lines = _content(path).splitlines()
+    lines = read_content(path).splitlines()
     if not lines:
         raise ValueError(f"{path}: holds no lines")
     return lines
 
 
-def _content(path: Path) -> str:
+def read_content(path: Path) -> str:
+    """All of a text file. FileNotFoundError, or ValueError where it is no UTF-8."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from ._task import Task
 from .classify import Classify
+from .tag import Tag
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify,)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Tag)}

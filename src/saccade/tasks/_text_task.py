@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from ..models import Model, load
 from ..models.loading import new_model
+from ..models.output import ModelOutput
 from ..models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
+from ..nn.stacks import LayerObserver
 from ._example_task import Batch, ExampleTask
 from ._temporary import kept_while_used, temporary_folder
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
-LONG = ("cut", "refuse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class TextTask(ExampleTask):
         layers, heads, width, dropout: of a new encoder; a checkpoint has its own.
         longest: tokens of a text that are read, the special ones included; None: 256 by a new encoder, all that a
             checkpoint can.
-        long: "cut" texts that are longer, or "refuse" them.
+        long: "cut" texts that are longer, or "refuse" them; what else a task knows.
     """
 
     vocabulary: int = 4096
@@ -45,10 +47,11 @@ class TextTask(ExampleTask):
     long: str = "cut"
 
     head: ClassVar[str]
+    longs: ClassVar[tuple[str, ...]] = ("cut", "refuse")  # what may be done with long texts, the usual one first
 
     def __post_init__(self) -> None:
-        if self.long not in LONG:
-            raise ValueError(f"long: expected one of {', '.join(map(repr, LONG))}, got {self.long!r}")
+        if self.long not in self.longs:
+            raise ValueError(f"long: expected one of {', '.join(map(repr, self.longs))}, got {self.long!r}")
         for name, least in (("vocabulary", 1), ("layers", 1), ("heads", 1), ("width", 1), ("longest", 3)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -64,8 +67,8 @@ class TextTask(ExampleTask):
 
     @property
     @abstractmethod
-    def label_names(self) -> Sequence[str]:
-        """What the head tells apart."""
+    def label_names(self) -> Sequence[str] | None:
+        """What the head tells apart; None of a head that has no labels."""
 
     def new_model(self, training: Sequence[Any]) -> Model:
         folder = temporary_folder()
@@ -89,24 +92,29 @@ class TextTask(ExampleTask):
         return kept_while_used(model, folder)
 
     def open_model(self, source: Path | str) -> Model:
-        return load(source, head=self.head, labels=list(self.label_names), dtype=torch.float32)
+        labels = None if self.label_names is None else list(self.label_names)
+        return load(source, head=self.head, labels=labels, dtype=torch.float32)
 
     def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
         """The tokens of each text, the special ones included. ValueError for a long one that is to be refused."""
         texts = [self.text_of(example) for example in examples]
         if self.long == "refuse":
-            self._refuse_long(model, examples, texts)
+            for example, text in zip(examples, texts, strict=True):
+                self.refuse_long(example.place, len(model.tokenizer.whole(text)), self.limit(model))
         return model.tokenizer.whole_many(texts, self.longest)
 
-    def _refuse_long(self, model: Model, examples: Sequence[Any], texts: list[str]) -> None:
+    def limit(self, model: Model) -> int | None:
+        """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""
         limits = [limit for limit in (self.longest, model.tokenizer.longest) if limit is not None]
-        for example, text in zip(examples, texts, strict=True):
-            count = len(model.tokenizer.whole(text))
-            if limits and count > min(limits):
-                raise ValueError(
-                    f"{example.place}: {count} tokens are more than the {min(limits)} that are read; cut the text, or "
-                    "give --long cut"
-                )
+        return min(limits) if limits else None
+
+    def refuse_long(self, place: str, count: int, limit: int | None) -> None:
+        """ValueError where a text has more tokens than are read, if such texts are to be refused."""
+        if self.long == "refuse" and limit is not None and count > limit:
+            raise ValueError(
+                f"{place}: {count} tokens are more than the {limit} that are read; cut the text, or give --long "
+                f"{self.longs[0]}"
+            )
 
     def padded(self, model: Model, rows: Sequence[list[int]]) -> Batch:
         """`input_ids` and `attention_mask` (B, L), padded on the right; the model computes no padding."""
@@ -115,6 +123,17 @@ class TextTask(ExampleTask):
         pad = model.tokenizer.pad
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
+
+    def called(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> ModelOutput:
+        """What the model gives for the tokens of a batch."""
+        given = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
+        output: ModelOutput = model(**given, **({} if observe is None else {"observe": observe}))
+        return output
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider, for losses and probabilities."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def write_tokenizer(folder: Path, content: str, longest: int) -> None:

@@ -24,7 +24,7 @@ from ._confusion import confusion_picture, confusion_table
 from ._example_task import Batch, parted
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
+from ._text_task import TextTask, widened
 
 METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
 _LISTED = 20  # classes
@@ -157,9 +157,9 @@ class Classify(TextTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""
-        given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        logits = model(**given, **({} if observe is None else {"observe": observe})).logits
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = self.called(model, batch, observe).logits
+        assert logits is not None
+        return widened(logits)
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
         if not learning:
