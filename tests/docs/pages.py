@@ -94,6 +94,8 @@ def run_shell(command: str, folder: Path) -> str:
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
         for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
             (folder / name).write_text(_reviews(count), encoding="utf-8")
+        for name, count in (("my-names.conll", 90), ("unseen.conll", 30)):
+            (folder / name).write_text(_names(count), encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -118,6 +120,13 @@ def _reviews(count: int) -> str:
         for n in range(count)
     ]
     return "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+
+
+def _names(count: int) -> str:
+    """Sentences as columns, each with a name of one of two kinds."""
+    names = ("Paris\tB-place", "Ada\tB-person")
+    rows = [f"We\tO\nsaw\tO\n{names[n % 2]}\n.\tO\n" for n in range(count)]
+    return "\n".join(rows)
 
 
 def console(block: Block) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from ._predicting import predict
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
+from .answer import Answer
 from .classify import Classify
 from .tag import Tag
 

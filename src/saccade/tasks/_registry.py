@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ._task import Task
+from .answer import Answer
 from .classify import Classify
 from .tag import Tag
 
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Tag)}
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (Classify, Tag, Answer)}

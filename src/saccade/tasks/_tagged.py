@@ -86,7 +86,8 @@ def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged
     Raises:
         FileNotFoundError, ValueError: no such file, no sentence, too few columns, a tag of no scheme, an unknown one.
     """
-    sentences, rows = [], []
+    sentences: list[TaggedText] = []
+    rows: list[tuple[str, str | None, str]] = []
     for number, cells in _cells(path):
         if cells is None:
             sentences += [_sentence(rows)] if rows else []
