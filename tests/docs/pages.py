@@ -96,6 +96,8 @@ def run_shell(command: str, folder: Path) -> str:
             (folder / name).write_text(_reviews(count), encoding="utf-8")
         for name, count in (("my-names.conll", 90), ("unseen.conll", 30)):
             (folder / name).write_text(_names(count), encoding="utf-8")
+        for name, count in (("my-questions.jsonl", 90), ("unseen.jsonl", 30)):
+            (folder / name).write_text(_questions(count), encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -127,6 +129,14 @@ def _names(count: int) -> str:
     names = ("Paris\tB-place", "Ada\tB-person")
     rows = [f"We\tO\nsaw\tO\n{names[n % 2]}\n.\tO\n" for n in range(count)]
     return "\n".join(rows)
+
+
+def _questions(count: int) -> str:
+    """Questions as JSON lines, whose answer is one of two places."""
+    begin, line = "Ada went to the ", '{"question": "Where is Ada?", "context": "%s%s.", "answers": [%s]}\n'
+    places = ["garden" if n % 2 else "park" for n in range(count)]
+    answers = [f'{{"text": "{place}", "start": {len(begin)}}}' for place in places]
+    return "".join(line % (begin, place, answer) for place, answer in zip(places, answers, strict=True))
 
 
 def console(block: Block) -> tuple[str, str]:

@@ -164,13 +164,18 @@ def _of_words(words, tags=None):
     return TaggedText(" ".join(words), spans, tags, "text 1")
 
 
-def test_a_word_that_the_tokenizer_drops_is_an_unknown_one(untrained):
-    """A variation selector after an emoji, for one; without a token it would have no tag, and its sentence none."""
+def test_every_word_has_a_first_piece(untrained):
+    """Of several pieces the first; an unknown token where the tokenizer has none.
+
+    A variation selector after an emoji, for one; without a token it would have no tag, and its sentence none.
+    """
     model = untrained[1]
     tokenizer = model.tokenizer
     assert tokenizer.encode("\ufe0f").ids == []
-    ids, firsts = WordPieces(model).of(_of_words(["ada", "\ufe0f", "bob"]))
-    assert ids[firsts[1]] == tokenizer.named["unk"] and len(set(firsts)) == 3
+    ids, firsts = WordPieces(model).of(_of_words(["ada", "\ufe0f", "lovelaces", "bob"]))
+    assert ids[firsts[1]] == tokenizer.named["unk"] and len(set(firsts)) == 4
+    pieces = tokenizer.encode("lovelaces").ids
+    assert len(pieces) > 1 and ids[firsts[2] : firsts[3]] == pieces
 
 
 # --- entities and metrics ---------------------------------------------------------------------------------------------
