@@ -106,6 +106,10 @@ def run_shell(command: str, folder: Path) -> str:
             for language, words in (("de", "ein kleiner Hund schläft"), ("en", "a small dog sleeps")):
                 text = "".join(f"{words} {n % 7}\n" for n in range(count))
                 (folder / "my-corpus" / f"{name}.{language}").write_text(text, encoding="utf-8")
+        for name, count in (("my-names.conll", 90), ("unseen.conll", 30)):
+            (folder / name).write_text(_names(count), encoding="utf-8")
+        for name, count in (("my-questions.jsonl", 90), ("unseen.jsonl", 30)):
+            (folder / name).write_text(_questions(count), encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -152,6 +156,21 @@ def _birds(folder: Path) -> None:
             (folder / name / label).mkdir(parents=True)
             for n in range(count):
                 Image.new("RGB", (19, 17), (shade, shade + n, shade)).save(folder / name / label / f"{n}.png")
+
+
+def _names(count: int) -> str:
+    """Sentences as columns, each with a name of one of two kinds."""
+    names = ("Paris\tB-place", "Ada\tB-person")
+    rows = [f"We\tO\nsaw\tO\n{names[n % 2]}\n.\tO\n" for n in range(count)]
+    return "\n".join(rows)
+
+
+def _questions(count: int) -> str:
+    """Questions as JSON lines, whose answer is one of two places."""
+    begin, line = "Ada went to the ", '{"question": "Where is Ada?", "context": "%s%s.", "answers": [%s]}\n'
+    places = ["garden" if n % 2 else "park" for n in range(count)]
+    answers = [f'{{"text": "{place}", "start": {len(begin)}}}' for place in places]
+    return "".join(line % (begin, place, answer) for place, answer in zip(places, answers, strict=True))
 
 
 def console(block: Block) -> tuple[str, str]:

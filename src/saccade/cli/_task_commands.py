@@ -184,6 +184,28 @@ class TranslationModelOptions:
     long: str = option("cut", "What to do with longer texts: cut or refuse.")
 
 
+@dataclasses.dataclass(frozen=True)
+class SlidingTextModelOptions(TextModelOptions):
+    """Model"""
+
+    long: str = option("slide", "What to do with longer texts: slide windows over them, cut, or refuse.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TagOptions:
+    """Words and tags"""
+
+    column: int | None = option(None, "The column of tags in a file with columns, counted from 1.  [default: the last]")
+    words: str = option("signs", "Split texts into words by signs (spaces and punctuation) or by spaces alone.")
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerOptions:
+    """Answers"""
+
+    longest_answer: int = option(30, "Tokens of an answer, at most.")
+
+
 TASK_COMMANDS = {
     "classify": TaskCommand(
         "Tell classes of texts apart.",
@@ -236,5 +258,21 @@ TASK_COMMANDS = {
         epochs="10, with --from 3",
         rate="1e-3, with --from 5e-5",
         batch="64",
+    ),
+    "tag": TaskCommand(
+        "Find entities in texts.",
+        "Train a tagger of words on DATA: an encoder of its own, or from a checkpoint.",
+        "Columns (a word and its tag a line, an empty line between sentences), or a .jsonl with text and spans.",
+        (TagOptions, SlidingTextModelOptions),
+        epochs="20, with --from 5",
+        rate="1e-3, with --from 5e-5",
+    ),
+    "answer": TaskCommand(
+        "Find the answer to a question in a text.",
+        "Train a model on DATA that finds answers in a context: an encoder of its own, or from a checkpoint.",
+        "A .jsonl with question, context and answers, or a .json as of SQuAD.",
+        (AnswerOptions, SlidingTextModelOptions),
+        epochs="30, with --from 3",
+        rate="1e-3, with --from 5e-5",
     ),
 }

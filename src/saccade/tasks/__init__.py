@@ -14,14 +14,17 @@ from ._seeds import SeedsReport, test_seeds
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
+from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .tag import Tag
 from .translate import Translate
 
 __all__ = [
+    "Answer",
     "Baseline",
     "Classify",
     "ClassifyImages",
@@ -30,6 +33,7 @@ __all__ = [
     "Mlm",
     "Recipe",
     "SeedsReport",
+    "Tag",
     "Task",
     "TestReport",
     "TrainedRun",

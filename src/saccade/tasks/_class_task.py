@@ -146,11 +146,6 @@ class ClassTask(ExampleTask):
         return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {' '.join(shown[self.thing].split())}"
 
 
-def float_logits(logits: Tensor) -> Tensor:
-    """Logits in float32 or wider, in which a loss is computed."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
 def label_of(value: Any, place: str) -> str:
     """A cell as a class. ValueError where it is none."""
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":

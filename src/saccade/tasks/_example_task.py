@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 """Tensors (B, ...) by name."""
-JUDGED = 32  # examples of a batch that nothing is learned from
+JUDGED = 32  # rows of a batch that nothing is learned from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,10 @@ class ExampleTask(Task):
     @abstractmethod
     def length(self, item: Any) -> int:
         """How much of a row it fills; items of alike length share a batch."""
+
+    def rows(self, item: Any) -> int:
+        """How many rows of a batch it fills: more than one where a long example is read in parts."""
+        return 1
 
     @abstractmethod
     def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
@@ -79,7 +83,7 @@ class ExampleTask(Task):
         found: dict[int, Any] = {}
         items = self.encode(model, data)
         with evaluating(model), torch.no_grad():
-            for numbers in _alike([self.length(item) for item in items]):
+            for numbers in _judged(self, items):
                 batch = _on(self.collate(model, [items[n] for n in numbers]), model.device)
                 found |= dict(zip(numbers, self.outputs(model, self.forward(model, batch), batch), strict=True))
         return [found[n] for n in range(len(items))]
@@ -143,7 +147,7 @@ class ExampleObjective(Objective):
         """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
         task, total, whole = self._task, 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for numbers in _alike([task.length(item) for item in self._judged]):
+            for numbers in _judged(task, self._judged):
                 batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
                 result = task.forward(model, batch)
                 weight = task.weight(batch, learning=False)
@@ -152,16 +156,30 @@ class ExampleObjective(Objective):
         return total / whole
 
 
+def widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider, for losses and probabilities."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:
     """The examples whose numbers are not chosen, and those whose are."""
     return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
 
 
-def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+def _judged(task: ExampleTask, items: Sequence[Any]) -> Iterator[list[int]]:
     """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    for start in range(0, len(order), JUDGED):
-        yield order[start : start + JUDGED]
+    lengths = [task.length(item) for item in items]
+    batch: list[int] = []
+    filled = 0
+    for number in sorted(range(len(items)), key=lambda n: -lengths[n]):
+        rows = task.rows(items[number])
+        if batch and filled + rows > JUDGED:
+            yield batch
+            batch, filled = [], 0
+        batch.append(number)
+        filled += rows
+    if batch:
+        yield batch
 
 
 def _on(batch: Batch, device: torch.device) -> Batch:

@@ -41,7 +41,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
             a line that is no JSON object, no UTF-8.
     """
     read = _of_json if _kind(path) == ".jsonl" else _of_csv
-    rows = list(read(path, _content(path), columns))
+    rows = list(read(path, read_content(path), columns))
     if not rows:
         raise ValueError(f"{path}: holds no examples")
     return rows
@@ -51,8 +51,8 @@ def column_names(path: Path) -> list[str]:
     """The columns that the first line of a .csv, .tsv or .jsonl names. Errors as of `read_table`."""
     kind = _kind(path)
     if kind != ".jsonl":
-        return next(csv.reader(io.StringIO(_content(path), newline=""), delimiter=SEPARATORS[kind]), [])
-    lines = (line for line in _content(path).split("\n") if line.strip())
+        return next(csv.reader(io.StringIO(read_content(path), newline=""), delimiter=SEPARATORS[kind]), [])
+    lines = (line for line in read_content(path).split("\n") if line.strip())
     try:
         first = json.loads(next(lines, "{}"))
     except ValueError:
@@ -65,12 +65,12 @@ def read_class_folders(path: Path) -> list[TextExample]:
     files = sorted(path.glob("*/*.txt"))
     if not files:
         raise ValueError(f"{path}: holds no examples; expected a folder for each class with .txt files in it")
-    return [TextExample(_content(file), file.parent.name, str(file)) for file in files]
+    return [TextExample(read_content(file), file.parent.name, str(file)) for file in files]
 
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. ValueError where there is none."""
-    lines = _content(path).splitlines()
+    lines = read_content(path).splitlines()
     if not lines:
         raise ValueError(f"{path}: holds no lines")
     return lines
@@ -85,7 +85,10 @@ def _kind(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _content(path: Path) -> str:
+def read_content(path: Path) -> str:
+    """All of a text file. FileNotFoundError, or ValueError where it is no UTF-8."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

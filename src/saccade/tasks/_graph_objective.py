@@ -17,6 +17,7 @@ from .._evaluating import evaluating
 from ..models import Model
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
+from ._example_task import widened
 from ._graph_data import Nodes
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class GraphObjective(Objective):
 def node_logits(model: nn.Module, graph: tuple[Tensor, Tensor], **given: Any) -> Tensor:
     """The logits (N, K) of all nodes of a graph of features (N, F) and edges (2, M), in float32 or wider."""
     logits = model(*graph, **given).logits
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return widened(logits)
 
 
 def _labelled(task: ClassifyNodes, nodes: Nodes) -> tuple[Tensor, Tensor]:

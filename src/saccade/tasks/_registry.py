@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ._task import Task
+from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .tag import Tag
 from .translate import Translate
 
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classify, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes)
+    kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes)
 }

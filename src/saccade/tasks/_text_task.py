@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from ..models import Model, load
 from ..models.loading import new_model
+from ..models.output import ModelOutput
 from ..models.tokenizers.sentencepiece import SentencePieceTokenizer
 from ..models.tokenizers.text import TextTokenizer
 from ..models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
+from ..nn.stacks import LayerObserver
 from ._example_task import Batch, ExampleTask
 from ._temporary import kept_while_used, temporary_folder
 
@@ -35,7 +38,7 @@ class TextTask(ExampleTask):
         layers, heads, width, dropout: of a new encoder; a checkpoint has its own.
         longest: tokens of a text that are read, the special ones included; None: 256 by a new encoder, all that a
             checkpoint can.
-        long: "cut" texts that are longer, or "refuse" them.
+        long: "cut" texts that are longer, or "refuse" them; what else a task knows.
     """
 
     vocabulary: int = 4096
@@ -47,7 +50,7 @@ class TextTask(ExampleTask):
     long: str = "cut"
 
     head: ClassVar[str]
-    longs: ClassVar[tuple[str, ...]] = ("cut", "refuse")
+    longs: ClassVar[tuple[str, ...]] = ("cut", "refuse")  # what may be done with long texts, the usual one first
 
     def __post_init__(self) -> None:
         if self.long not in self.longs:
@@ -101,18 +104,23 @@ class TextTask(ExampleTask):
     def ids_of(self, tokenizer: AnyTokenizer, texts: list[str], examples: Sequence[Any]) -> list[list[int]]:
         """The tokens of texts that the examples have, by one of the model's tokenizers; errors as of `token_ids`."""
         if self.long == "refuse":
-            self._refuse_long(tokenizer, examples, texts)
+            limit = self.limit(tokenizer)
+            for example, text in zip(examples, texts, strict=True):
+                self.refuse_long(example.place, len(tokenizer.whole(text)), limit)
         return tokenizer.whole_many(texts, self.longest)
 
-    def _refuse_long(self, tokenizer: AnyTokenizer, examples: Sequence[Any], texts: list[str]) -> None:
+    def limit(self, tokenizer: AnyTokenizer) -> int | None:
+        """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""
         limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
-        for example, text in zip(examples, texts, strict=True):
-            count = len(tokenizer.whole(text))
-            if limits and count > min(limits):
-                raise ValueError(
-                    f"{example.place}: {count} tokens are more than the {min(limits)} that are read; cut the text, or "
-                    "give --long cut"
-                )
+        return min(limits, default=None)
+
+    def refuse_long(self, place: str, count: int, limit: int | None) -> None:
+        """ValueError where a text has more tokens than are read, if such texts are to be refused."""
+        if self.long == "refuse" and limit is not None and count > limit:
+            raise ValueError(
+                f"{place}: {count} tokens are more than the {limit} that are read; cut the text, or give --long "
+                f"{self.longs[0]}"
+            )
 
     def padded(self, model: Model, rows: Sequence[list[int]]) -> Batch:
         """`input_ids` and `attention_mask` (B, L), padded on the right; the model computes no padding."""
@@ -121,6 +129,12 @@ class TextTask(ExampleTask):
         pad = model.tokenizer.pad
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
+
+    def called(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> ModelOutput:
+        """What the model gives for the tokens of a batch."""
+        given = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
+        output: ModelOutput = model(**given, **({} if observe is None else {"observe": observe}))
+        return output
 
 
 def write_tokenizer(folder: Path, content: str, longest: int) -> None:

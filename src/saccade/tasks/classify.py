@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
-from ._class_task import ClassTask, float_logits, label_of
-from ._example_task import Batch
+from ._class_task import ClassTask, label_of
+from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
 from ._task import Baseline, Recipe
 from ._text_task import TextTask
@@ -106,8 +106,9 @@ class Classify(ClassTask, TextTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""
-        given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        return float_logits(model(**given, **({} if observe is None else {"observe": observe})).logits)
+        logits = self.called(model, batch, observe).logits
+        assert logits is not None
+        return widened(logits)
 
     def baselines(
         self,

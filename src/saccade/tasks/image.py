@@ -23,8 +23,8 @@ from ..models.loading import new_model
 from ..models.signals.images import ImageInputs
 from ..nn.stacks import LayerObserver
 from ._augmenting import Augmentation
-from ._class_task import ClassTask, float_logits, label_of
-from ._example_task import Batch
+from ._class_task import ClassTask, label_of
+from ._example_task import Batch, widened
 from ._examples import ENDINGS as TABLES
 from ._image_picture import ImagePanel, class_token_attention, image_picture, worst
 from ._images import (
@@ -212,7 +212,7 @@ class ClassifyImages(ClassTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""
-        return float_logits(model(batch["pixel_values"], **({} if observe is None else {"observe": observe})).logits)
+        return widened(model(batch["pixel_values"], **({} if observe is None else {"observe": observe})).logits)
 
     # --- results ------------------------------------------------------------------------------------------------------
 

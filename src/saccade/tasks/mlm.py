@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..models import Model
 from ..models.heads import IGNORED
 from ..nn.stacks import LayerObserver
-from ._example_task import Batch
+from ._example_task import Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
@@ -130,15 +130,14 @@ class Mlm(TextTask):
 
     def windows(self, model: Model, examples: Sequence[MaskedText]) -> list[list[Window]]:
         """The windows of each text, of which a long one has several (`long="slide"`)."""
-        if self.long == "refuse":
-            self._refuse_long(model.tokenizer, examples, [example.text for example in examples])
-        tokenizer = model.tokenizer
-        limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
-        room = min(limits) - len(tokenizer.before) - len(tokenizer.after) if limits else None
-        return [self._windows(tokenizer.encode(example.text).ids, room, model, example) for example in examples]
+        limit = self.limit(model.tokenizer)
+        return [self._windows(model.tokenizer.encode(example.text).ids, limit, model, example) for example in examples]
 
-    def _windows(self, ids: list[int], room: int | None, model: Model, example: MaskedText) -> list[Window]:
+    def _windows(self, ids: list[int], limit: int | None, model: Model, example: MaskedText) -> list[Window]:
         before, after = list(model.tokenizer.before), list(model.tokenizer.after)
+        around = len(before) + len(after)
+        self.refuse_long(example.place, around + len(ids), limit)
+        room = None if limit is None else limit - around
         parts = [ids] if room is None else [ids[n : n + room] for n in range(0, len(ids), room)]
         windows = [([*before, *part, *after], example.own) for part in parts if part]
         return windows[:1] if self.long == "cut" else windows
@@ -191,7 +190,7 @@ class Mlm(TextTask):
         given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         more = {} if observe is None else {"observe": observe}
         logits = model(**given, logits_of=batch["wanted"], **more).logits
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return widened(logits)
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
         return F.cross_entropy(result, batch["labels"][batch["wanted"]], ignore_index=IGNORED)

@@ -29,7 +29,7 @@ from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._alignment import alignment, alignment_picture
-from ._example_task import Batch, ExampleObjective
+from ._example_task import Batch, ExampleObjective, widened
 from ._lexicon import Lexicon
 from ._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
 from ._task import Baseline, Recipe, Tested
@@ -210,7 +210,7 @@ class Translate(TextTask):
             return None
         given = {name: tensor for name, tensor in batch.items() if name != "labels"}
         logits = model(**given, **({} if observe is None else {"observe": observe})).logits
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return widened(logits)
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
         smoothing = self.label_smoothing if learning else 0.0

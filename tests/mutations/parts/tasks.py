@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..fault import Fault
 
 CLASS_TASK, EXAMPLES = "src/saccade/tasks/_class_task.py", "src/saccade/tasks/_example_task.py"
+CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
+TAG, ANSWER = "src/saccade/tasks/tag.py", "src/saccade/tasks/answer.py"
+TAGS, ANSWERS = "tests/tasks/test_tag.py", "tests/tasks/test_answer.py"
 LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_request.py"
 MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_tuning.py"
 OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
@@ -262,5 +265,61 @@ FAULTS = (
         "summed[word.first : word.last].sum(0)",
         (TRANSLATION,),
         "Words of several tokens look stronger than others.",
+    ),
+    Fault(
+        "second-piece",
+        TAG,
+        "            firsts.append(len(ids))\n            ids += self._pieces(example.text[spaced:stop])",
+        "            ids += self._pieces(example.text[spaced:stop])\n            firsts.append(len(ids) - 1)",
+        (TAGS,),
+        "The last piece of a word carries its tag, not the first.",
+    ),
+    Fault(
+        "window-edge",
+        "src/saccade/tasks/_windows.py",
+        "return min(before, after) if place in part else -1.0",
+        "return 0.0 if place in part else -1.0",
+        (TAGS,),
+        "A word is judged in the first window that has it, at whose edge it may stand.",
+    ),
+    Fault(
+        "entity-after-another",
+        "src/saccade/tasks/_entities.py",
+        'or before in (OUTSIDE, "E", "S") or kind != last:',
+        "or before == OUTSIDE or kind != last:",
+        (TAGS,),
+        "An entity that ended goes on.",
+    ),
+    Fault(
+        "kind-of-the-validation",
+        TAG,
+        "and all(left[kind] > 1 for kind in kinds[n]):",
+        "and kinds:",
+        (TAGS,),
+        "A rare kind may be in the validation data alone.",
+    ),
+    Fault(
+        "answer-backwards",
+        ANSWER,
+        "allowed = np.triu(np.tril(np.ones_like(scores, dtype=bool), longest - 1))",
+        "allowed = np.tril(np.ones_like(scores, dtype=bool), longest - 1)",
+        (ANSWERS,),
+        "An answer may end before it begins.",
+    ),
+    Fault(
+        "answer-of-another-window",
+        ANSWER,
+        "return second + inside[0] - part.start, second + inside[-1] - part.start",
+        "return second + inside[0], second + inside[-1]",
+        (ANSWERS,),
+        "Answers of later windows are learned in the wrong place.",
+    ),
+    Fault(
+        "none-in-one-window",
+        ANSWER,
+        "none = min(row.none for row in rows) if impossible",
+        "none = max(row.none for row in rows) if impossible",
+        (ANSWERS,),
+        "A long context has no answer as soon as one window has none.",
     ),
 )

@@ -5,7 +5,9 @@ Shape legend: B texts, L tokens of the longest, special ones included.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,21 @@ from ..checkpoints.tokenizer_files import FILE, PIECES, WORDS, TokenizerFiles, r
 from .own import Encoding
 
 _PENDING = 4  # tokens hold at least one whole UTF-8 character, or bytes that never will be one
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRow:
+    """Two texts as a model reads them.
+
+    Attributes:
+        ids: of both, with the special tokens around them.
+        types: the `token_type_ids`; None for models without them.
+        second: the column of the second text's first token.
+    """
+
+    ids: list[int]
+    types: list[int] | None
+    second: int
 
 
 class TextTokenizer:
@@ -52,6 +69,29 @@ class TextTokenizer:
     def whole(self, text: str) -> list[int]:
         """What the model reads for a text: its tokens between the special ones, however long it is."""
         return self._inner.encode(_checked(text)).ids
+
+    def pair(self, first: Sequence[int], second: Sequence[int]) -> PairRow:
+        """What the model reads for two texts, each as the ids that `encode` gives, however long they are."""
+        (before, between, after), (one, other) = self._around_pair
+        ids, types = [], []
+        for part in (before, [(token, one) for token in first], between, [(token, other) for token in second], after):
+            ids += [token for token, _ in part]
+            types += [kind for _, kind in part]
+        start = len(before) + len(first) + len(between)
+        return PairRow(ids, types if self._files.types else None, start)
+
+    @cached_property
+    def _around_pair(self) -> tuple[list[list[tuple[int, int]]], tuple[int, int]]:
+        """The special tokens before, between and after two texts, each with its type, and the types of the texts."""
+        text = next(text for text in ("a", *self._inner.get_vocab(with_added_tokens=False)) if self.encode(text).ids)
+        one, other = (self._inner.encode(text, add_special_tokens=False) for _ in range(2))
+        count = len(one.ids)
+        row = self._inner.post_process(one, other, True)
+        tokens = list(zip(row.ids, row.type_ids, strict=True))
+        first = row.special_tokens_mask.index(0)
+        second = len(tokens) - row.special_tokens_mask[::-1].index(0) - count
+        parts = [tokens[:first], tokens[first + count : second], tokens[second + count :]]
+        return parts, (tokens[first][1], tokens[second][1])
 
     def whole_many(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         """`whole` of each text, in parallel, cut at `longest` tokens; None: the model's own limit."""

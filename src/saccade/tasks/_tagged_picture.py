@@ -1,0 +1,129 @@
+"""Tagged texts as a picture: entities of the truth behind the words, predicted ones as bars below them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ._entities import Entity
+
+_TEXTS, _ROWS, _WIDE = 8, 60, 92  # texts and rows of a picture; letters of a line
+_LETTER, _LINE = 0.085, 0.46  # inches
+_SIZE = 10.0  # points, of which a letter of the font is 0.602 wide: 0.0836 inches
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedText:
+    """The words of a text, its entities as they are and as they were predicted, and what is written above it."""
+
+    words: Sequence[str]
+    truth: Sequence[Entity]
+    found: Sequence[Entity]
+    title: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """Words `start` to `stop` of a text, and the column of each one's first letter."""
+
+    text: ComparedText
+    start: int
+    stop: int
+    columns: list[int]
+
+    def parts(self, entities: Sequence[Entity]) -> Iterator[tuple[str, int, int]]:
+        """Kind, first and last column of each entity's words in this line."""
+        for entity in entities:
+            first, last = max(entity.start, self.start), min(entity.stop, self.stop) - 1
+            if first <= last:
+                begin, end = (self.columns[n - self.start] for n in (first, last))
+                yield entity.kind, begin, end + len(self.text.words[last])
+
+
+def tagged_picture(texts: Sequence[ComparedText], kind: str) -> bytes:
+    """A "png" or "svg" of the first texts in which something is tagged, or predicted to be."""
+    from matplotlib.figure import Figure
+
+    chosen = [text for text in texts if text.truth or text.found][:_TEXTS] or list(texts[:1])
+    placed, rows = _placed(chosen)
+    kinds = sorted({entity.kind for text in chosen for entity in (*text.truth, *text.found)})
+    figure = Figure(figsize=(_LETTER * (_WIDE + 4.7), _LINE * (rows + 0.4)))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(-2, _WIDE + 2.7), ylim=(rows, -0.4))
+    _legend(axes, kinds)
+    for row, line in placed:
+        if isinstance(line, str):
+            _write(axes, 0, row, line, weight="bold")
+        else:
+            _draw(axes, line, row, kinds)
+    written = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
+        figure.savefig(written, format=kind, dpi=144)
+    return written.getvalue()
+
+
+def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Line]], float]:
+    """Titles and lines with the row of each, and how many rows there are; texts beyond `_ROWS` are left out."""
+    placed: list[tuple[float, str | _Line]] = []
+    row = 1.4
+    for text in texts:
+        lines: list[str | _Line] = [*([text.title[:_WIDE]] if text.title else []), *_lines(text)]
+        if placed and row + len(lines) > _ROWS:
+            break
+        placed += [(row + n, line) for n, line in enumerate(lines)]
+        row += len(lines) + 0.6
+    return placed, row
+
+
+def _lines(text: ComparedText) -> Iterator[_Line]:
+    """The text in lines of at most so many letters; a longer word has a line of its own."""
+    columns: list[int] = []
+    start = at = 0
+    for n, word in enumerate(text.words):
+        if columns and at + len(word) > _WIDE:
+            yield _Line(text, start, n, columns)
+            columns, start, at = [], n, 0
+        columns.append(at)
+        at += len(word) + 1
+    yield _Line(text, start, len(text.words), columns)
+
+
+def _draw(axes: Any, line: _Line, row: float, kinds: Sequence[str]) -> None:
+    from matplotlib.patches import Rectangle
+
+    for kind, begin, end in line.parts(line.text.truth):
+        box = (begin - 0.2, row - 0.27), end - begin + 0.4, 0.5
+        axes.add_patch(Rectangle(*box, color=_color(kind, kinds), alpha=0.35, linewidth=0))
+    for kind, begin, end in line.parts(line.text.found):
+        axes.add_patch(Rectangle((begin, row + 0.27), end - begin, 0.13, color=_color(kind, kinds), linewidth=0))
+    for word, column in zip(line.text.words[line.start : line.stop], line.columns, strict=True):
+        _write(axes, column, row, word)
+
+
+def _legend(axes: Any, kinds: Sequence[str]) -> None:
+    from matplotlib.patches import Rectangle
+
+    _write(axes, 0, 0.2, "truth: shaded, prediction: bar")
+    at = 33
+    for kind in kinds:
+        if at + len(kind) > _WIDE:
+            return
+        axes.add_patch(Rectangle((at, -0.05), 1.6, 0.36, color=_color(kind, kinds), alpha=0.6, linewidth=0))
+        _write(axes, at + 2, 0.2, kind)
+        at += len(kind) + 5
+
+
+def _write(axes: Any, column: float, row: float, words: str, weight: str = "normal") -> None:
+    font = {"family": "DejaVu Sans Mono", "size": _SIZE, "weight": weight}
+    axes.text(column, row, words, va="center", parse_math=False, **font)
+
+
+def _color(kind: str, kinds: Sequence[str]) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab10"](kinds.index(kind) % 10)
