@@ -374,7 +374,7 @@ def test_a_question_in_quotes_needs_its_context():
 def test_the_baseline_learns_words_and_where_they_stand(untrained):
     """Words of the kind that is asked for; and no answer where nothing is likely."""
     data = questions(211, 3, impossible=0.3)
-    (baseline,) = untrained[0].baselines(data[:160], data[160:], questions(31, 5, impossible=0.3))
+    (baseline,) = untrained[0].baselines(untrained[1], data[:160], data[160:], questions(31, 5, impossible=0.3))
     scores = untrained[0].scores(baseline.outputs, questions(31, 5, impossible=0.3))
     assert scores["exact match"] > 0.8
     assert any(found.stop == 0 for found in baseline.outputs)

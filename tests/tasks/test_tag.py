@@ -240,7 +240,7 @@ def test_scores_are_those_of_sets_of_entities():
 def test_the_baseline_is_the_most_frequent_tag():
     task = tasks.Tag(tags=completed(["B-a"]))
     training = [_of_words(["x", "x", "x", "y"], ("B-a", "O", "B-a", "I-a"))]
-    (baseline,) = task.baselines(training, [], [_of_words(["y", "z", "x"])])
+    (baseline,) = task.baselines(None, training, [], [_of_words(["y", "z", "x"])])
     assert baseline.outputs == [TaggedWords(["I-a", "O", "B-a"], [1.0, None, 2 / 3])]
 
 
