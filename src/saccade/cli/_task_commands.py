@@ -270,7 +270,7 @@ TASK_COMMANDS = {
         "Train a model of graphs on the nodes of DATA that have a label.",
         "An .npz with edges, features and labels, or a folder with nodes.csv and edges.csv.",
         (GraphOptions, GraphModelOptions),
-        epochs="400, with --from 200",
+        epochs="1200, with --from 200",
         rate="5e-3, with --from 1e-3",
         batch="all",
         every="20",
