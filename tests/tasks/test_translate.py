@@ -432,7 +432,7 @@ def test_a_killed_run_ends_with_the_same_bits(server, corpus, tmp_path):
     """Tokens that are learned anew in each process, looks that write translations, and the generator's state."""
     options = """--source xx --target yy --layers 1 --heads 2 --width 12 --vocabulary 300 --batch 17 --accumulate 2
     --precision bf16 --steps 13 --every 5 --checkpoint-every 3 --dropout 0.2""".split()
-    survives_kills(server, tmp_path, ["train", "translate", str(corpus / "unseen"), *options], 6)
+    survives_kills(server, tmp_path, ["train", "translate", str(corpus / "unseen"), *options], 3)
 
 
 @pytest.mark.slow
