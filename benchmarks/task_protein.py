@@ -1,4 +1,4 @@
-"""Fitness of variants of a protein: a small ESM whose logits are fitted to measurements, beside one-hot ridge regression.
+"""Fitness of variants of a protein: an ESM whose logits are fitted to measurements, beside one-hot ridge regression.
 
     python benchmarks/task_protein.py P62593.fasta [--splits 5] [--out benchmarks/results/task-protein.md]
 
@@ -12,8 +12,8 @@ marginals). Here an ESM with new weights learns these differences from the measu
 wild type scores all variants, and the squared error of `offset + difference` is what is minimised. What it can know
 better than the regression is that residues alike in one place are alike in another, and what stands around.
 
-Width, depth, dropout and decay are chosen on the validation variants of split 0 (`--choose` prints them all); so are the
-weights of each split, and the ridge's strength.
+Width, depth, dropout and decay are chosen on the validation variants of split 0 (`--choose` prints them all). The
+weights and the ridge's strength are chosen on those of each split.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def page(rows: list[tuple[float, float]], count: int, minutes: float) -> str:
         [
             "# Fitness of variants of TEM-1 beta-lactamase",
             "",
-            f"{len(rows)} random splits (4 in 5 variants train, of these an eighth validates), Spearman's correlation on the "
-            "rest, mean and standard deviation.",
+            f"{len(rows)} random splits (4 in 5 variants train, of these an eighth validates), Spearman's correlation on "
+            "the rest, mean and standard deviation.",
             "",
             "| | mean | splits |",
             "|---|---:|---|",
