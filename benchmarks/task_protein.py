@@ -208,8 +208,8 @@ def page(rows: list[tuple[float, float]], count: int, minutes: float) -> str:
         [
             "# Fitness of variants of TEM-1 beta-lactamase",
             "",
-            f"{len(rows)} random splits (4 in 5 variants train, of these an eighth validates), Spearman's correlation on "
-            "the rest, mean and standard deviation.",
+            f"{len(rows)} random splits (4 in 5 variants train, an eighth of these validates), Spearman's correlation "
+            "on the rest, mean and standard deviation.",
             "",
             "| | mean | splits |",
             "|---|---:|---|",
