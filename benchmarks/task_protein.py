@@ -38,7 +38,7 @@ from saccade.models.loading import new_model
 
 LETTERS = "L A G V S E R T I D P K Q N F Y M H W C X B U Z O . -".split()
 VOCABULARY = ["<cls>", "<pad>", "<eos>", "<unk>", *LETTERS, "<null_1>", "<mask>"]
-CHOSEN = {"layers": 1, "width": 64, "dropout": 0.3, "decay": 0.1}
+CHOSEN = {"layers": 1, "width": 64, "dropout": 0.1, "decay": 0.1}
 GRID = {"layers": (1, 2, 3), "width": (32, 64), "dropout": (0.1, 0.3, 0.5), "decay": (0.01, 0.1)}
 STEPS, EVERY, RATE = 1500, 25, 3e-3
 STRENGTHS = 10.0 ** np.arange(-2, 4)
