@@ -4,8 +4,9 @@
 
 People move between places; the question is where one of them is, and the answer is the place of the last move of that
 person (as the first of the bAbI tasks, Weston et al. 2015, but written here). The rule makes 1,000 stories to train on,
-300 to choose by and 1,000 to test with, each with a question about everybody in it; no story comes twice. Each seed
-trains `saccade train answer` on them with the same options and tests it beside the baseline.
+300 to choose by and 1,000 to test with; no story comes twice. In the first a question about everybody comes after each
+move (bAbI asks after every second one), in the others at the end. Each seed trains `saccade train answer` on them with
+the same options and tests it beside the baseline.
 
 Then a head is named on the 300 stories: the one whose largest weight lies on the supporting fact most often, of the
 questions that are answered right. Its share on the test stories is the figure. Weights are looked at in the row of the
@@ -21,7 +22,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +60,24 @@ class Story:
 
 
 def stories(draw: random.Random) -> list[Story]:
-    """Four to ten moves of two to four people, and a question about each of them who moves."""
+    """Four to ten moves of two to four people; after each move from the second on a question about each of them."""
     people = draw.sample(PEOPLE, draw.randrange(2, 5))
-    sentences: list[tuple[str, str, str]] = []
+    moves: list[tuple[str, str, str]] = []
     for _ in range(draw.randrange(4, 11)):
         person, place = draw.choice(people), draw.choice(PLACES)
-        sentences.append((person, place, f"{person} {draw.choice(MOVES)} the {place}."))
-    context, found = " ".join(sentence for _, _, sentence in sentences), []
-    for asked in sorted({person for person, _, _ in sentences}):
-        number = max(n for n, (person, _, _) in enumerate(sentences) if person == asked)
-        begin = sum(len(sentence) + 1 for _, _, sentence in sentences[:number])
-        place, sentence = sentences[number][1:]
-        end = begin + len(sentence)
-        found.append(Story(context, f"Where is {asked}?", place, end - 1 - len(place), (begin, end)))
-    return found
+        moves.append((person, place, f"{person} {draw.choice(MOVES)} the {place}."))
+    told = (moves[:count] for count in range(2, len(moves) + 1))
+    return [question(part, asked) for part in told for asked in sorted({person for person, _, _ in part})]
+
+
+def question(moves: Sequence[tuple[str, str, str]], asked: str) -> Story:
+    """Where a person is, by the last move of theirs."""
+    number = max(n for n, (person, _, _) in enumerate(moves) if person == asked)
+    begin = sum(len(sentence) + 1 for _, _, sentence in moves[:number])
+    place, sentence = moves[number][1:]
+    end = begin + len(sentence)
+    context = " ".join(sentence for _, _, sentence in moves)
+    return Story(context, f"Where is {asked}?", place, end - 1 - len(place), (begin, end))
 
 
 def write_stories(folder: Path, seed: int = 0) -> None:
@@ -81,9 +86,11 @@ def write_stories(folder: Path, seed: int = 0) -> None:
         made: list[list[Story]] = []
         while len(made) < count:
             questions = stories(draw)
-            if questions[0].context not in seen:
-                seen.add(questions[0].context)
+            if questions[-1].context not in seen:
+                seen.add(questions[-1].context)
                 made.append(questions)
+        if name != "train":
+            made = [[one for one in questions if one.context == questions[-1].context] for questions in made]
         lines = [one.as_line() + "\n" for questions in made for one in questions]
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
