@@ -9,6 +9,7 @@ Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `
 
 from __future__ import annotations
 
+from ._distill import distill
 from ._predicting import predict
 from ._seeds import SeedsReport, test_seeds
 from ._task import Baseline, Recipe, Task
@@ -38,6 +39,7 @@ __all__ = [
     "TestReport",
     "TrainedRun",
     "Translate",
+    "distill",
     "predict",
     "test",
     "test_seeds",

@@ -74,6 +74,26 @@ class ExampleTask(Task):
     def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
         """What the model says of each example, as plain values."""
 
+    # --- what a student learns from a teacher (`distill`) ---------------------------------------------------------
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """What the head tells apart; nothing where it is no classifier."""
+        return ()
+
+    def logits(self, result: Any, batch: Batch) -> list[Tensor]:
+        """Of `forward`'s result the logits (N, K) by which a student is compared with its teacher, each row a choice;
+        none of a task whose outputs are no choices. The loss is a mean over the same rows."""
+        return []
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """What each of these rows weighs (N,) while learning; None: all alike."""
+        return None
+
+    def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
+        """Whether both models get the same batches of these examples."""
+        return self.encode(student, examples) == self.encode(teacher, examples)
+
     def objective(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ) -> Objective:
