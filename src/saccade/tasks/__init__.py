@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ._distill import distill
 from ._predicting import predict
+from ._prune import PrunedRun, prune
 from ._seeds import SeedsReport, test_seeds
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
@@ -32,6 +33,7 @@ __all__ = [
     "ClassifyNodes",
     "Forecast",
     "Mlm",
+    "PrunedRun",
     "Recipe",
     "SeedsReport",
     "Tag",
@@ -41,6 +43,7 @@ __all__ = [
     "Translate",
     "distill",
     "predict",
+    "prune",
     "test",
     "test_seeds",
     "train",

@@ -265,9 +265,7 @@ class DistilledObjective(Objective):
                 raise ValueError(f"relations: the {who} has no softmax attention, whose weights could be compared")
         lengths = [one.attention.query.shape[2] for one in (student, teacher) if one.attention is not None]
         if lengths[0] != lengths[1]:
-            raise ValueError(
-                f"relations: the student has {lengths[0]} tokens of an input, its teacher {lengths[1]}"
-            )
+            raise ValueError(f"relations: the student has {lengths[0]} tokens of an input, its teacher {lengths[1]}")
 
 
 _RATIO = "weight of a token"  # in a part of a batch
