@@ -17,6 +17,7 @@ from saccade.models import load
 from saccade.tasks._distill import distill_request
 from saccade.tasks._distillation import Teaching
 from saccade.tasks._prepared import PreparedTaskRun
+from saccade.tasks._run_folder import TaskFile
 from saccade.tasks._soft_losses import relation_distance, softened_divergence
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_kills import survives_kills
@@ -297,3 +298,81 @@ def test_a_student_of_another_kind_is_refused(learned, tmp_path, objective, monk
     monkeypatch.setattr(tasks.Classify, "forward", lambda self, model, batch, observe=None: forward(self, model, batch))
     with pytest.raises(ValueError, match="relations: attention of the student, a BERT, cannot be observed"):
         objective(learned, "layers=1", relations=1.0)
+
+
+# --- other tasks ------------------------------------------------------------------------------------------------------
+
+
+def tagged(folder):
+    """Sentences whose batches have unequally many words in each part, some of several pieces."""
+    kinds = ("Paris\tB-place\nplaces\tI-place", "Ada\tB-person", "xyzzyx\tO")
+    sentences = [f"We\tO\nsaw\tO\n{kinds[n % 3]}\n" * (n % 4 + 1) for n in range(23)]
+    (folder / "tags.conll").write_text("\n".join(sentences))
+    return folder / "tags.conll", {}
+
+
+def questioned(folder):
+    """Contexts of unequal lengths, some of which are read in two windows."""
+    lines = []
+    for n in range(23):
+        context = f"{'So it was. ' * (n % 5)}Ada went to the {('park', 'garden')[n % 2]}."
+        answer = {"text": context.split()[-1][:-1], "start": context.rindex(" ") + 1}
+        lines.append(json.dumps({"question": "Where is Ada?", "context": context, "answers": [answer]}))
+    (folder / "questions.jsonl").write_text("\n".join(lines))
+    return folder / "questions.jsonl", {"longest": 20}
+
+
+def plain_texts(folder):
+    (folder / "texts.txt").write_text("\n".join(text for text, _ in reviews(41, 3)))
+    return folder / "texts.txt", {}
+
+
+def images(folder):
+    Image = pytest.importorskip("PIL.Image")
+    for label, shade in (("dark", 40), ("bright", 200)):
+        (folder / "images" / label).mkdir(parents=True)
+        for n in range(11):
+            Image.new("RGB", (17, 13), (shade, shade + n, shade)).save(folder / "images" / label / f"{n}.png")
+    return folder / "images", {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task, made", [("tag", tagged), ("answer", questioned), ("mlm", plain_texts), ("image", images)]
+)
+def test_every_task_with_logits_can_be_taught(tmp_path, task, made):
+    """The rows of logits are those that the task's loss is a mean over, padding and other words are none of them; a
+    student that says what its teacher says has nothing to learn; parts add up."""
+    data, options = {"tag": tagged, "answer": questioned, "mlm": plain_texts, "image": images}[task](tmp_path)
+    sizes = {"width": 12, "layers": 3, "heads": 2, **({} if task == "image" else {"vocabulary": 60})}
+    few = {**FEW, "steps": 2, "batch": 7, "every": 2}
+    teacher = tasks.train(task, data, tmp_path / "teacher", **sizes, **options, **few)
+    run = distill_request(teacher, "layers=3", data, tmp_path / "out", {**few, "weight": 1.0, "relations": 1.0})
+    same = PreparedTaskRun.of(run, None).objective
+    batch = same.batch(1)
+    same.model.eval()
+    with torch.no_grad():
+        logits = same._task.logits(same._task.forward(same.model, batch), batch)
+        assert all(len(rows) == same.weight(batch) for rows in logits)
+        assert abs(float(same.loss(same.model, batch))) < 1e-6
+    run = distill_request(
+        teacher, "layers=1,width=9,heads=3", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}
+    )
+    other = PreparedTaskRun.of(run, None).objective
+    other.model.eval()
+    parts = other.split(batch, 3)
+    joined = sum(other.weight(part) / other.weight(batch) * other.loss(other.model, part) for part in parts)
+    torch.testing.assert_close(joined, other.loss(other.model, batch))
+    student = tasks.distill(teacher, "layers=1", data, tmp_path / "student", hidden=0.1, relations=0.1, **few)
+    assert (
+        tasks.test(student.folder, data, baseline=False).metrics.keys()
+        == tasks.test(teacher, data, baseline=False).metrics.keys()
+    )
+
+
+def test_a_task_whose_outputs_are_no_choices_is_refused(tmp_path):
+    source = TaskFile(tasks.Forecast(), tmp_path, None, {}, 0, 0.1)
+    (tmp_path / "task.json").write_text(source.to_json())
+    expected = "is a run of forecast, whose outputs are no .*; expected a run of answer, classify, image, mlm, tag$"
+    with pytest.raises(ValueError, match=expected):
+        tasks.distill(tmp_path, "layers=1", tmp_path / "data.csv", tmp_path / "out")

@@ -15,8 +15,9 @@ from ._distillation import Distillation, Teaching
 from ._example_task import ExampleTask
 from ._registry import TASKS
 from ._request import SHARE, TaskRun, read_data, settings_for
+from ._run_folder import read_task_file
 from ._student import Student
-from ._training import SETTINGS, TrainedRun, import_required, open_run, train_requested
+from ._training import SETTINGS, TrainedRun, import_required, train_requested
 
 TEACHING = {field.name for field in dataclasses.fields(Teaching)}
 
@@ -91,22 +92,24 @@ def distill_request(
     options = {name: value for name, value in options.items() if value is not None}
     teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
     wanted = Student.of(student)
-    # Opened anew: it moves to the student's device, and nothing of it learns.
-    known = open_run(teacher.folder if isinstance(teacher, TrainedRun) else teacher, {})
-    reading = {name: options.pop(name) for name in {*known.task.reading} & options.keys()}
+    folder = teacher.folder if isinstance(teacher, TrainedRun) else Path(teacher)
+    kind = _teachable(read_task_file(folder).task)
+    reading = {name: options.pop(name) for name in {*kind.reading} & options.keys()}
     unknown = [name for name in options if name not in SETTINGS | {"epochs", "share"}]
     if unknown:
-        mine = ", ".join(sorted(TEACHING | SETTINGS | {"epochs", "share", *known.task.reading}))
+        mine = ", ".join(sorted(TEACHING | SETTINGS | {"epochs", "share", *kind.reading}))
         raise TypeError(f"{unknown[0]}: no option of distill; it has {mine}")
-    kind = _teachable(known.task.changed(reading))
+    kind = kind.changed(reading)
     import_required(type(kind))
     wanted.check_labels(kind.name, kind.label_names)
-    distillation = Distillation(known.folder, kind, known.model, wanted, teaching, unlabelled)
+    # Opened anew: it moves to the student's device, and nothing of it learns.
+    model = kind.open_model(folder)
+    distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
     source, training, judged = read_data(
         kind, data, validation, options.get("seed") or 0, options.pop("share", None) or SHARE, fit=False
     )
-    training = [*training, *([] if unlabelled is None else _labelled(kind, known.model, unlabelled))]
-    anew = wanted.initial is None and not wanted.blocks(known.model)
+    training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
+    anew = wanted.initial is None and not wanted.blocks(model)
     settings = settings_for(kind.scratch if anew else kind.tuning, len(training), options)
     return TaskRun(
         kind,
