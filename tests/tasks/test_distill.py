@@ -162,7 +162,8 @@ def test_relations_are_those_of_transformers_attentions(tmp_path, student_heads)
                 torch.testing.assert_close(student, found["student"]["attention"])
         rows = torch.where(teacher > 0, teacher * (teacher / student).log(), 0.0).sum(-1)  # (B, R, L)
         total += float((rows * mask[:, None]).sum() / (3 * mask.sum()))
-    assert float(relation_distance(observed["student"], observed["teacher"])) == pytest.approx(total, rel=1e-5)
+    found = relation_distance(observed["student"], observed["teacher"]).item()
+    assert found == pytest.approx(total, rel=1e-5)
 
 
 # --- students ---------------------------------------------------------------------------------------------------------
@@ -270,6 +271,9 @@ def test_bad_input(learned, files, tmp_path):
         ({"hidden": -1.0}, "hidden: must be finite and at least 0, got -1.0"),
         ({"student": "layers=0"}, "student: layers: expected an int of at least 1, got 0"),
         ({"student": "layers=2,width"}, "student: expected settings such as layers=2,width=128, got 'width'"),
+        ({"student": "layer=2"}, "student: layer: is neither one of layers, width, heads, hidden nor a setting of the"),
+        ({"student": "width=25,heads=7"}, "student: heads: must divide the width, got heads=7 and width=25"),
+        ({"student": "hidden_act=up"}, "student: hidden_act: expected one of 'gelu'"),
         ({"student": "vocab_size=7"}, "student: vocab_size is 7, and the teacher's"),
         ({"student": tmp_path / "config.json"}, "config.json: names no model_type"),
         ({"student": tmp_path / "nowhere"}, "nowhere"),

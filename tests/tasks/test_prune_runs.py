@@ -13,8 +13,8 @@ import saccade
 from saccade import cli, tasks
 from saccade.intervention import Ablate
 from saccade.models import load
+from saccade.tasks import _prune
 from saccade.tasks._examples import TextExample
-from saccade.tasks._prune import _least
 from saccade.tasks._training import open_run
 from saccade.training import Reporter, Stopped
 from tasks.conftest import SMALL
@@ -82,9 +82,9 @@ def test_it_learns_on_with_fewer_heads(wide, files, tmp_path):
     assert judged > 0.4
 
 
-def test_heads_are_ranked_by_each_examples_own_derivative(wide):
+def test_heads_are_ranked_by_each_examples_own_derivative(wide, monkeypatch):
     """Derivatives of unequal sign would cancel in a batch (Michel et al. 2019, equation 2)."""
-    examples = [TextExample(text, label, "") for text, label in (("a good film", "negative"), ("dull", "negative"))]
+    examples = [TextExample(text, label, "") for text, label in (("a good film", "negative"), ("dull", "positive"))]
     model = load(wide.folder)
     losses = torch.zeros(2, 6, dtype=torch.float64)
     for row, item in enumerate(wide.task.encode(model, examples)):
@@ -100,10 +100,11 @@ def test_heads_are_ranked_by_each_examples_own_derivative(wide):
         losses[row] = gates.grad.flatten()
         for hook in hooks:
             hook.remove()
-    importance = losses.abs().mean(0).view(2, 3)
-    removed = _least(wide.task, load(wide.folder), examples, 5, lambda *told: None)
-    layer, head = divmod(int(importance.argmin()), 3)
-    assert removed == [(f"encoder.blocks.{layer}.attention", head)]
+    ranked = []
+    monkeypatch.setattr(_prune, "choose_heads", lambda model, found, keep: ranked.append(found.values.values) or {})
+    _prune._least(wide.task, load(wide.folder), examples, 5, lambda *told: None)
+    torch.testing.assert_close(ranked[0].double(), losses.abs().mean(0), rtol=1e-4, atol=1e-8)
+    assert not torch.allclose(losses.abs().mean(0), losses.mean(0).abs(), rtol=1e-2)  # or this would show nothing
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..models import Model
 from ..models.checkpoints.reading import read_json
+from ..models.checkpoints.settings import CONFIG
 from ..models.loading import new_model
 from ..models.model import COMPANIONS
 from ..models.pruned_heads import PRUNED
@@ -77,13 +78,16 @@ class Student:
 
     def new_model(self, teacher: Model, labels: Sequence[str]) -> Model:
         """A model that reads what the teacher reads: with its weights where only blocks are fewer, else random ones."""
-        folder = temporary_folder()
+        config, folder = self.config(teacher), temporary_folder()
         assert teacher.folder is not None
         for name in COMPANIONS:
             if (teacher.folder / name).is_file():
                 shutil.copyfile(teacher.folder / name, folder / name)
-        config = self.config(teacher)
-        model = new_model(folder, head=teacher.request.head, labels=list(labels) or None, **config)
+        try:
+            model = new_model(folder, head=teacher.request.head, labels=list(labels) or None, **config)
+        except ValueError as error:
+            shutil.rmtree(folder)
+            raise ValueError(f"student: {str(error).removeprefix(f'{folder / CONFIG}: ')}") from None
         if self.blocks(teacher):
             _take_blocks(model, teacher, self.blocks(teacher))
         return kept_while_used(model, folder)
@@ -137,6 +141,11 @@ def _changed(teacher: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
             raise ValueError(f"student: {name}: expected an int of at least 1, got {value!r}")
         if _name(name, teacher) is None:
             raise ValueError(f"student: {name}: the teacher's config.json has no such setting; give all of a config")
+    unknown = [name for name in settings if name not in _NAMES and name not in teacher]
+    if unknown:
+        raise ValueError(
+            f"student: {unknown[0]}: is neither one of {', '.join(_NAMES)} nor a setting of the teacher's config.json"
+        )
     if "width" in sizes:
         old, new = _size("width", teacher), sizes["width"]
         heads, hidden = _size("heads", teacher), _size("hidden", teacher)
