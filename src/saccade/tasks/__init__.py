@@ -4,7 +4,7 @@
     print(saccade.tasks.test(run, "test.csv"))
     saccade.tasks.predict(run, ["what a film"])
 
-Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `training` and `models`.
+Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `training`, `pruning` and `models`.
 """
 
 from __future__ import annotations
