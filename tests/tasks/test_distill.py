@@ -76,6 +76,9 @@ def test_with_no_weight_it_is_plain_training(learned, deep, files, tmp_path):
     run = tasks.distill(learned, deep.folder, files / "reviews.csv", tmp_path / "taught", **taught)
     for name in ("model.safetensors", "last.safetensors"):
         assert (run.folder / name).read_bytes() == (plain.folder / name).read_bytes()
+    changed = {**taught, "weight": 0.5, "resume": True}
+    with pytest.raises(ValueError, match=r"is of another run: weight 0.5 \(asked for\) / 0.0 \(in the checkpoint\)$"):
+        tasks.distill(learned, deep.folder, files / "reviews.csv", tmp_path / "taught", **changed)
 
 
 def test_truth_and_teacher_by_their_weights(objective, deep, learned):
