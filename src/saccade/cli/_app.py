@@ -8,7 +8,23 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, diagram, embed, generate, heads, look, predict, prune, step, test, train, verify, view
+from . import (
+    bench,
+    compare,
+    diagram,
+    distill,
+    embed,
+    generate,
+    heads,
+    look,
+    predict,
+    prune,
+    step,
+    test,
+    train,
+    verify,
+    view,
+)
 
 EXAMPLES = """
 Examples:
@@ -30,6 +46,8 @@ Examples:
   saccade train classify reviews.csv --out runs/reviews
 
   saccade test runs/reviews test.csv
+
+  saccade distill runs/reviews layers=1 reviews.csv --out runs/smaller
 
   saccade predict runs/reviews "a film to remember"
 
@@ -84,5 +102,9 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, view, step, heads, diagram, generate, train, test, predict, embed, prune, verify, bench, compare):
+COMMANDS = (
+    *(look, view, step, heads, diagram, generate, train, test, predict, distill, embed, prune),
+    *(verify, bench, compare),
+)
+for command in COMMANDS:
     command.register(app)

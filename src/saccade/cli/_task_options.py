@@ -13,7 +13,7 @@ from ._train_options import EvaluationOptions, LearningOptions, log_wanted
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskFileOptions:
+class NewRunOptions:
     """Files and folders"""
 
     out: Path = option(cast(Path, ...), "The folder to write the model into.", show_default=False)
@@ -21,6 +21,12 @@ class TaskFileOptions:
     share: float = option(0.1, "How much of DATA is not trained on but judged by.")
     overwrite: bool = option(False, "Replace the run in --out.", "--overwrite")
     resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFileOptions(NewRunOptions):
+    """Files and folders"""
+
     initial: str | None = option(
         None,
         "Start from the weights and the tokenizer of a run, a published model's folder, or a name on the Hugging Face "

@@ -1,4 +1,4 @@
-"""`saccade prune`."""
+"""`saccade prune`: a model, or the model of a run of a task."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._errors import UserError
+from ._errors import UserError, require
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
 from ._texts import text_or_file
+from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..models import Model
     from ..pruning import Comparison
+    from ..tasks import PrunedRun
 
 EMBEDDED = "embedded"
 
@@ -48,12 +50,25 @@ class DataOptions:
 
     data: str | None = option(
         None,
-        "A text file, or a text in quotes: its loss and the time of a forward are measured before and after. It is "
+        "Of a run: what ranks, judges and trains, as its task reads it.  [default: what the run learned from]  Else a "
+        "text file, or a text in quotes: its loss and the time of a forward are measured before and after. It is "
         "read as one text, in windows of at most 256 tokens that go across its lines. With --keep every other window "
         "ranks the heads, and the others judge.",
         metavar="FILE_OR_TEXT",
     )
-    tokens: int = option(32_768, "Tokens of the text that are read at most.", metavar="N")
+    tokens: int = option(32_768, "Tokens of a text that are read at most.", metavar="N")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Of a run: learning on without the heads"""
+
+    steps: int | None = option(None, "Optimizer steps.  [default: it does not learn on]")
+    epochs: int | None = option(None, "Times through the training data.")
+    minutes: float | None = option(None, "End before so many minutes are over.")
+    rate: float | None = option(None, "Highest learning rate.  [default: as the task has with --from]")
+    seed: int | None = option(None, "Of batches and dropout.  [default: 0]")
+    resume: bool = option(False, "Go on where training was stopped.", "--resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +76,13 @@ class CommonOptions:
     """Options"""
 
     out: Path | None = option(None, "The folder to write.  [default: nothing is written]", metavar="DIR")
-    force: bool = option(False, "Write into a folder that is not empty.", "--force")
+    force: bool = option(False, "Write into a folder that is not empty; of a run, replace the run in it.", "--force")
     as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("prune", cls=GroupedCommand, short_help="Remove attention heads from a model for good.")(
-        flattened(prune)
-    )
+    short = "Remove attention heads from a model for good."
+    app.command("prune", cls=GroupedCommand, epilog=EPILOG, short_help=short)(flattened(prune))
 
 
 def prune(
@@ -77,18 +91,27 @@ def prune(
         str,
         typer.Argument(
             metavar="MODEL",
-            help=f"A model folder, a name on the Hugging Face hub (org/name), or {EMBEDDED}: the model within.",
+            help="A run of `saccade train TASK`, a model folder, a name on the Hugging Face hub (org/name), or "
+            f"{EMBEDDED}: the model within.",
             show_default=False,
         ),
     ],
     chosen: HeadOptions,
     judging: DataOptions,
+    learning: TrainingOptions,
     common: CommonOptions,
 ) -> None:
     """Remove attention heads from a model for good: its projections get smaller, and so do its files.
 
-    What is left computes what the model computes with those heads' outputs set to 0.
+    What is left computes what the model computes with those heads' outputs set to 0. A run of a task is judged by its
+    metric on its validation data, may learn on, and stays a run of its task.
     """
+    if (Path(model) / "task.json").is_file():
+        _prune_run(Path(model), chosen, judging, learning, common)
+        return
+    given = [name for name, value in vars(learning).items() if value not in (None, False)]
+    if given:
+        raise UserError(f"--{given[0]}: only of a run of a task, which {model} is not; go on with `saccade train`")
     _check(chosen, judging, common.out, force=common.force)
     text = None if judging.data is None else text_or_file(judging.data).text
     from ..models import load
@@ -101,6 +124,31 @@ def prune(
         _save(opened, common.out)
     if common.as_numbers:
         values = {"model": model, "out": None if common.out is None else str(common.out), **made.as_json()}
+        typer.echo(json.dumps(values, separators=(",", ":"), allow_nan=False))
+        return
+    _show(made, common.out)
+
+
+def _prune_run(
+    run: Path, chosen: HeadOptions, judging: DataOptions, learning: TrainingOptions, common: CommonOptions
+) -> None:
+    if (chosen.heads is None) == (chosen.keep is None):
+        raise UserError("give the heads, --heads 1.1,1.3, or the share that stays, --keep .5")
+    if common.out is None:
+        raise UserError("--out: missing; the folder to write the pruned run into")
+    require("accelerate", "tasks")
+    from ..tasks._prune import PruneRequest, without_heads
+    from ..training.progress import ConsoleReporter
+
+    options = {name: value for name, value in vars(learning).items() if value is not None}
+    resume = options.pop("resume")
+    wanted = PruneRequest(run, common.out, chosen.keep, chosen.heads)
+    with _progress() as told:
+        removed = without_heads(wanted, judging.data, options, overwrite=common.force, resume=resume, told=told)
+    with ending(common.out), ConsoleReporter(removed.run, quiet=common.as_numbers) as reporter:
+        made = removed.finished(reporter)
+    if common.as_numbers:
+        values = {"run": str(run), "out": str(common.out), **made.as_json()}
         typer.echo(json.dumps(values, separators=(",", ":"), allow_nan=False))
         return
     _show(made, common.out)
@@ -125,7 +173,7 @@ def _save(model: Model, out: Path) -> None:
         model.save(out)
 
 
-def _show(made: Comparison, out: Path | None) -> None:
+def _show(made: Comparison | PrunedRun, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -149,7 +197,7 @@ def _show(made: Comparison, out: Path | None) -> None:
         console.print(Text.assemble(("Written  ", "dim"), (str(out), "bold")), soft_wrap=True)
 
 
-def _renumbered(made: Comparison) -> str:
+def _renumbered(made: Comparison | PrunedRun) -> str:
     """That heads that stay have new numbers, by the first one that has; "" where all have the old ones."""
     for layer in made.layers:
         kept = [head for head in range(layer.heads[0]) if head not in layer.removed]

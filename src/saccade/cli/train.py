@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,7 @@ from ._errors import UserError, require
 from ._options import GroupedCommand, flattened
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
+    NewRunOptions,
     TaskEvaluationOptions,
     TaskFileOptions,
     TaskLearningOptions,
@@ -38,8 +39,12 @@ from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
+    from ..tasks._request import TaskRun
     from ..training import Evaluation, LanguageRun
 
+F = TypeVar("F", bound=NewRunOptions)
+
+Ask = Callable[[F, dict[str, Any]], "TaskRun"]
 KEPT = (
     """Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on."""
 )
@@ -115,14 +120,33 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
 
 
 def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
+    def ask(files: TaskFileOptions, options: dict[str, Any]) -> TaskRun:
+        from ..tasks._training import request
+
+        return request(
+            task,
+            data,
+            files.out,
+            {**options, "share": files.share},
+            validation=files.validation,
+            initial=files.initial,
+            overwrite=files.overwrite,
+            resume=files.resume,
+        )
+
+    train_runs(ask, files, options)
+
+
+def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
+    """Train what `ask` makes of files and options, once or with several seeds, and say what comes next."""
     require("accelerate", "tasks")
     from ..training.processes import is_main_process
 
     seeds = options.pop("seeds")
     if seeds is None:
-        _train_run(task, data, files, options)
+        _train_run(ask, files, options)
     else:
-        _train_seeds(task, data, files, options, seeds)
+        _train_seeds(ask, files, options, seeds)
     if is_main_process():
         typer.echo(f"{files.out}: model written. Next:")
         typer.echo(f"  saccade test {files.out} DATA")
@@ -130,7 +154,7 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
             typer.echo(f"  saccade predict {files.out} INPUT")
 
 
-def _train_seeds(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], seeds: int) -> None:
+def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> None:
     """A run for each seed, one after another; minutes are those of all together. What is there is gone on with."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
@@ -142,30 +166,21 @@ def _train_seeds(task: str, data: Path, files: TaskFileOptions, options: dict[st
     for seed in range(options["seed"], options["seed"] + seeds):
         out = seed_folder(files.out, seed)
         mine = dataclasses.replace(files, out=out, resume=files.resume and out.is_dir())
-        stored = _train_run(task, data, mine, {**options, "seed": seed})
+        stored = _train_run(ask, mine, {**options, "seed": seed})
         found += [] if stored is None else [stored.metrics]
     if found:
         told = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(found).items())
         typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {told}")
 
 
-def _train_run(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> Evaluation | None:
+def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:
     """How good the best weights are, in the main process."""
     began = time.perf_counter()
-    from ..tasks._training import request, train_requested
+    from ..tasks._training import train_requested
     from ..training.processes import is_main_process
     from ..training.progress import ConsoleReporter
 
-    run = request(
-        task,
-        data,
-        files.out,
-        {**options, "share": files.share},
-        validation=files.validation,
-        initial=files.initial,
-        overwrite=files.overwrite,
-        resume=files.resume,
-    )
+    run = ask(files, options)
     with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
         train_requested(run, reporter, began)
     return reporter.stored

@@ -130,6 +130,7 @@ def without_weights(folder: Path, stored: Collection[str] = ()) -> Model:
     settings.stored = frozenset(stored)
     with torch.device("meta"):
         model = _built(settings, None, None)
+        remove_saved(model, settings)
     model.folder = folder
     return model
 

@@ -16,7 +16,7 @@ from ._choice import choose_heads
 from ._entry import prune
 from ._heads import Heads
 from ._layers import AttentionLayer, attention_layers
-from ._report import PrunedLayer, Pruning, as_json, attention_flops
+from ._report import PrunedLayer, Pruning, all_layers, as_json, attention_flops
 from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
 from ._timing import ROUNDS, ForwardTimes, forward_times
 
@@ -118,10 +118,9 @@ def compare_pruned(
     timed = None
     if whole is not None:
         timed = forward_times(whole, model, judging, _counting(told, "measuring the time", ROUNDS + 1))
-    removed = {layer.path: layer.removed for layer in pruning.layers}
     return Comparison(
         pruning,
-        tuple(_layer(*pair, removed) for pair in zip(before.layers, after.layers, strict=True)),
+        all_layers(before.layers, after.layers, pruning),
         length,
         (before.flops, after.flops),
         None if before.loss is None or after.loss is None else (before.loss, after.loss),
@@ -161,8 +160,3 @@ def _counting(told: Told, what: str, total: int) -> Callable[[], None]:
     """What tells, at each call, of one more."""
     done = itertools.count(1)
     return lambda: told(what, next(done), total)
-
-
-def _layer(before: AttentionLayer, after: AttentionLayer, removed: dict[str, tuple[int, ...]]) -> PrunedLayer:
-    heads, kv_heads = (before.heads, after.heads), (before.kv_heads, after.kv_heads)
-    return PrunedLayer(before.name, before.path, removed.get(before.path, ()), heads, kv_heads)

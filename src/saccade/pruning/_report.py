@@ -49,6 +49,17 @@ class Pruning:
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
 
+def all_layers(
+    before: Sequence[AttentionLayer], after: Sequence[AttentionLayer], pruning: Pruning
+) -> tuple[PrunedLayer, ...]:
+    """All attention layers of a model, also those that lost nothing."""
+    removed = {layer.path: layer.removed for layer in pruning.layers}
+    return tuple(
+        PrunedLayer(one.name, one.path, removed.get(one.path, ()), (one.heads, now.heads), (one.kv_heads, now.kv_heads))
+        for one, now in zip(before, after, strict=True)
+    )
+
+
 def parameter_count(model: nn.Module) -> int:
     """Numbers in a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())

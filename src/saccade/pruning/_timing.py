@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,19 +37,26 @@ def forward_times(
     batches: Sequence[Batch],
     told: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    call: Callable[[Any, Batch], object] = lambda model, batch: model(batch["input_ids"]),
+    size: Callable[[Batch], int] = lambda batch: batch["input_ids"].numel(),
 ) -> ForwardTimes:
     """The forwards of both models in turn, so that what else the machine does slows both alike.
 
     All rounds take the longest batch. One more round comes first and does not count: it fills caches. `told` is called
     after each of the `ROUNDS + 1`.
+
+    Args:
+        call: a forward of a model on a batch.
+        size: tokens of a batch.
     """
-    ids = max(batches, key=lambda batch: batch["input_ids"].numel())["input_ids"]
+    longest = max(batches, key=size)
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):
         for model, found in zip((before, after), seconds, strict=True):
             start = clock()
-            model(ids)
+            call(model, longest)
             found.append(clock() - start)
         told()
     whole, pruned = (statistics.median(found[1:]) for found in seconds)
-    return ForwardTimes(ids.numel(), whole, pruned, ROUNDS)
+    return ForwardTimes(size(longest), whole, pruned, ROUNDS)

@@ -4,12 +4,14 @@
     print(saccade.tasks.test(run, "test.csv"))
     saccade.tasks.predict(run, ["what a film"])
 
-Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `training` and `models`.
+Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `training`, `pruning` and `models`.
 """
 
 from __future__ import annotations
 
+from ._distill import distill
 from ._predicting import predict
+from ._prune import PrunedRun, prune
 from ._seeds import SeedsReport, test_seeds
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
@@ -31,6 +33,7 @@ __all__ = [
     "ClassifyNodes",
     "Forecast",
     "Mlm",
+    "PrunedRun",
     "Recipe",
     "SeedsReport",
     "Tag",
@@ -38,7 +41,9 @@ __all__ = [
     "TestReport",
     "TrainedRun",
     "Translate",
+    "distill",
     "predict",
+    "prune",
     "test",
     "test_seeds",
     "train",

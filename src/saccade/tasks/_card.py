@@ -38,7 +38,8 @@ def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
         "trained on": f"{source.data.name}: {len(run.training):,} examples",
         "validated on": f"{held}: {len(run.validation):,} examples",
         "steps": f"{steps_done:,}, {settings.batch} examples each, {seen / len(run.training):.1f} times the data",
-        "starts from": "random weights" if run.initial is None else f"{run.initial}; {run.tuning} learn",
+        "starts from": run.start,
+        **({} if run.distillation is None else {"taught by": run.distillation.told}),
         "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
         f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
         f"precision {settings.execution.precision}, seed {settings.seed}",

@@ -92,6 +92,15 @@ class ClassTask(ExampleTask):
         numbers = {label: n for n, label in enumerate(self.labels)}
         return [None if example.label is None else numbers[example.label] for example in examples]
 
+    @property
+    def label_names(self) -> Sequence[str]:
+        return self.labels
+
+    def labelled(self: T, examples: Sequence[Any], outputs: Sequence[np.ndarray]) -> list[Any]:
+        """The examples with the likeliest classes of a model's outputs."""
+        pairs = zip(examples, outputs, strict=True)
+        return [dataclasses.replace(example, label=self.labels[int(output.argmax())]) for example, output in pairs]
+
     # --- loss ---------------------------------------------------------------------------------------------------------
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
@@ -104,6 +113,12 @@ class ClassTask(ExampleTask):
     def weight(self, batch: Batch, *, learning: bool) -> float:
         labels = batch["labels"].tolist()
         return sum(self.weights[label] for label in labels) if self.weights and learning else len(labels)
+
+    def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
+        return [result]
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        return torch.tensor(self.weights, device=batch["labels"].device)[batch["labels"]] if self.weights else None
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
         """The probabilities (K,) of each example, float64."""

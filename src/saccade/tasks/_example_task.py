@@ -74,6 +74,26 @@ class ExampleTask(Task):
     def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
         """What the model says of each example, as plain values."""
 
+    # --- what a student learns from a teacher (`distill`) ---------------------------------------------------------
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """What the head tells apart; nothing where it is no classifier."""
+        return ()
+
+    def logits(self, result: Any, batch: Batch) -> list[Tensor]:
+        """Of `forward`'s result the logits (N, K) by which a student is compared with its teacher, each row a choice;
+        none of a task whose outputs are no choices. The loss is a mean over the same rows."""
+        return []
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """What each of these rows weighs (N,) while learning; None: all alike."""
+        return None
+
+    def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
+        """Whether both models get the same batches of these examples."""
+        return self.encode(student, examples) == self.encode(teacher, examples)
+
     def objective(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ) -> Objective:
@@ -83,8 +103,7 @@ class ExampleTask(Task):
         found: dict[int, Any] = {}
         items = self.encode(model, data)
         with evaluating(model), torch.no_grad():
-            for numbers in _judged(self, items):
-                batch = _on(self.collate(model, [items[n] for n in numbers]), model.device)
+            for numbers, batch in judged_batches(self, model, items):
                 found |= dict(zip(numbers, self.outputs(model, self.forward(model, batch), batch), strict=True))
         return [found[n] for n in range(len(items))]
 
@@ -125,7 +144,7 @@ class ExampleObjective(Objective):
         return self._task.weight(part, learning=True)
 
     def tokens(self, batch: Batch) -> int:
-        return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+        return token_count(batch)
 
     def loss(self, model: nn.Module, part: Batch, observe: LayerObserver | None = None) -> Tensor:
         return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
@@ -147,13 +166,24 @@ class ExampleObjective(Objective):
         """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
         task, total, whole = self._task, 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for numbers in _judged(task, self._judged):
-                batch = _on(task.collate(self.model, [self._judged[n] for n in numbers]), self.model.device)
+            for numbers, batch in judged_batches(task, self.model, self._judged):
                 result = task.forward(model, batch)
                 weight = task.weight(batch, learning=False)
                 total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
                 keep(numbers, result, batch)
         return total / whole
+
+
+def token_count(batch: Batch) -> int:
+    """Tokens of a batch of texts, items of another."""
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+
+
+def judged_batches(task: ExampleTask, model: Model, items: Sequence[Any]) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers of items and their batch on the model's device, the longest first; see `_judged`."""
+    for numbers in _judged(task, items):
+        batch = task.collate(model, [items[n] for n in numbers])
+        yield numbers, {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 def widened(logits: Tensor) -> Tensor:
@@ -180,7 +210,3 @@ def _judged(task: ExampleTask, items: Sequence[Any]) -> Iterator[list[int]]:
         filled += rows
     if batch:
         yield batch
-
-
-def _on(batch: Batch, device: torch.device) -> Batch:
-    return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from ..models import Model
-from ..models.checkpoints.hub import folder_of
-from ..models.checkpoints.reading import find_weights
 from ..models.model import COMPANIONS
 from ..models.own.checkpoint import write_text
 from ..training import Evaluation, PreparedRun
 from ..training.folder import TASK
 from ..training.prepared import CurveEntry
-from ..training.resume import LatestCheckpoint, check_same, settings_described, sha256
+from ..training.resume import LatestCheckpoint, check_same, settings_described
 from ._card import task_card
 from ._request import TaskRun
+from ._run_folder import weights_digest
 from ._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._tuning import merged, parameter_count
 
@@ -36,6 +35,8 @@ class PreparedTaskRun(PreparedRun):
         run.tuning.apply(model)
         self.run, self.settings, self.trained, self.state = run, run.settings, model, state
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
+        if run.distillation is not None:
+            self.objective = run.distillation.objective(self.objective, [*run.training, *run.validation])
         self.described, self.kept = _description(run), {"files": small_files(model)}
 
     @classmethod
@@ -46,16 +47,16 @@ class PreparedTaskRun(PreparedRun):
             check_same(_description(run), found.state, found.path)
             return cls(run, from_small_files(found.state["files"]), found.state)
         if run.initial is None:
-            return cls(run, run.kind.new_model(run.training), None)
+            taught = run.distillation
+            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student(), None)
         return cls(run, _with_own_folder(run.kind.open_model(run.initial)), None)
 
     @property
     def introduction(self) -> list[str]:
         run, count = self.run, parameter_count(self.trained)
-        begun = "random weights" if run.initial is None else run.initial
-        begun += f"; {run.tuning} learn" if run.tuning else ""
         return [
-            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {begun}",
+            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}",
+            *([] if run.distillation is None else [f"taught by {run.distillation.told}"]),
             f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
         ]
 
@@ -102,8 +103,7 @@ def _description(run: TaskRun) -> dict[str, Any]:
         named["validation data"] = source.digests[str(source.validation)]
     initial = "random weights"
     if run.initial is not None:
-        files = sorted({stored.file for stored in find_weights(folder_of(run.initial)).tensors.values()})
-        initial = sha256(file.read_bytes() for file in files)
+        initial = weights_digest(run.initial)
     return {
         "task": run.task,
         **settings_described(run.settings),
@@ -111,5 +111,6 @@ def _description(run: TaskRun) -> dict[str, Any]:
         "share": source.share,
         "from": initial,
         **dataclasses.asdict(run.tuning),
+        **({} if run.distillation is None else run.distillation.described()),
         **named,
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..training import EvaluationSettings, Execution, Settings
 from ..training.prepared import check_one
+from ._distillation import Distillation
 from ._run_folder import TaskFile, digest
 from ._task import Recipe, Task
 from ._tuning import ALL, Tuning
@@ -31,6 +32,8 @@ class TaskRun:
             starts; None starts from random weights.
         tuning: what of these weights learns.
         resume: continue the run in `out` where it stopped.
+        distillation: the teacher whose outputs the model learns beside the truth; None: it learns the truth alone.
+        origin: what the run starts from, as it is told; "" is `initial`, or random weights.
     """
 
     kind: Task
@@ -44,6 +47,9 @@ class TaskRun:
     overwrite: bool = False
     resume: bool = False
 
+    distillation: Distillation | None = None
+    origin: str = ""
+
     def __post_init__(self) -> None:
         check_one(self)
         if self.tuning and self.initial is None:
@@ -53,25 +59,32 @@ class TaskRun:
     def task(self) -> str:
         return self.kind.name
 
+    @property
+    def start(self) -> str:
+        """What the model begins with, and what of it learns."""
+        begun = self.origin or self.initial or "random weights"
+        return f"{begun}; {self.tuning} learn" if self.tuning else begun
+
 
 def read_data(
-    kind: Task, data: Path, validation: Path | None, seed: int, share: float
+    kind: Task, data: Path, validation: Path | None, seed: int, share: float, *, fit: bool = True
 ) -> tuple[TaskFile, Sequence[Any], Sequence[Any]]:
     """The task fitted to its training data, the training examples, and those to validate on.
 
     Args:
         validation: a file of its own; None splits a share off by the seed.
+        fit: whether the task learns its classes from them; else it has learned them before.
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"share: of the data to validate on, must be above 0 and below 1, got {share}")
     examples = kind.read(data)
     if validation is None:
         training, judged = kind.split(examples, share, seed)
-        kind = kind.fitted(training)
+        kind = kind.fitted(training) if fit else kind
         if not judged:
             raise ValueError(f"{data}: {len(examples)} examples are too few to split; give --validation")
     else:
-        training, kind = examples, kind.fitted(examples)
+        training, kind = examples, kind.fitted(examples) if fit else kind
         judged = kind.read(validation)
     # Absolute: a test may be asked for from another folder.
     data, validation = data.resolve(), None if validation is None else validation.resolve()

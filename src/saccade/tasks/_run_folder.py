@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..models.checkpoints.reading import read_json
+from ..models.checkpoints.hub import folder_of
+from ..models.checkpoints.reading import find_weights, read_json
 from ..training.folder import TASK, task_of
-from ..training.resume import check_task
+from ..training.resume import check_task, sha256
 from ._registry import TASKS
 from ._task import Task
 
@@ -86,6 +87,12 @@ def _parsed(values: dict[str, Any]) -> TaskFile:
         int(values["seed"]),
         float(values["share"]),
     )
+
+
+def weights_digest(source: Path | str) -> str:
+    """SHA-256 of a checkpoint's files of weights."""
+    files = sorted({stored.file for stored in find_weights(folder_of(source)).tensors.values()})
+    return sha256(file.read_bytes() for file in files)
 
 
 def digest(paths: Sequence[Path]) -> str:

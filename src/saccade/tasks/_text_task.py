@@ -68,11 +68,6 @@ class TextTask(ExampleTask):
     def text_of(self, example: Any) -> str:
         """The text of an example."""
 
-    @property
-    def label_names(self) -> Sequence[str]:
-        """What the head tells apart; nothing where it is no classifier."""
-        return ()
-
     def new_model(self, training: Sequence[Any]) -> Model:
         folder = temporary_folder()
         longest = self.longest or LONGEST

@@ -19,6 +19,10 @@ from ._run_folder import read_task_file
 from ._task import Task
 from ._tuning import Tuning
 
+SETTINGS = {
+    field.name for group in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(group)
+} - {"execution", "looks", "evaluate_windows"}
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
@@ -112,10 +116,7 @@ def request(
 def _task_of(kind: type[Task], options: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
     """The task with its own options, and the others."""
     own = {field.name for field in dataclasses.fields(kind)} - set(kind.learned)
-    settings = {
-        field.name for group in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(group)
-    } - {"execution", "looks", "evaluate_windows"}
-    known = own | settings | {"epochs", "share", "last", "lora"}
+    known = own | SETTINGS | {"epochs", "share", "last", "lora"}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(f"{unknown[0]}: no option of {kind.name}; it has {', '.join(sorted(known))}")

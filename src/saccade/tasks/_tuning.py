@@ -17,6 +17,7 @@ from ..nn.stacks import Stack
 
 SCALE = 2.0  # alpha / R of the paper
 _ORIGINAL, _CHANGE = ".parametrizations.weight.original", ".parametrizations.weight.0."
+PROJECTION = "projection_to_teacher"  # of a student to its teacher's width, while it learns
 _READERS = ("head", "pooler")  # of the hidden states: they always learn
 
 
@@ -114,12 +115,13 @@ def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             plain[f"{layer}.weight"] = changed(tensor, up, down)
         elif _CHANGE not in name:
             plain[name] = tensor
-    return plain
+    return {name: tensor for name, tensor in plain.items() if not name.startswith(PROJECTION)}
 
 
 def parameter_count(model: nn.Module) -> int:
     """Of the plain model."""
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if _CHANGE not in name)
+    known = ((name, one) for name, one in model.named_parameters() if not name.startswith(PROJECTION))
+    return sum(parameter.numel() for name, parameter in known if _CHANGE not in name)
 
 
 def _linears(block: nn.Module) -> Iterator[nn.Linear]:

@@ -174,6 +174,9 @@ class Answer(TextTask):
     def weight(self, batch: Batch, *, learning: bool) -> float:
         return len(batch["ends"])
 
+    def logits(self, result: tuple[Tensor, Tensor], batch: Batch) -> list[Tensor]:
+        return list(result)
+
     def outputs(self, model: nn.Module, result: tuple[Tensor, Tensor], batch: Batch) -> list[Found]:
         starts, stops = (logits.detach().double().cpu().numpy() for logits in result)
         characters, texts = batch["characters"].cpu().numpy(), batch["texts"].tolist()

@@ -49,10 +49,6 @@ class Classify(ClassTask, TextTask):
         ClassTask.__post_init__(self)
         TextTask.__post_init__(self)
 
-    @property
-    def label_names(self) -> Sequence[str]:
-        return self.labels
-
     def read(self, path: Path) -> list[TextExample]:
         if path.is_dir():
             examples = read_class_folders(path)

@@ -198,6 +198,14 @@ class ClassifyImages(ClassTask):
         store = PixelStore(ImageInputs.of_folder(model.folder, model.channels), examples)
         return [ImageItem(store, n, label) for n, label in enumerate(self.class_numbers(examples))]
 
+    def reads_alike(self, student: Model, teacher: Model, examples: Sequence[ImageExample]) -> bool:
+        read = [
+            ImageInputs.of_folder(model.folder, model.channels)
+            for model in (student, teacher)
+            if isinstance(model, Vit)
+        ]
+        return read[0] == read[1]
+
     def length(self, item: ImageItem) -> int:
         return 1
 

@@ -198,6 +198,9 @@ class Mlm(TextTask):
     def weight(self, batch: Batch, *, learning: bool) -> int:
         return int((batch["labels"] != IGNORED).sum())
 
+    def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
+        return [result]
+
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[Guesses]:
         truth = batch["labels"][batch["wanted"]]
         scores = result.log_softmax(-1)

@@ -212,6 +212,9 @@ class Tag(TextTask):
     def weight(self, batch: Batch, *, learning: bool) -> float:
         return int((batch["labels"] != IGNORED).sum())
 
+    def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
+        return [result[batch["words"] != NO_WORD]]
+
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[TaggedWords]:
         probabilities, numbers = (found.cpu() for found in result.double().softmax(-1).max(-1))
         texts, counts = batch["texts"].tolist(), batch["counts"].tolist()

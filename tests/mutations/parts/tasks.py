@@ -16,6 +16,7 @@ CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
 TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
+DISTILL = "tests/tasks/test_distill.py"
 
 FAULTS = (
     Fault(
@@ -321,5 +322,37 @@ FAULTS = (
         "none = max(row.none for row in rows) if impossible",
         (ANSWERS,),
         "A long context has no answer as soon as one window has none.",
+    ),
+    Fault(
+        "softened-without-its-factor",
+        "src/saccade/tasks/_soft_losses.py",
+        "return temperature**2 * torch.where(",
+        "return torch.where(",
+        (DISTILL,),
+        "The higher the temperature, the less the teacher counts.",
+    ),
+    Fault(
+        "relations-of-padding",
+        "src/saccade/tasks/_soft_losses.py",
+        "return rows.sum() / (teacher.sum(-1) > 0).sum()",
+        "return rows.mean()",
+        (DISTILL,),
+        "The more padding a batch has, the less its relations count.",
+    ),
+    Fault(
+        "states-by-parts",
+        "src/saccade/tasks/_distillation.py",
+        "_RATIO: torch.tensor(ratio)}",
+        "_RATIO: torch.tensor(1.0)}",
+        (DISTILL,),
+        "Hidden states and relations weigh by how a batch is split.",
+    ),
+    Fault(
+        "heads-ranked-together",
+        "src/saccade/tasks/_prune.py",
+        "batches = [task.collate(model, [item]) for item in items]",
+        "batches = [task.collate(model, items)]",
+        ("tests/tasks/test_prune_runs.py",),
+        "Derivatives of unequal sign cancel, and heads that matter go.",
     ),
 )

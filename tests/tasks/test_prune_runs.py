@@ -1,0 +1,144 @@
+"""Heads removed from a run of a task: the same model with those heads masked, by the task's own test and trainer."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import saccade
+from saccade import cli, tasks
+from saccade.intervention import Ablate
+from saccade.models import load
+from saccade.tasks import _prune
+from saccade.tasks._examples import TextExample
+from saccade.tasks._training import open_run
+from saccade.training import Reporter, Stopped
+from tasks.conftest import SMALL
+
+FEW = {"steps": 9, "batch": 19, "precision": "no", "rate": 6e-3, "every": 3, "tensorboard": False}
+
+
+@pytest.fixture(scope="module")
+def wide(files, tmp_path_factory):
+    """A run of two layers of three heads that has learned a little."""
+    out = tmp_path_factory.mktemp("wide") / "run"
+    return tasks.train(
+        "classify", files / "reviews.csv", out, **{**SMALL, "layers": 2, "heads": 3, "steps": 20, "every": 10}
+    )
+
+
+@pytest.fixture(scope="module")
+def pruned(wide, files, tmp_path_factory):
+    return tasks.prune(wide, tmp_path_factory.mktemp("pruned") / "run", heads="0.1,1.0,1.2")
+
+
+def test_a_pruned_run_is_the_run_with_its_heads_masked(wide, pruned, files):
+    """By `saccade test` of the folder: what is written, read and predicted."""
+    found = tasks.test(pruned.run.folder, files / "unseen.csv", baseline=False)
+    opened = open_run(wide.folder, {})
+    with saccade.intervene(opened.model, {0: Ablate([1]), 1: Ablate([0, 2])}):
+        masked = tasks.test(opened, files / "unseen.csv", baseline=False)
+    mine, theirs = (torch.from_numpy(np.array(report.tested.outputs)) for report in (found, masked))
+    torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    whole = tasks.test(wide, files / "unseen.csv", baseline=False)
+    assert (mine - torch.from_numpy(np.array(whole.tested.outputs))).abs().max() > 1e-4  # or this would show nothing
+
+
+@pytest.mark.slow
+def test_it_stays_a_run_of_its_task(wide, pruned, files):
+    """Tested beside its baseline, trained from, pruned again; weights are fewer."""
+    report = tasks.test(pruned.run.folder, files / "unseen.csv")
+    assert len(report.baselines) == 1 and not report.note
+    whole, left = pruned.pruning.parameters
+    assert left == sum(p.numel() for p in load(pruned.run.folder).parameters()) < whole
+    again = tasks.prune(pruned.run, pruned.run.folder.parent / "again", keep=2)
+    assert [block.attention.config.heads for block in again.run.model.encoder.blocks] == [1, 1]
+    assert pruned.metrics.keys() == {"before", "removed"} and pruned.judged == 22
+
+
+@pytest.mark.slow
+def test_it_learns_on_with_fewer_heads(wide, files, tmp_path):
+    """The trainer writes, reads and resumes a model whose layers have unequal heads."""
+
+    class StopsAt(Reporter):
+        def step(self, step, loss, norm, rate, tokens_per_second):
+            if step == 5:
+                signal.raise_signal(signal.SIGTERM)
+
+    given = {"keep": 0.5, **FEW}
+    whole = tasks.prune(wide, tmp_path / "whole", **given)
+    with pytest.raises(Stopped):
+        tasks.prune(wide, tmp_path / "stopped", reporter=StopsAt(), **given)
+    tasks.prune(wide, tmp_path / "stopped", resume=True, **given)
+    for name in ("model.safetensors", "last.safetensors"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (whole.run.folder / name).read_bytes()
+    left = [block.attention.config.heads for block in load(whole.run.folder).encoder.blocks]
+    assert sum(left) == 3 and whole.metrics.keys() == {"before", "removed", "trained"}
+    judged = tasks.test(whole.run.folder, files / "unseen.csv", baseline=False).metrics["accuracy"]
+    assert judged > 0.4
+
+
+def test_heads_are_ranked_by_each_examples_own_derivative(wide, monkeypatch):
+    """Derivatives of unequal sign would cancel in a batch (Michel et al. 2019, equation 2)."""
+    examples = [TextExample(text, label, "") for text, label in (("a good film", "negative"), ("dull", "positive"))]
+    model = load(wide.folder)
+    losses = torch.zeros(2, 6, dtype=torch.float64)
+    for row, item in enumerate(wide.task.encode(model, examples)):
+        batch = wide.task.collate(model, [item])
+        gates = torch.ones(2, 3, requires_grad=True)
+        hooks = [
+            block.attention.output.register_forward_pre_hook(
+                lambda module, given, gate=gate: (given[0] * gate.repeat_interleave(8),)
+            )
+            for block, gate in zip(model.encoder.blocks, gates, strict=True)
+        ]
+        wide.task.loss(wide.task.forward(model, batch), batch, learning=False).backward()
+        losses[row] = gates.grad.flatten()
+        for hook in hooks:
+            hook.remove()
+    ranked = []
+    monkeypatch.setattr(_prune, "choose_heads", lambda model, found, keep: ranked.append(found.values.values) or {})
+    _prune._least(wide.task, load(wide.folder), examples, 5, lambda *told: None)
+    torch.testing.assert_close(ranked[0].double(), losses.abs().mean(0), rtol=1e-4, atol=1e-8)
+    assert not torch.allclose(losses.abs().mean(0), losses.mean(0).abs(), rtol=1e-2)  # or this would show nothing
+
+
+@pytest.mark.slow
+def test_the_command(wide, files, tmp_path, capsys):
+    out = tmp_path / "run"
+    given = ["prune", str(wide.folder), "--keep", ".5", "--out", str(out)]
+    assert cli.main([*given, "--steps", "3"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith(f"parameters, from {wide.folder} without 3 heads")
+    assert any(line.startswith("accuracy  ") and "before -> heads removed -> trained on, 22" in line for line in told)
+    assert told[-1] == f"Written  {out}"
+    assert cli.main([*given, "--force", "--json", "--data", str(files / "unseen.csv")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["examples"] == 10 and found["metrics"].keys() == {"before", "removed"}
+    assert not (out / "last.safetensors").exists() and not list((out / "checkpoints").glob("*.safetensors"))
+    assert cli.main(["test", str(out), str(files / "unseen.csv"), "--no-baseline"]) == 0
+
+
+def test_bad_input(wide, files, tmp_path, capsys):
+    out = tmp_path / "out"
+    cases = [
+        ({}, "keep: how many heads stay, or heads: those that go; give one of both"),
+        ({"keep": 1.0}, "keep: at 1.0 every head stays"),
+        ({"heads": "0.7"}, "heads: layer 0 has the heads 0 to 2, got 7"),
+        ({"keep": 0.5, "rate": 1e-3}, "rate: is of learning on without the heads; give one of steps, epochs, minutes"),
+        ({"keep": 0.5, "data": tmp_path / "none.csv"}, "none.csv: no such file or folder"),
+    ]
+    for options, message in cases:
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            tasks.prune(wide, out, **options)
+    with pytest.raises(TypeError, match="width: no option of prune"):
+        tasks.prune(wide, out, keep=0.5, width=3)
+    with pytest.raises(FileExistsError, match="exists already"):
+        tasks.prune(wide, wide.folder, keep=0.5)
+    assert not out.exists()
+    assert cli.main(["prune", str(wide.folder), "--keep", ".5"]) == 2
+    assert "--out: missing" in capsys.readouterr().err
