@@ -55,6 +55,11 @@ class TaskLearningOptions:
     clip: float = option(LearningOptions.clip, "Largest gradient norm.")
     seed: int = option(0, "Of the split, batches, weights and dropout.")
     seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
+    search: int | None = option(
+        None,
+        "Train so many times with other rates, batches and sizes, and keep the best run. Options that are given stay as "
+        "they are; --minutes are for all runs together.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import UserError, require
-from ._options import GroupedCommand, flattened
+from ._options import GroupedCommand, flattened, from_command_line
+from ._search import train_search
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
     TaskEvaluationOptions,
@@ -101,12 +102,13 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     learning, looking = (with_recipe(group, command) for group in (TaskLearningOptions, TaskEvaluationOptions))
     groups = (TaskFileOptions, *command.groups, learning, TuningOptions, MachineOptions, looking)
 
-    def run(data: Path, **options: Any) -> None:
+    def run(context: typer.Context, data: Path, **options: Any) -> None:
         files = options.pop(TaskFileOptions.__name__)
-        _train_task(task, data, files, given(*options.values()))
+        _train_task(task, data, files, given(*options.values()), from_command_line(context))
 
     argument = typer.Argument(metavar="DATA", help=command.data, show_default=False)
-    run.__annotations__ = {"data": Annotated[Path, argument], **{group.__name__: group for group in groups}}
+    own = {"context": typer.Context, "data": Annotated[Path, argument]}
+    run.__annotations__ = {**own, **{group.__name__: group for group in groups}}
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in run.__annotations__]
     )
@@ -114,12 +116,17 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     return run
 
 
-def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
+def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], told: set[str]) -> None:
+    """`told` are the names of the options that stand on the command line."""
     require("accelerate", "tasks")
     from ..training.processes import is_main_process
 
-    seeds = options.pop("seeds")
-    if seeds is None:
+    seeds, trials = options.pop("seeds"), options.pop("search")
+    if seeds is not None and trials is not None:
+        raise UserError("--search and --seeds: give one of them; search first, then train with what it found")
+    if trials is not None:
+        train_search(task, data, files, {name: options[name] for name in options if name in told}, trials)
+    elif seeds is None:
         _train_run(task, data, files, options)
     else:
         _train_seeds(task, data, files, options, seeds)

@@ -10,10 +10,14 @@ Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `
 from __future__ import annotations
 
 from ._predicting import predict
+from ._search import SearchReporter, search
+from ._search_result import SearchResult
 from ._seeds import SeedsReport, test_seeds
+from ._space import Between, OneOf
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
+from ._trials import Trial
 from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast
@@ -26,19 +30,25 @@ from .translate import Translate
 __all__ = [
     "Answer",
     "Baseline",
+    "Between",
     "Classify",
     "ClassifyImages",
     "ClassifyNodes",
     "Forecast",
     "Mlm",
+    "OneOf",
     "Recipe",
+    "SearchReporter",
+    "SearchResult",
     "SeedsReport",
     "Tag",
     "Task",
     "TestReport",
     "TrainedRun",
     "Translate",
+    "Trial",
     "predict",
+    "search",
     "test",
     "test_seeds",
     "train",

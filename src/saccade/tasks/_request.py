@@ -53,6 +53,11 @@ class TaskRun:
     def task(self) -> str:
         return self.kind.name
 
+    @property
+    def recipe(self) -> Recipe:
+        """What is usual for it."""
+        return self.kind.scratch if self.initial is None else self.kind.tuning
+
 
 def read_data(
     kind: Task, data: Path, validation: Path | None, seed: int, share: float
