@@ -32,7 +32,7 @@ def result(out) -> dict[str, object]:
     return found
 
 
-def survives_kills(server, tmp_path, arguments, kills_wanted=10):
+def survives_kills(server, tmp_path, arguments, kills_wanted=10, result=result):
     """Kills runs of a command, resumes them, and asserts that all end alike; what files that leaves."""
 
     def command(out, *more):

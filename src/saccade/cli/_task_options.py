@@ -57,8 +57,8 @@ class TaskLearningOptions:
     seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
     search: int | None = option(
         None,
-        "Train so many times with other rates, batches and sizes, and keep the best run. Options that are given stay as "
-        "they are; --minutes are for all runs together.",
+        "Train so many times with other rates, batches and sizes, and keep the best run. Options that are given are "
+        "not tried; --minutes are for all runs together.",
     )
 
 

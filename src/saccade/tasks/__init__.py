@@ -13,6 +13,7 @@ from ._predicting import predict
 from ._search import SearchReporter, search
 from ._search_result import SearchResult
 from ._seeds import SeedsReport, test_seeds
+from ._several_labels import ClassifySeveral
 from ._space import Between, OneOf
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
@@ -34,6 +35,7 @@ __all__ = [
     "Classify",
     "ClassifyImages",
     "ClassifyNodes",
+    "ClassifySeveral",
     "Forecast",
     "Mlm",
     "OneOf",

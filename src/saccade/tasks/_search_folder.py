@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..models.own.checkpoint import CARD, write_text
-from ..training.files import checkpoints
+from ..training.files import checkpoints, remove
 from ..training.folder import (
     FOLDER,
     OURS,
@@ -26,6 +26,7 @@ from ..training.folder import (
     lock_existing,
     make_folder,
     task_of,
+    unfinished_files,
     way_out,
 )
 from ..training.scalars import LOG, log_files
@@ -89,6 +90,9 @@ def _begin(out: Path) -> None:
 def _tidy(out: Path, found: Trials) -> None:
     """Finish what a kill has interrupted after a trial was written down: the best one's move, others' removal."""
     best = found.best
+    remove(unfinished_files(out))
+    for path in out.glob(f".{_TRIAL}*"):
+        shutil.rmtree(path)
     for folder in _trial_folders(out):
         number = int(folder.name.removeprefix(_TRIAL))
         if number <= len(found.done):

@@ -13,7 +13,7 @@ from .._extras import NotInstalled
 from ..models import Model
 from ..training import EvaluationSettings, Execution, Reporter, Settings, carry_out
 from ._prepared import PreparedTaskRun
-from ._registry import TASKS
+from ._registry import TASKS, task_with
 from ._request import SHARE, TaskRun, read_data, settings_for
 from ._run_folder import read_task_file
 from ._task import Task
@@ -124,7 +124,7 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, d
     given = {name: value for name, value in options.items() if value is not None}
     mine = {name: value for name, value in given.items() if name in own}
     others = {name: value for name, value in given.items() if name in settings | {"epochs"}}
-    return kind(**mine), others
+    return task_with(kind.name, mine), others
 
 
 def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> TrainedRun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,12 +30,18 @@ class Classify(ClassTask, TextTask):
 
     Args:
         text: column of a table.
+        several: what stands between the labels of a text that may have any number of them; such a task is a
+            `ClassifySeveral`. None: each text has one class.
         skip_empty: leave out texts without a word instead of refusing them.
         label, label_smoothing, class_weights, metric: as in every task of classes.
     """
 
     text: str = "text"
+    several: str | None = None
     skip_empty: bool = False
+
+    takes_several: ClassVar[bool] = False
+    problem: ClassVar[str | None] = None  # as config.json names it
 
     name = "classify"
     thing = "text"
@@ -48,6 +54,10 @@ class Classify(ClassTask, TextTask):
     def __post_init__(self) -> None:
         ClassTask.__post_init__(self)
         TextTask.__post_init__(self)
+        if self.takes_several != bool(self.several):
+            raise ValueError(
+                f"several: expected what stands between labels, such as ';', in a ClassifySeveral, got {self.several!r}"
+            )
 
     @property
     def label_names(self) -> Sequence[str]:
@@ -58,10 +68,20 @@ class Classify(ClassTask, TextTask):
             examples = read_class_folders(path)
         else:
             rows = read_table(path, (self.text, self.label))
-            examples = [TextExample(_text(text, place), label_of(label, place), place) for place, (text, label) in rows]
+            examples = [
+                TextExample(_text(text, place), self.label_in(label, place), place) for place, (text, label) in rows
+            ]
         examples = self.without_empty(examples)
         self.check_known((example.label, example.place) for example in examples)
         return examples
+
+    def label_in(self, cell: Any, place: str) -> Any:
+        """What a cell says of its text."""
+        if isinstance(cell, list):
+            raise ValueError(
+                f"{place}: expected a label, a word or an integer, got {cell!r:.40}; give several for more than one"
+            )
+        return label_of(cell, place)
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
         """The examples that have a word. ValueError where one has none, unless they are to be left out."""
@@ -86,19 +106,32 @@ class Classify(ClassTask, TextTask):
         rows = read_table(path, (self.text,))
         return self.without_empty([TextExample(_text(text, place), None, place) for place, (text,) in rows])
 
+    def new_model(self, training: Sequence[Any]) -> Model:
+        return self._marked(super().new_model(training))
+
+    def open_model(self, source: Path | str) -> Model:
+        return self._marked(super().open_model(source))
+
+    def _marked(self, model: Model) -> Model:
+        """The model with what its config.json says of the kind of labels; a checkpoint may have had another one."""
+        model.settings.values.pop("problem_type", None)
+        if self.problem is not None:
+            model.settings.values["problem_type"] = self.problem
+        return model
+
     def text_of(self, example: TextExample) -> str:
         return example.text
 
     named = text_of
 
-    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], int | None]]:
+    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], Any]]:
         return list(zip(self.token_ids(model, examples), self.class_numbers(examples), strict=True))
 
-    def length(self, item: tuple[list[int], int | None]) -> int:
+    def length(self, item: tuple[list[int], Any]) -> int:
         return len(item[0])
 
     def collate(
-        self, model: Model, items: Sequence[tuple[list[int], int | None]], random: np.random.Generator | None = None
+        self, model: Model, items: Sequence[tuple[list[int], Any]], random: np.random.Generator | None = None
     ) -> Batch:
         batch = self.padded(model, [ids for ids, _ in items])
         classes = [label for _, label in items if label is not None]
