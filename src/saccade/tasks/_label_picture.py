@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ._confusion import written
-
-
-def label_picture(classes: Mapping[str, Mapping[str, float]], kind: str) -> bytes:
-    """Precision and recall of each label, the most frequent one above, as a "png" or "svg"."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, label_height(len(classes))), layout="constrained")
-    draw_labels(figure, classes)
-    return written(figure, kind)
-
 
 def label_height(count: int) -> float:
     """Inches of so many labels."""

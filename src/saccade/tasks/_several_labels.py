@@ -23,8 +23,9 @@ from ._class_results import label_table, several_details, several_scores
 from ._class_task import label_of
 from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
-from ._label_picture import label_picture
+from ._label_picture import draw_labels, label_height
 from ._task import Baseline, Tested
+from ._word_picture import WordPanel, most_sure, picture_above_words, present
 from .classify import Classify
 
 if TYPE_CHECKING:
@@ -137,7 +138,30 @@ class ClassifySeveral(Classify):
         return label_table(details["classes"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        return label_picture(tested.details["classes"], kind)
+        """Precision and recall of each label, and what weighed in the answers that are most surely wrong, or right."""
+        probabilities, truth = np.asarray(tested.outputs), self.truth(tested.data)
+        right = ((probabilities > 0.5) == truth).ravel()
+        chosen = [divmod(n, len(self.labels)) for n in most_sure(np.abs(probabilities - 0.5).ravel(), right)]
+        panels = [self._answer(tested, text, label, bool(truth[text, label])) for text, label in chosen]
+        classes = tested.details["classes"]
+        size = 7.0, label_height(len(classes))
+        return picture_above_words(size, lambda figure: draw_labels(figure, classes), present(panels), kind)
+
+    def _answer(self, tested: Tested, text: int, label: int, truth: bool) -> WordPanel | None:
+        """What each word adds to the logit of a label; of one that is not given, to its opposite."""
+        share = tested.outputs[text][label]
+        told = "rightly" if (share > 0.5) == truth else "wrongly"
+        return self._label_panel(tested.model, tested.data[text], label, share, f", {told}")
+
+    def _label_panel(self, model: Model, example: TextExample, label: int, share: float, told: str) -> WordPanel | None:
+        sign, answer = (1, "") if share > 0.5 else (-1, "not ")
+        title = f"{answer}{self.labels[label]} ({max(share, 1 - share):.2f}){told}"
+        return self.panel(model, example, title, lambda logits: sign * logits[:, label])
+
+    def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
+        """The labels that are named; where none is, the likeliest one."""
+        named = [n for n in np.argsort(-output).tolist() if output[n] > 0.5] or [int(np.argmax(output))]
+        return [self._label_panel(model, example, n, output[n], "") for n in named]
 
     def baselines(
         self,

@@ -185,6 +185,10 @@ class Task(ABC):
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The task's picture of a test, as "png" or "svg"."""
 
+    def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
+        """The task's picture of predictions, as "png" or "svg". ValueError where it has none."""
+        raise ValueError(f"picture: {self.name} has one of tests alone; see `saccade test --picture`")
+
     @abstractmethod
     def shown(self, example: Any, output: Any) -> dict[str, Any]:
         """A prediction as plain values, the input first."""

@@ -6,7 +6,7 @@ Shape legend: B texts of a batch, L tokens of the longest, K classes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +18,13 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
 from ._class_task import ClassTask, label_of
+from ._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
-from ._task import Baseline, Recipe
+from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
+from ._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
+from ._word_shares import word_shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +145,50 @@ class Classify(ClassTask, TextTask):
         logits = self.called(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
+
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
+        labels, counts = tested.details["labels"], tested.details["confusion"]
+        side = side_of(labels)
+        found, truth = np.argmax(tested.outputs, axis=1), self.truth(tested.data)
+        chosen = most_sure(np.max(tested.outputs, axis=1), found == truth)
+        panels = [self._panel(tested.model, tested.data[n], tested.outputs[n], int(truth[n])) for n in chosen]
+        return picture_above_words(
+            (side + 1, side), lambda figure: draw_confusion(figure, labels, counts), present(panels), kind
+        )
+
+    def predicted_picture(
+        self, model: Model, data: Sequence[TextExample], outputs: Sequence[np.ndarray], kind: str
+    ) -> bytes:
+        """What weighed in each of the first texts."""
+        pairs = list(zip(data, outputs, strict=True))[:PREDICTED]
+        panels = present(panel for example, output in pairs for panel in self.words_of(model, example, output))
+        if not panels:
+            raise ValueError(f"picture: {model.family.name} does not tell what its words add")
+        return words_picture(panels, kind)
+
+    def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
+        """What each word adds to what is named, a text for each thing that is."""
+        return [self._panel(model, example, output)]
+
+    def _panel(
+        self, model: Model, example: TextExample, output: np.ndarray, truth: int | None = None
+    ) -> WordPanel | None:
+        """What each word adds to the logit of the class that is named, less that of the right one, or of the next."""
+        named, second = np.argsort(-output, kind="stable")[:2].tolist()
+        wrong = truth is not None and truth != named
+        other = truth if wrong else second
+        told = "" if truth is None else f", but it is {self.labels[truth]}" if wrong else ", rightly"
+        title = f"{self.labels[named]} ({output[named]:.2f}){told}"
+        return self.panel(model, example, title, lambda logits: logits[:, named] - logits[:, other])
+
+    def panel(
+        self, model: Model, example: TextExample, title: str, value: Callable[[Tensor], Tensor]
+    ) -> WordPanel | None:
+        """The words of a text by what they add to a value of its logits (B, K); None where a model cannot tell."""
+        (ids,) = self.token_ids(model, [example])
+        shares = word_shares(model, example.text, ids, lambda rows: value(self.forward(model, {"input_ids": rows})))
+        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}", shares)
 
     def baselines(
         self,
