@@ -140,8 +140,9 @@ class ClassifySeveral(Classify):
     def picture(self, tested: Tested, kind: str) -> bytes:
         """Precision and recall of each label, and what weighed in the answers that are most surely wrong, or right."""
         probabilities, truth = np.asarray(tested.outputs), self.truth(tested.data)
-        right = ((probabilities > 0.5) == truth).ravel()
-        chosen = [divmod(n, len(self.labels)) for n in most_sure(np.abs(probabilities - 0.5).ravel(), right)]
+        given = probabilities > 0.5
+        sure = np.where(~given & ~truth, -1.0, np.abs(probabilities - 0.5))  # what is not there tells little
+        chosen = [divmod(n, len(self.labels)) for n in most_sure(sure.ravel(), (given == truth).ravel())]
         panels = [self._answer(tested, text, label, bool(truth[text, label])) for text, label in chosen]
         classes = tested.details["classes"]
         size = 7.0, label_height(len(classes))
