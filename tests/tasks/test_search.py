@@ -188,7 +188,7 @@ def test_kills(server, tmp_path):
     """Also between the end of a trial and its place as the best one."""
     data = str(write_csv(tmp_path / "reviews.csv", reviews(97, 3)))
     options = "--search 3 --layers 1 --heads 2 --width 12 --vocabulary 200 --batch 17 --steps 6 --every 3".split()
-    survives_kills(server, tmp_path, ["train", "classify", data, *options], result=searched_result)
+    survives_kills(server, tmp_path, ["train", "classify", data, *options], 5, searched_result)
 
 
 def test_a_move_that_was_broken_off_is_finished(learned, tmp_path):
