@@ -16,6 +16,7 @@ CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
 TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
+SEARCH, SEVERAL, WORDS = (f"tests/tasks/test_{name}.py" for name in ("search", "several_labels", "words"))
 
 FAULTS = (
     Fault(
@@ -321,5 +322,37 @@ FAULTS = (
         "none = max(row.none for row in rows) if impossible",
         (ANSWERS,),
         "A long context has no answer as soon as one window has none.",
+    ),
+    Fault(
+        "trials-by-metric-alone",
+        "src/saccade/tasks/_trials.py",
+        "key=lambda trial: (trial.cost, trial.loss)",
+        "key=lambda trial: trial.cost",
+        (SEARCH,),
+        "Of equally accurate trials the first counts as the best one.",
+    ),
+    Fault(
+        "trials-of-two-runs",
+        "src/saccade/tasks/_search_folder.py",
+        "        clear(out)\n        _remove_run(out)\n    name, card",
+        "        pass\n    name, card",
+        (SEARCH,),
+        "Checkpoints of the run that was best before stay beside the new one's.",
+    ),
+    Fault(
+        "label-only-judged",
+        "src/saccade/tasks/_several_labels.py",
+        "if len(chosen) < count and all(left[label] > 1 for label in labels):",
+        "if len(chosen) < count:",
+        (SEVERAL,),
+        "A rare label may have no text to learn from.",
+    ),
+    Fault(
+        "special-tokens-moved",
+        "src/saccade/tasks/_word_shares.py",
+        "torch.where(ordinary.to(output.device)[:, None], output - embedding.weight.mean(0), 0.0)",
+        "(output - embedding.weight.mean(0))",
+        (WORDS,),
+        "What the class token adds is missing from the words' sum.",
     ),
 )
