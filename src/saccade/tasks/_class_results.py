@@ -5,7 +5,8 @@ Shape legend: N examples, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,4 +90,20 @@ def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int
     for _, numbers in sorted(classes.items()):
         count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
         chosen.update(random.permutation(numbers)[:count].tolist())
+    return chosen
+
+
+def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> set[int]:
+    """The numbers of a share of the examples, by chance, but every kind keeps an example that has it.
+
+    Args:
+        kinds: of each example, each named once.
+    """
+    count = min(max(round(share * len(kinds)), 1), len(kinds) - 1)
+    left = Counter(kind for found in kinds for kind in found)
+    chosen: set[int] = set()
+    for n in np.random.default_rng((seed, 0)).permutation(len(kinds)).tolist():
+        if len(chosen) < count and all(left[kind] > 1 for kind in kinds[n]):
+            chosen.add(n)
+            left.subtract(kinds[n])
     return chosen

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..models import Model
 from ..training import Evaluation, Settings
 from ._baselines import tfidf_one_vs_rest
-from ._class_results import label_table, several_details, several_scores
+from ._class_results import keeping_kinds, label_table, several_details, several_scores
 from ._class_task import label_of
 from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
@@ -72,14 +72,7 @@ class ClassifySeveral(Classify):
 
     def split(self, data: Sequence[TextExample], share: float, seed: int) -> tuple[list[Any], list[Any]]:
         """At random, but each label keeps a text to train on."""
-        left = Counter(label for example in data for label in _labels(example))
-        count, chosen = min(max(round(share * len(data)), 1), len(data) - 1), set[int]()
-        for number in np.random.default_rng((seed, 0)).permutation(len(data)).tolist():
-            labels = _labels(data[number])
-            if len(chosen) < count and all(left[label] > 1 for label in labels):
-                chosen.add(number)
-                left.subtract(labels)
-        return parted(data, chosen)
+        return parted(data, keeping_kinds([_labels(example) for example in data], share, seed))
 
     def fitted(self, training: Sequence[TextExample]) -> ClassifySeveral:
         counts = Counter(label for example in training for label in _labels(example))

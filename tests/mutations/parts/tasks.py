@@ -293,10 +293,10 @@ FAULTS = (
     ),
     Fault(
         "kind-of-the-validation",
-        TAG,
+        "src/saccade/tasks/_class_results.py",
         "and all(left[kind] > 1 for kind in kinds[n]):",
         "and kinds:",
-        (TAGS,),
+        (SEVERAL, TAGS),
         "A rare kind may be in the validation data alone.",
     ),
     Fault(
@@ -340,12 +340,12 @@ FAULTS = (
         "Checkpoints of the run that was best before stay beside the new one's.",
     ),
     Fault(
-        "label-only-judged",
+        "rare-labels-count-less",
         "src/saccade/tasks/_several_labels.py",
-        "if len(chosen) < count and all(left[label] > 1 for label in labels):",
-        "if len(chosen) < count:",
+        "(len(training) - counts[label]) / counts[label]",
+        "counts[label] / (len(training) - counts[label])",
         (SEVERAL,),
-        "A rare label may have no text to learn from.",
+        "Weights of classes make rare labels rarer.",
     ),
     Fault(
         "special-tokens-moved",
