@@ -18,7 +18,7 @@ from saccade.tasks import _search
 from saccade.tasks._proposals import Proposal, importance
 from saccade.tasks._search_folder import promote
 from saccade.tasks._space import Between, OneOf
-from saccade.tasks._trials import DIVERGED, ENDED, PRUNED, Trial
+from saccade.tasks._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial
 from saccade.training import Stopped, loop, run
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_kills import result, survives_kills
@@ -225,14 +225,26 @@ def test_minutes_are_those_of_all_trials(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_trial_that_diverges_ends_alone(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.Classify, "space", lambda *given, **how: {"rate": OneOf((5e-4, 1e30))})
-    short = {**SMALL, "steps": 4}
-    del short["rate"]
-    found = tasks.search("classify", files / "reviews.csv", tmp_path, trials=5, **short)
-    states = {trial.settings["rate"]: trial.state for trial in found.trials}
-    assert states == {5e-4: ENDED, 1e30: DIVERGED}
-    assert "diverged" in str(found) and found.best.settings == {"rate": 5e-4}
+def test_a_trial_that_fails_ends_alone(files, tmp_path, monkeypatch):
+    usual = tasks.Classify.loss
+
+    def loss(self, result, batch, *, learning):
+        if len(result) > 40:
+            raise MemoryError
+        return usual(self, result, batch, learning=learning)
+
+    space = {"rate": OneOf((5e-4, 1e30)), "batch": OneOf((32, 48))}
+    monkeypatch.setattr(tasks.Classify, "space", lambda *given, **how: space)
+    monkeypatch.setattr(tasks.Classify, "loss", loss)
+    short = {name: value for name, value in SMALL.items() if name not in space} | {"steps": 4}
+    found = tasks.search("classify", files / "reviews.csv", tmp_path, trials=9, **short)
+    expected = {(5e-4, 32): ENDED, (1e30, 32): DIVERGED, (5e-4, 48): TOO_LARGE, (1e30, 48): TOO_LARGE}
+    states = {(trial.settings["rate"], trial.settings["batch"]): trial.state for trial in found.trials}
+    assert all(expected[tried] == state for tried, state in states.items()) and {*states.values()} == {
+        ENDED, DIVERGED, TOO_LARGE
+    }  # fmt: skip
+    assert "diverged" in str(found) and found.best.settings == {"rate": 5e-4, "batch": 32}
+    assert [path.name for path in tmp_path.glob("trial*")] == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._space import Between, OneOf, Space
-from ._trials import DIVERGED, Trial, ranked
+from ._trials import DIVERGED, TOO_LARGE, Trial, ranked
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -82,7 +82,7 @@ def _study(space: Space, known: Sequence[Trial], values: Mapping[int, float], se
 
 
 def _as_theirs(space: Space, trial: Trial, value: float | None) -> FrozenTrial:
-    """One that diverged is known as one that was pruned at once, which counts as worse than all others."""
+    """One that diverged, or did not fit, is known as pruned before any look, which is worse than all others."""
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
@@ -90,7 +90,7 @@ def _as_theirs(space: Space, trial: Trial, value: float | None) -> FrozenTrial:
         value=value,
         params=trial.settings,
         distributions=_distributions(space),
-        intermediate_values={} if trial.state == DIVERGED else dict(enumerate(trial.looks, 1)),
+        intermediate_values={} if trial.state in (DIVERGED, TOO_LARGE) else dict(enumerate(trial.looks, 1)),
     )
 
 

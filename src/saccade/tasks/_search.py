@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .._extras import NotInstalled
-from ..training import Diverged, Evaluation, Reporter, carry_out
+from ..training import Diverged, Evaluation, Reporter, TooLittleMemory, carry_out
 from ..training.folder import SEARCH, SEARCH_PICTURE
 from ..training.processes import joined
 from ._prepared import PreparedTaskRun, description
@@ -24,7 +24,7 @@ from ._search_folder import opened, promote, trial_folder
 from ._search_result import SearchResult
 from ._space import Space, described
 from ._training import open_run, request, split_options
-from ._trials import DIVERGED, ENDED, PRUNED, Trial, Trials
+from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials
 
 TRIALS = 20
 
@@ -123,7 +123,7 @@ def search(
         options: as of `train`. Those that are given are not tried.
 
     Raises:
-        NotInstalled: Optuna is missing. All else as of `train`; ValueError: every trial diverged.
+        NotInstalled: Optuna is missing. All else as of `train`; ValueError: no trial ended.
     """
     began = time.perf_counter()
     wanted = search_request(
@@ -168,7 +168,9 @@ def search_requested(wanted: SearchRequest, reporter: SearchReporter, began: flo
         state.carry_out()
         out, found = wanted.run.out, state.found
         if found.best is None:
-            raise ValueError(f"search: the loss of every trial was not finite; see {SEARCH} in {out}, and give --rate")
+            raise ValueError(
+                f"search: no trial ended, see {SEARCH} in {out}; give a --rate, or a --batch and --width that fit"
+            )
         result = SearchResult(open_run(out, {}), tuple(found.done), importance(wanted.space, found.done))
         result.save_picture(out / SEARCH_PICTURE)
         return result
@@ -248,6 +250,8 @@ class _Record(Reporter):
             return self._ended(PRUNED)
         except Diverged:
             return self._ended(DIVERGED)
+        except TooLittleMemory:
+            return self._ended(TOO_LARGE)
         stored = self._stored
         assert stored is not None
         if not (math.isfinite(stored.loss) and math.isfinite(stored.judged)):

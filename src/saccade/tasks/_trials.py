@@ -11,7 +11,7 @@ from typing import Any
 from .._whole_file import whole_file
 from ..models.checkpoints.reading import read_json
 
-RUNNING, ENDED, PRUNED, DIVERGED = "running", "ended", "pruned", "diverged"
+RUNNING, ENDED, PRUNED, DIVERGED, TOO_LARGE = "running", "ended", "pruned", "diverged", "out of memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Trial:
     Attributes:
         number: counted from 1.
         settings: what was tried, by option.
-        state: "running"; "ended" by itself; "pruned": its looks were worse than those of most other trials; "diverged".
+        state: "running"; "ended" by itself; "pruned": its looks were worse than those of most other trials; "diverged";
+            "out of memory".
         looks: what it was judged by after each look at the validation data, the lower the better.
         metrics, loss, cost: of its best weights, on the validation data, if it ended; `cost` is what it is judged by.
         steps, seconds: that it took.
