@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from saccade import cli, tasks
 from saccade.tasks import _search
 from saccade.tasks._proposals import Proposal, importance
+from saccade.tasks._registry import TASKS
 from saccade.tasks._search_folder import promote
 from saccade.tasks._space import Between, OneOf
 from saccade.tasks._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial
@@ -104,6 +106,21 @@ def test_spaces_of_the_tasks():
     graph = tasks.ClassifyNodes().space(tasks.ClassifyNodes.scratch, new=True)
     assert "batch" not in graph and "attention_dropout" in graph
     assert graph["layers"] == OneOf((2, 4))  # GAT has two or more
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_takes_what_is_tried_and_tries_what_is_usual(name):
+    task = TASKS[name]()
+    fields = {field.name for field in dataclasses.fields(task)}
+    for recipe, new in ((task.scratch, True), (task.tuning, False)):
+        space = task.space(recipe, new=new)
+        assert "rate" in space and (fields & space.keys() if new else not fields & space.keys())
+        for option, choice in space.items():
+            usual = getattr(recipe if hasattr(recipe, option) else task, option)
+            values = choice.values if isinstance(choice, OneOf) else (choice.low, choice.high, usual)
+            assert usual in values and min(values) <= usual <= max(values)
+            for value in values if option in fields else ():
+                dataclasses.replace(task, **{option: value})
 
 
 class Stops(tasks.SearchReporter):
