@@ -41,7 +41,7 @@ PLACES = "kitchen garden office bedroom hallway bathroom park school cellar atti
 MOVES = ("went to", "moved to", "walked to", "travelled to", "ran back to")
 COUNTS = {"train": 1000, "validation": 300, "test": 1000}
 ROWS = {"question": "the name in the question", "answer": "the first token of the answer"}
-OPTIONS: dict[str, Any] = {"epochs": 60, "rate": 1e-3, "dropout": 0.1, "patience": 20, "precision": "no"}
+OPTIONS: dict[str, Any] = {"layers": 3, "width": 64, "heads": 2, "dropout": 0.0, "epochs": 12, "precision": "no"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -334,6 +334,13 @@ def plain_texts(folder):
     return folder / "texts.txt", {}
 
 
+def several(folder):
+    """Texts of two labels, one of them, or none."""
+    rows = [f'{text},"{("", "a", "b", "a;b")[n % 4]}"' for n, (text, _) in enumerate(reviews(41, 3))]
+    (folder / "labels.csv").write_text("\n".join(["text,label", *rows]))
+    return folder / "labels.csv", {"several": ";"}
+
+
 def images(folder):
     Image = pytest.importorskip("PIL.Image")
     for label, shade in (("dark", 40), ("bright", 200)):
@@ -345,12 +352,19 @@ def images(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "task, made", [("tag", tagged), ("answer", questioned), ("mlm", plain_texts), ("image", images)]
+    "task, made, rows",
+    [
+        ("tag", tagged, 1),
+        ("answer", questioned, 1),
+        ("mlm", plain_texts, 1),
+        ("image", images, 1),
+        ("classify", several, 2),
+    ],
 )
-def test_every_task_with_logits_can_be_taught(tmp_path, task, made):
+def test_every_task_with_logits_can_be_taught(tmp_path, task, made, rows):
     """The rows of logits are those that the task's loss is a mean over, padding and other words are none of them; a
     student that says what its teacher says has nothing to learn; parts add up."""
-    data, options = {"tag": tagged, "answer": questioned, "mlm": plain_texts, "image": images}[task](tmp_path)
+    data, options = made(tmp_path)
     sizes = {"width": 12, "layers": 3, "heads": 2, **({} if task == "image" else {"vocabulary": 60})}
     few = {**FEW, "steps": 2, "batch": 7, "every": 2}
     teacher = tasks.train(task, data, tmp_path / "teacher", **sizes, **options, **few)
@@ -360,7 +374,7 @@ def test_every_task_with_logits_can_be_taught(tmp_path, task, made):
     same.model.eval()
     with torch.no_grad():
         logits = same._task.logits(same._task.forward(same.model, batch), batch)
-        assert all(len(rows) == same.weight(batch) for rows in logits)
+        assert all(len(found) == rows * same.weight(batch) for found in logits)
         assert abs(float(same.loss(same.model, batch))) < 1e-6
     run = distill_request(
         teacher, "layers=1,width=9,heads=3", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}

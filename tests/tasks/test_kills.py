@@ -32,7 +32,7 @@ def result(out) -> dict[str, object]:
     return found
 
 
-def survives_kills(server, tmp_path, arguments, kills_wanted=10):
+def survives_kills(server, tmp_path, arguments, kills_wanted=10, result=result):
     """Kill runs of a command while they train, evaluate and write, resume them, and compare; what files that leaves."""
 
     def command(out, *more):

@@ -288,3 +288,36 @@ def test_the_picture(learned, files, tmp_path):
     rows = [line.split() for line in str(report).splitlines()[-2:]]
     counts = np.array([[int(count) for count in row[1:]] for row in rows])
     assert counts.tolist() == report.tested.details["confusion"] and counts.sum() == 101
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "give --batch 19 --accumulate 2, the same step in parts of 10; if that is too much as well, a larger"),
+        ({"accumulate": 7}, "give --batch 19 --accumulate 14, the same step in parts of 2; if that"),
+        ({"accumulate": 12}, "give --batch 19 --accumulate 19, the same step in parts of 1; if that"),
+        ({"accumulate": 19}, "its parts are of one item already; give --checkpointing, shorter items or a smaller"),
+    ],
+)
+def test_too_little_memory_says_which_parts_would_be_smaller(files, tmp_path, monkeypatch, options, advice):
+    """By the allocator's own error, in the second step: what is there stays."""
+
+    class Greedy(Notes):
+        def step(self, step, loss, norm, rate, tokens_per_second):
+            monkeypatch.setattr(tasks.Classify, "loss", lambda *given, **how: torch.empty(2**46, dtype=torch.uint8))
+
+    with pytest.raises(ValueError, match=f"training: step 2 needs more memory than there is; {advice}"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, **options})
+    assert list((tmp_path / "out" / "checkpoints").glob("*.checkpoint"))
+
+
+def test_another_error_stays_what_it_is(files, tmp_path, monkeypatch):
+    def fails(*given, **how):
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr(tasks.Classify, "loss", fails)
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", **SHORT)

@@ -66,6 +66,12 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def from_command_line(context: typer.Context) -> set[str]:
+    """The parameters of a command that stand on its command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def _options(group: type) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group)
     made = []

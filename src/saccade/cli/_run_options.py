@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._errors import UserError
+from ._errors import UserError, require
 
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run: --out of `saccade train`.", show_default=False)
@@ -21,6 +21,9 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
+Picture = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw the task's picture: .png or .svg.", show_default=False)
+]
 _FLAGS = {"true": True, "false": False}
 
 
@@ -33,3 +36,15 @@ def changes_of(given: list[str] | None) -> dict[str, str | int | bool]:
             raise UserError(f"--set {one}: expected NAME=VALUE")
         found[name.replace("-", "_")] = int(value) if value.isdecimal() else _FLAGS.get(value.lower(), value)
     return found
+
+
+def picture_target(picture: Path | None) -> Path | None:
+    """The file to draw into, if one is asked for: what is wrong with its name is told before any work."""
+    if picture is None:
+        return None
+    from ..viewer import check_target
+
+    require("matplotlib", "tasks")
+    if picture.suffix.lower() not in (".png", ".svg"):
+        raise UserError(f"--picture {picture}: pictures are written to a name that ends in .png or .svg")
+    return check_target(picture, force=True)

@@ -37,6 +37,9 @@ class TextClassOptions:
     """Texts"""
 
     text: str = option("text", "The column of texts.", metavar="COLUMN")
+    several: str | None = option(
+        None, "Texts have any number of labels; this stands between them.  [default: one class each]", metavar="SIGN"
+    )
     skip_empty: bool = option(False, "Leave out texts without a word.", "--skip-empty")
 
 
@@ -47,7 +50,16 @@ class ClassOptions:
     label: str = option("label", "The column of classes.", metavar="COLUMN")
     label_smoothing: float = option(0.0, "Share of the truth that is spread over all classes.")
     class_weights: bool = option(False, "Let rare classes count more.", "--class-weights")
-    metric: str = option("accuracy", "What the best weights are chosen by: accuracy or f1.")
+    metric: str | None = option(None, "What the best weights are chosen by: accuracy or f1.  [default: accuracy]")
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelOptions(ClassOptions):
+    """Classes"""
+
+    metric: str | None = option(
+        None, "What the best weights are chosen by: accuracy or f1.  [default: accuracy; with --several the loss]"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +223,7 @@ TASK_COMMANDS = {
         "Tell classes of texts apart.",
         "Train a classifier of texts on DATA: an encoder of its own, or from a checkpoint.",
         "A .csv, .tsv or .jsonl, or a folder with a folder of .txt files each class.",
-        (TextClassOptions, ClassOptions, TextModelOptions),
+        (TextClassOptions, LabelOptions, TextModelOptions),
         epochs="10, with --from 3",
         rate="5e-4, with --from 5e-5",
     ),

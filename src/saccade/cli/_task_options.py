@@ -64,6 +64,17 @@ class TaskLearningOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """Search"""
+
+    search: int | None = option(
+        None,
+        "Train so many times with other rates, batches and sizes, and keep the best run. Options that are given are "
+        "not tried; --minutes are for all runs together.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class TaskEvaluationOptions:
     """Looking and keeping"""
 

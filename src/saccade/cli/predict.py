@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ._options import GroupedCommand
-from ._run_options import Changes, Run, changes_of
+from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
 # Of an input that is meant to be a file, though it is not there.
 _ENDINGS = tuple(".csv .tsv .jsonl .json .txt .conll .png .jpg .jpeg .wav .flac .npz .fasta".split())
@@ -32,14 +32,16 @@ def predict(
         ),
     ] = "-",
     changes: Changes = None,
+    picture: Picture = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as in a pipe, in a terminal too.")] = False,
 ) -> None:
     """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
     from .._terminal import uncleaned
     from ..tasks._predicting import predicted
 
+    target = picture_target(picture)
     inputs = sys.stdin.read().splitlines() if given == "-" else _file_or_text(given)
-    task, found = predicted(run, inputs, **changes_of(changes))
+    task, found = predicted(run, inputs, target, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
     for one in found:
         if in_lines:

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ._errors import UserError, require
 from ._options import GroupedCommand
-from ._run_options import Changes, Run, changes_of
+from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
 
 def register(app: typer.Typer) -> None:
@@ -26,23 +25,14 @@ def test(
     baseline: Annotated[
         bool, typer.Option("--baseline/--no-baseline", help="Train the task's simple baseline, too.")
     ] = True,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the task's picture: .png or .svg.", show_default=False)
-    ] = None,
+    picture: Picture = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
 ) -> None:
     """Judge the model of RUN by DATA, beside a simple baseline that learned from the same examples.
 
     The first line says so where the baseline is better. Of several seeds' runs the mean and the spread are told.
     """
-    target = None
-    if picture is not None:
-        from ..viewer import check_target
-
-        require("matplotlib", "tasks")
-        if picture.suffix.lower() not in (".png", ".svg"):
-            raise UserError(f"--picture {picture}: pictures are written to a name that ends in .png or .svg")
-        target = check_target(picture, force=True)
+    target = picture_target(picture)
     from ..tasks import test as judge
     from ..tasks import test_seeds
     from ..tasks._seeds import seed_folders

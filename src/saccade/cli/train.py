@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ._errors import UserError, require
-from ._options import GroupedCommand, flattened
+from ._options import GroupedCommand, flattened, from_command_line
+from ._search import train_search
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
     NewRunOptions,
+    SearchOptions,
     TaskEvaluationOptions,
     TaskFileOptions,
     TaskLearningOptions,
@@ -104,14 +106,15 @@ def language_model(
 def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     """A function for `flattened`: its parameters are DATA and groups of options."""
     learning, looking = (with_recipe(group, command) for group in (TaskLearningOptions, TaskEvaluationOptions))
-    groups = (TaskFileOptions, *command.groups, learning, TuningOptions, MachineOptions, looking)
+    groups = (TaskFileOptions, *command.groups, learning, TuningOptions, SearchOptions, MachineOptions, looking)
 
-    def run(data: Path, **options: Any) -> None:
+    def run(context: typer.Context, data: Path, **options: Any) -> None:
         files = options.pop(TaskFileOptions.__name__)
-        _train_task(task, data, files, given(*options.values()))
+        _train_task(task, data, files, given(*options.values()), from_command_line(context))
 
     argument = typer.Argument(metavar="DATA", help=command.data, show_default=False)
-    run.__annotations__ = {"data": Annotated[Path, argument], **{group.__name__: group for group in groups}}
+    own = {"context": typer.Context, "data": Annotated[Path, argument]}
+    run.__annotations__ = {**own, **{group.__name__: group for group in groups}}
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in run.__annotations__]
     )
@@ -119,7 +122,17 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     return run
 
 
-def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any]) -> None:
+def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], told: set[str]) -> None:
+    """`told` are the names of the options that stand on the command line."""
+    trials = options.pop("search")
+    if trials is not None:
+        if options.pop("seeds") is not None:
+            raise UserError("--search and --seeds: give one of them; search first, then train with what it found")
+        require("accelerate", "tasks")
+        train_search(task, data, files, {name: options[name] for name in options if name in told}, trials)
+        _told_what_next(files.out)
+        return
+
     def ask(files: TaskFileOptions, options: dict[str, Any]) -> TaskRun:
         from ..tasks._training import request
 
@@ -140,18 +153,22 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
 def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
     """Train what `ask` makes of files and options, once or with several seeds, and say what comes next."""
     require("accelerate", "tasks")
-    from ..training.processes import is_main_process
-
     seeds = options.pop("seeds")
     if seeds is None:
         _train_run(ask, files, options)
     else:
         _train_seeds(ask, files, options, seeds)
+    _told_what_next(files.out, predicted=seeds is None)
+
+
+def _told_what_next(out: Path, *, predicted: bool = True) -> None:
+    from ..training.processes import is_main_process
+
     if is_main_process():
-        typer.echo(f"{files.out}: model written. Next:")
-        typer.echo(f"  saccade test {files.out} DATA")
-        if seeds is None:
-            typer.echo(f"  saccade predict {files.out} INPUT")
+        typer.echo(f"{out}: model written. Next:")
+        typer.echo(f"  saccade test {out} DATA")
+        if predicted:
+            typer.echo(f"  saccade predict {out} INPUT")
 
 
 def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> None:

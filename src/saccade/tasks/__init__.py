@@ -12,10 +12,15 @@ from __future__ import annotations
 from ._distill import distill
 from ._predicting import predict
 from ._prune import PrunedRun, prune
+from ._search import SearchReporter, search
+from ._search_result import SearchResult
 from ._seeds import SeedsReport, test_seeds
+from ._several_labels import ClassifySeveral
+from ._space import Between, OneOf
 from ._task import Baseline, Recipe, Task
 from ._testing import TestReport, test
 from ._training import TrainedRun, train
+from ._trials import Trial
 from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast
@@ -28,22 +33,29 @@ from .translate import Translate
 __all__ = [
     "Answer",
     "Baseline",
+    "Between",
     "Classify",
     "ClassifyImages",
     "ClassifyNodes",
+    "ClassifySeveral",
     "Forecast",
     "Mlm",
+    "OneOf",
     "PrunedRun",
     "Recipe",
+    "SearchReporter",
+    "SearchResult",
     "SeedsReport",
     "Tag",
     "Task",
     "TestReport",
     "TrainedRun",
     "Translate",
+    "Trial",
     "distill",
     "predict",
     "prune",
+    "search",
     "test",
     "test_seeds",
     "train",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularisation
 
 Labelled = tuple[Sequence[str], np.ndarray]
-"""Texts and the numbers of their classes."""
+"""Texts and the numbers of their classes, or which labels they have."""
 
 
 def tfidf_regression(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
@@ -21,13 +23,34 @@ def tfidf_regression(training: Labelled, validation: Labelled, texts: Sequence[s
     Returns:
         The probabilities (N, K) of the classes of `texts`, and C.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    known = vectorizer.fit_transform(training[0])
-    judged = vectorizer.transform(validation[0])
+    known, judged, asked = _tfidf(training[0], validation[0], texts)
     models = [LogisticRegression(C=strength, max_iter=1000).fit(known, training[1]) for strength in STRENGTHS]
     right = [float((model.predict(judged) == validation[1]).mean()) for model in models]
     best = int(np.argmax(right))
-    return models[best].predict_proba(vectorizer.transform(texts)), STRENGTHS[best]
+    return models[best].predict_proba(asked), STRENGTHS[best]
+
+
+def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
+    """The same for each label by itself, of texts with any number of labels, bool (N, K); C by the micro F1."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+    from sklearn.multiclass import OneVsRestClassifier
+
+    known, judged, asked = _tfidf(training[0], validation[0], texts)
+    models = [OneVsRestClassifier(LogisticRegression(C=strength, max_iter=1000)) for strength in STRENGTHS]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Label not .* is present in all training examples")
+        found = [model.fit(known, training[1]).predict(judged) for model in models]
+    right = [f1_score(validation[1], one, average="micro", zero_division=0) for one in found]
+    best = int(np.argmax(right))
+    return models[best].predict_proba(asked), STRENGTHS[best]
+
+
+def _tfidf(training: Sequence[str], *others: Sequence[str]) -> list[Any]:
+    """Sparse matrices of texts, by the words and the pairs of words of the first ones."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    return [vectorizer.fit_transform(training), *(vectorizer.transform(texts) for texts in others)]

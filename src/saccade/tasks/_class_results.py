@@ -5,7 +5,8 @@ Shape legend: N examples, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,47 @@ def class_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: n
 
     found, numbers = np.argmax(outputs, axis=1), list(range(len(labels)))
     rows = precision_recall_fscore_support(truth, found, labels=numbers, zero_division=0)
+    confusion = confusion_matrix(truth, found, labels=numbers)
+    return {"labels": list(labels), "confusion": confusion.tolist(), "classes": _by_class(labels, rows)}
+
+
+def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, float]:
+    """F1, and how many texts have all their labels right, of probabilities (N, K) and truth, bool (N, K)."""
+    from sklearn.metrics import accuracy_score, f1_score
+
+    found = np.asarray(outputs) > 0.5
+    return {
+        "micro F1": float(f1_score(truth, found, average="micro", zero_division=0)),
+        "macro F1": float(f1_score(truth, found, average="macro", zero_division=0)),
+        "subset accuracy": float(accuracy_score(truth, found)),
+    }
+
+
+def several_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, Any]:
+    """`labels`, and `classes` with precision, recall and F1 of each."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    rows = precision_recall_fscore_support(truth, np.asarray(outputs) > 0.5, zero_division=0)
+    return {"labels": list(labels), "classes": _by_class(labels, rows)}
+
+
+def _by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
     names = ("precision", "recall", "F1", "count")
-    by_class = {
+    return {
         label: {name: float(values[n]) for name, values in zip(names, rows, strict=True)}
         for n, label in enumerate(labels)
     }
-    confusion = confusion_matrix(truth, found, labels=numbers)
-    return {"labels": list(labels), "confusion": confusion.tolist(), "classes": by_class}
+
+
+def label_table(classes: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each label, the most frequent ones first; of very many only some."""
+    rows = sorted(classes.items(), key=lambda pair: -pair[1]["count"])
+    wide = max(len("label"), *(len(label) for label, _ in rows[:_LISTED]))
+    lines = [f"{'label':<{wide}}  precision  recall      F1   count"]
+    for label, row in rows[:_LISTED]:
+        figures = f"{row['precision']:>9.4f}  {row['recall']:.4f}  {row['F1']:.4f}  {row['count']:>6,.0f}"
+        lines.append(f"{label:<{wide}}  {figures}")
+    return "\n".join([*lines, *([f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else [])])
 
 
 def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int]:
@@ -55,4 +90,20 @@ def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int
     for _, numbers in sorted(classes.items()):
         count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
         chosen.update(random.permutation(numbers)[:count].tolist())
+    return chosen
+
+
+def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> set[int]:
+    """The numbers of a share of the examples, by chance, but every kind keeps an example that has it.
+
+    Args:
+        kinds: of each example, each named once.
+    """
+    count = min(max(round(share * len(kinds)), 1), len(kinds) - 1)
+    left = Counter(kind for found in kinds for kind in found)
+    chosen: set[int] = set()
+    for n in np.random.default_rng((seed, 0)).permutation(len(kinds)).tolist():
+        if len(chosen) < count and all(left[kind] > 1 for kind in kinds[n]):
+            chosen.add(n)
+            left.subtract(kinds[n])
     return chosen

@@ -36,7 +36,7 @@ class ClassTask(ExampleTask):
         label_smoothing: share of the truth that is spread evenly over all classes while learning (Szegedy et al. 2016).
         class_weights: whether rare classes count more while learning: each example by the inverse frequency of its
             class.
-        metric: what the best weights are chosen by, "accuracy" or "f1" (the mean over classes).
+        metric: what the best weights are chosen by, "accuracy" (None) or "f1" (the mean over classes).
         labels: the classes, in the order of the model's logits; learned from the training data, as are `weights`.
         weights: of the classes, if they are asked for.
 
@@ -47,7 +47,7 @@ class ClassTask(ExampleTask):
     label: str = "label"
     label_smoothing: float = 0.0
     class_weights: bool = False
-    metric: str = "accuracy"
+    metric: str | None = None
     labels: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
 
@@ -57,12 +57,12 @@ class ClassTask(ExampleTask):
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing: must be in [0, 1), got {self.label_smoothing}")
-        if self.metric not in METRICS:
+        if self.metric not in (None, *METRICS):
             raise ValueError(f"metric: expected one of {', '.join(map(repr, METRICS))}, got {self.metric!r}")
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def check_known(self, labelled: Iterable[tuple[str | None, str]]) -> None:
+    def check_known(self, labelled: Iterable[tuple[Any, str]]) -> None:
         """ValueError for a label that a fitted task has not learned, of labels and their places."""
         for label, place in labelled:
             if self.labels and label not in self.labels:
@@ -132,7 +132,7 @@ class ClassTask(ExampleTask):
         return {**class_scores(outputs, truth), "calibration error": calibration}
 
     def cost(self, scores: Mapping[str, float]) -> float:
-        return -scores[METRICS[self.metric]]
+        return -scores[METRICS[self.metric or "accuracy"]]
 
     def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, Any]:
         """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""

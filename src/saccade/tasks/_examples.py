@@ -24,11 +24,11 @@ class TextExample:
 
     Args:
         place: where it stands, for messages: `reviews.csv: line 7`.
-        label: None where nothing says.
+        label: None where nothing says; where a text may have several, all of them.
     """
 
     text: str
-    label: str | None
+    label: str | tuple[str, ...] | None
     place: str
 
 

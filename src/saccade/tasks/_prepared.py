@@ -37,14 +37,14 @@ class PreparedTaskRun(PreparedRun):
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
             self.objective = run.distillation.objective(self.objective, [*run.training, *run.validation])
-        self.described, self.kept = _description(run), {"files": small_files(model)}
+        self.described, self.kept = description(run), {"files": small_files(model)}
 
     @classmethod
     def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
         """Make the model or restore it. Raises what is wrong with the input."""
         torch.manual_seed(run.settings.seed)
         if found is not None and found.path is not None:
-            check_same(_description(run), found.state, found.path)
+            check_same(description(run), found.state, found.path)
             return cls(run, from_small_files(found.state["files"]), found.state)
         if run.initial is None:
             taught = run.distillation
@@ -94,7 +94,7 @@ def _with_own_folder(model: Model) -> Model:
     return kept_while_used(model, folder)
 
 
-def _description(run: TaskRun) -> dict[str, Any]:
+def description(run: TaskRun) -> dict[str, Any]:
     """Everything that decides what a run learns: settings, the task's options, and what it reads."""
     source = run.source
     options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}

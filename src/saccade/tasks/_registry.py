@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ._several_labels import ClassifySeveral
 from ._task import Task
 from .answer import Answer
 from .classify import Classify
@@ -15,3 +19,9 @@ from .translate import Translate
 TASKS: dict[str, type[Task]] = {
     kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes)
 }
+
+
+def task_with(name: str, options: Mapping[str, Any]) -> Task:
+    """A task with these options, which may make it one of another kind."""
+    several = name == Classify.name and options.get("several") is not None
+    return (ClassifySeveral if several else TASKS[name])(**options)

@@ -65,6 +65,11 @@ class TaskRun:
         begun = self.origin or self.initial or "random weights"
         return f"{begun}; {self.tuning} learn" if self.tuning else begun
 
+    @property
+    def recipe(self) -> Recipe:
+        """What is usual for it."""
+        return self.kind.scratch if self.initial is None else self.kind.tuning
+
 
 def read_data(
     kind: Task, data: Path, validation: Path | None, seed: int, share: float, *, fit: bool = True

@@ -13,7 +13,7 @@ from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import find_weights, read_json
 from ..training.folder import TASK, task_of
 from ..training.resume import check_task, sha256
-from ._registry import TASKS
+from ._registry import TASKS, task_with
 from ._task import Task
 
 
@@ -76,11 +76,10 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
 
 
 def _parsed(values: dict[str, Any]) -> TaskFile:
-    kind = TASKS[values["task"]]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in values["options"].items()}
     validation = values["validation"]
     return TaskFile(
-        kind(**options),
+        task_with(values["task"], options),
         Path(values["data"]),
         None if validation is None else Path(validation),
         dict(values["sha256"]),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ._entities import Entity
+from ._written_words import WIDE, drawn, lines_of, page, page_size, write
 
-_TEXTS, _ROWS, _WIDE = 8, 60, 92  # texts and rows of a picture; letters of a line
-_LETTER, _LINE = 0.085, 0.46  # inches
-_SIZE = 10.0  # points, of which a letter of the font is 0.602 wide: 0.0836 inches
+_TEXTS, _ROWS = 8, 60  # texts and rows of a picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,21 +47,15 @@ def tagged_picture(texts: Sequence[ComparedText], kind: str) -> bytes:
     chosen = [text for text in texts if text.truth or text.found][:_TEXTS] or list(texts[:1])
     placed, rows = _placed(chosen)
     kinds = sorted({entity.kind for text in chosen for entity in (*text.truth, *text.found)})
-    figure = Figure(figsize=(_LETTER * (_WIDE + 4.7), _LINE * (rows + 0.4)))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.set(xlim=(-2, _WIDE + 2.7), ylim=(rows, -0.4))
+    figure = Figure(figsize=page_size(rows))
+    axes = page(figure, rows)
     _legend(axes, kinds)
     for row, line in placed:
         if isinstance(line, str):
-            _write(axes, 0, row, line, weight="bold")
+            write(axes, 0, row, line, weight="bold")
         else:
             _draw(axes, line, row, kinds)
-    written = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
-        figure.savefig(written, format=kind, dpi=144)
-    return written.getvalue()
+    return drawn(figure, kind)
 
 
 def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Line]], float]:
@@ -72,7 +63,7 @@ def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Lin
     placed: list[tuple[float, str | _Line]] = []
     row = 1.4
     for text in texts:
-        lines: list[str | _Line] = [*([text.title[:_WIDE]] if text.title else []), *_lines(text)]
+        lines: list[str | _Line] = [*([text.title[:WIDE]] if text.title else []), *_lines(text)]
         if placed and row + len(lines) > _ROWS:
             break
         placed += [(row + n, line) for n, line in enumerate(lines)]
@@ -81,16 +72,7 @@ def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Lin
 
 
 def _lines(text: ComparedText) -> Iterator[_Line]:
-    """The text in lines of at most so many letters; a longer word has a line of its own."""
-    columns: list[int] = []
-    start = at = 0
-    for n, word in enumerate(text.words):
-        if columns and at + len(word) > _WIDE:
-            yield _Line(text, start, n, columns)
-            columns, start, at = [], n, 0
-        columns.append(at)
-        at += len(word) + 1
-    yield _Line(text, start, len(text.words), columns)
+    return (_Line(text, *line) for line in lines_of(text.words))
 
 
 def _draw(axes: Any, line: _Line, row: float, kinds: Sequence[str]) -> None:
@@ -102,25 +84,20 @@ def _draw(axes: Any, line: _Line, row: float, kinds: Sequence[str]) -> None:
     for kind, begin, end in line.parts(line.text.found):
         axes.add_patch(Rectangle((begin, row + 0.27), end - begin, 0.13, color=_color(kind, kinds), linewidth=0))
     for word, column in zip(line.text.words[line.start : line.stop], line.columns, strict=True):
-        _write(axes, column, row, word)
+        write(axes, column, row, word)
 
 
 def _legend(axes: Any, kinds: Sequence[str]) -> None:
     from matplotlib.patches import Rectangle
 
-    _write(axes, 0, 0.2, "truth: shaded, prediction: bar")
+    write(axes, 0, 0.2, "truth: shaded, prediction: bar")
     at = 33
     for kind in kinds:
-        if at + len(kind) > _WIDE:
+        if at + len(kind) > WIDE:
             return
         axes.add_patch(Rectangle((at, -0.05), 1.6, 0.36, color=_color(kind, kinds), alpha=0.6, linewidth=0))
-        _write(axes, at + 2, 0.2, kind)
+        write(axes, at + 2, 0.2, kind)
         at += len(kind) + 5
-
-
-def _write(axes: Any, column: float, row: float, words: str, weight: str = "normal") -> None:
-    font = {"family": "DejaVu Sans Mono", "size": _SIZE, "weight": weight}
-    axes.text(column, row, words, va="center", parse_math=False, **font)
 
 
 def _color(kind: str, kinds: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..models import Model
 from ..training import Objective, Settings
+from ._space import Between, OneOf, Space, doubled, dropouts, rates
 
 T = TypeVar("T", bound="Task")
 
@@ -117,6 +118,31 @@ class Task(ABC):
     def open_model(self, source: Path | str) -> Model:
         """The model of a run's folder or a checkpoint, with this task's head, which begins anew where it has none."""
 
+    def space(self, recipe: Recipe, *, new: bool) -> Space:
+        """What a search tries, by names of fields and of settings.
+
+        Args:
+            recipe: of the runs.
+            new: whether the model begins with new weights; a checkpoint's size is given.
+        """
+        found: dict[str, Between | OneOf] = {"rate": rates(recipe.rate)}
+        if recipe.batch is not None:
+            found["batch"] = doubled(recipe.batch)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if new}
+        found |= {name: dropouts(usual) for name, usual in fields.items() if name.endswith("dropout")}
+        return {**found, **{name: self._sizes(name, fields[name]) for name in ("layers", "width") if name in fields}}
+
+    def _sizes(self, name: str, usual: int) -> OneOf:
+        """Half, the same and twice as much, as far as the task takes them."""
+        return OneOf(tuple(value for value in doubled(usual).values if self._takes(name, value)))
+
+    def _takes(self, name: str, value: int) -> bool:
+        try:
+            dataclasses.replace(self, **{name: value})
+        except ValueError:
+            return False
+        return True
+
     @abstractmethod
     def objective(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
@@ -158,6 +184,10 @@ class Task(ABC):
     @abstractmethod
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The task's picture of a test, as "png" or "svg"."""
+
+    def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
+        """The task's picture of predictions, as "png" or "svg". ValueError where it has none."""
+        raise ValueError(f"picture: {self.name} has one of tests alone; see `saccade test --picture`")
 
     @abstractmethod
     def shown(self, example: Any, output: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,16 @@ class TestReport:
 
     def save_picture(self, path: str | Path) -> None:
         """Write the task's picture, .png or .svg, whole or not at all."""
-        path = Path(path)
-        kind = path.suffix[1:].lower()
-        if kind not in ("png", "svg"):
-            raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")
-        with whole_file(path) as temporary:
-            temporary.write_bytes(self.task.picture(self.tested, kind))
+        write_picture(Path(path), lambda kind: self.task.picture(self.tested, kind))
+
+
+def write_picture(path: Path, draw: Callable[[str], bytes]) -> None:
+    """Write what `draw` makes as "png" or "svg", by the ending of a name, whole or not at all."""
+    kind = path.suffix[1:].lower()
+    if kind not in ("png", "svg"):
+        raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")
+    with whole_file(path) as temporary:
+        temporary.write_bytes(draw(kind))
 
 
 def aligned(rows: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -68,6 +68,11 @@ class TextTask(ExampleTask):
     def text_of(self, example: Any) -> str:
         """The text of an example."""
 
+    @property
+    def deviation(self) -> float:
+        """Of a new encoder's matrices at the beginning; BERT's."""
+        return 0.02
+
     def new_model(self, training: Sequence[Any]) -> Model:
         folder = temporary_folder()
         longest = self.longest or LONGEST
@@ -84,6 +89,7 @@ class TextTask(ExampleTask):
             num_attention_heads=self.heads,
             intermediate_size=4 * self.width,
             max_position_embeddings=longest,
+            initializer_range=self.deviation,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
         )

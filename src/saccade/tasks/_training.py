@@ -13,7 +13,7 @@ from .._extras import NotInstalled
 from ..models import Model
 from ..training import EvaluationSettings, Execution, Reporter, Settings, carry_out
 from ._prepared import PreparedTaskRun
-from ._registry import TASKS
+from ._registry import TASKS, task_with
 from ._request import SHARE, TaskRun, read_data, settings_for
 from ._run_folder import read_task_file
 from ._task import Task
@@ -22,6 +22,7 @@ from ._tuning import Tuning
 SETTINGS = {
     field.name for group in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(group)
 } - {"execution", "looks", "evaluate_windows"}
+_OF_THE_DATA_AND_MODEL = ("share", "last", "lora")  # options that are neither the task's nor settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,24 +105,26 @@ def request(
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     import_required(TASKS[task])
-    kind, options = _task_of(TASKS[task], dict(options))
-    seed, share = options.get("seed") or 0, options.pop("share", None) or SHARE
-    source, training, judged = read_data(kind, data, validation, seed, share)
+    kind, given = split_options(TASKS[task], options)
+    share, last, lora = (options.get(name) for name in _OF_THE_DATA_AND_MODEL)
+    source, training, judged = read_data(kind, data, validation, given.get("seed") or 0, share or SHARE)
     recipe = kind.scratch if initial is None else kind.tuning
-    tuning = Tuning(options.pop("last", None), options.pop("lora", None))
-    settings = settings_for(recipe, len(training), options)
+    settings = settings_for(recipe, len(training), given)
+    tuning = Tuning(last, lora)
     return TaskRun(source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume)
 
 
-def _task_of(kind: type[Task], options: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
-    """The task with its own options, and the others."""
+def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """The task with its own options, and those of `settings_for`. TypeError for one that nobody knows."""
     own = {field.name for field in dataclasses.fields(kind)} - set(kind.learned)
-    known = own | SETTINGS | {"epochs", "share", "last", "lora"}
+    known = own | SETTINGS | {"epochs", *_OF_THE_DATA_AND_MODEL}
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(f"{unknown[0]}: no option of {kind.name}; it has {', '.join(sorted(known))}")
-    mine = {name: options.pop(name) for name in own & options.keys()}
-    return kind(**{name: value for name, value in mine.items() if value is not None}), options
+    given = {name: value for name, value in options.items() if value is not None}
+    mine = {name: value for name, value in given.items() if name in own}
+    others = {name: value for name, value in given.items() if name in SETTINGS | {"epochs"}}
+    return task_with(kind.name, mine), others
 
 
 def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> TrainedRun:

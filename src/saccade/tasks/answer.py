@@ -87,6 +87,11 @@ class Answer(TextTask):
         if self.longest_answer < 1:
             raise ValueError(f"longest_answer: must be at least 1, got {self.longest_answer}")
 
+    @property
+    def deviation(self) -> float:
+        """Larger than BERT's: at a small width its logits of attention are almost 0, and words are matched too late."""
+        return self.width**-0.5
+
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[Question]:

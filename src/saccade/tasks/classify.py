@@ -6,9 +6,9 @@ Shape legend: B texts of a batch, L tokens of the longest, K classes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
 from ._class_task import ClassTask, label_of
+from ._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
-from ._task import Baseline, Recipe
+from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
+from ._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
+from ._word_shares import word_shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +33,18 @@ class Classify(ClassTask, TextTask):
 
     Args:
         text: column of a table.
+        several: what stands between the labels of a text that may have any number of them; such a task is a
+            `ClassifySeveral`. None: each text has one class.
         skip_empty: leave out texts without a word instead of refusing them.
         label, label_smoothing, class_weights, metric: as in every task of classes.
     """
 
     text: str = "text"
+    several: str | None = None
     skip_empty: bool = False
+
+    takes_several: ClassVar[bool] = False
+    problem: ClassVar[str | None] = None  # as config.json names it
 
     name = "classify"
     thing = "text"
@@ -48,16 +57,30 @@ class Classify(ClassTask, TextTask):
     def __post_init__(self) -> None:
         ClassTask.__post_init__(self)
         TextTask.__post_init__(self)
+        if self.takes_several != bool(self.several):
+            raise ValueError(
+                f"several: expected what stands between labels, such as ';', in a ClassifySeveral, got {self.several!r}"
+            )
 
     def read(self, path: Path) -> list[TextExample]:
         if path.is_dir():
             examples = read_class_folders(path)
         else:
             rows = read_table(path, (self.text, self.label))
-            examples = [TextExample(_text(text, place), label_of(label, place), place) for place, (text, label) in rows]
+            examples = [
+                TextExample(_text(text, place), self.label_in(label, place), place) for place, (text, label) in rows
+            ]
         examples = self.without_empty(examples)
         self.check_known((example.label, example.place) for example in examples)
         return examples
+
+    def label_in(self, cell: Any, place: str) -> Any:
+        """What a cell says of its text."""
+        if isinstance(cell, list):
+            raise ValueError(
+                f"{place}: expected a label, a word or an integer, got {cell!r:.40}; give several for more than one"
+            )
+        return label_of(cell, place)
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
         """The examples that have a word. ValueError where one has none, unless they are to be left out."""
@@ -82,19 +105,32 @@ class Classify(ClassTask, TextTask):
         rows = read_table(path, (self.text,))
         return self.without_empty([TextExample(_text(text, place), None, place) for place, (text,) in rows])
 
+    def new_model(self, training: Sequence[Any]) -> Model:
+        return self._marked(super().new_model(training))
+
+    def open_model(self, source: Path | str) -> Model:
+        return self._marked(super().open_model(source))
+
+    def _marked(self, model: Model) -> Model:
+        """The model with what its config.json says of the kind of labels; a checkpoint may have had another one."""
+        model.settings.values.pop("problem_type", None)
+        if self.problem is not None:
+            model.settings.values["problem_type"] = self.problem
+        return model
+
     def text_of(self, example: TextExample) -> str:
         return example.text
 
     named = text_of
 
-    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], int | None]]:
+    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], Any]]:
         return list(zip(self.token_ids(model, examples), self.class_numbers(examples), strict=True))
 
-    def length(self, item: tuple[list[int], int | None]) -> int:
+    def length(self, item: tuple[list[int], Any]) -> int:
         return len(item[0])
 
     def collate(
-        self, model: Model, items: Sequence[tuple[list[int], int | None]], random: np.random.Generator | None = None
+        self, model: Model, items: Sequence[tuple[list[int], Any]], random: np.random.Generator | None = None
     ) -> Batch:
         batch = self.padded(model, [ids for ids, _ in items])
         classes = [label for _, label in items if label is not None]
@@ -105,6 +141,50 @@ class Classify(ClassTask, TextTask):
         logits = self.called(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
+
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
+        labels, counts = tested.details["labels"], tested.details["confusion"]
+        side = side_of(labels)
+        found, truth = np.argmax(tested.outputs, axis=1), self.truth(tested.data)
+        chosen = most_sure(np.max(tested.outputs, axis=1), found == truth)
+        panels = [self._panel(tested.model, tested.data[n], tested.outputs[n], int(truth[n])) for n in chosen]
+        return picture_above_words(
+            (side + 1, side), lambda figure: draw_confusion(figure, labels, counts), present(panels), kind
+        )
+
+    def predicted_picture(
+        self, model: Model, data: Sequence[TextExample], outputs: Sequence[np.ndarray], kind: str
+    ) -> bytes:
+        """What weighed in each of the first texts."""
+        pairs = list(zip(data, outputs, strict=True))[:PREDICTED]
+        panels = present(panel for example, output in pairs for panel in self.words_of(model, example, output))
+        if not panels:
+            raise ValueError(f"picture: {model.family.name} does not tell what its words add")
+        return words_picture(panels, kind)
+
+    def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
+        """What each word adds to what is named, a text for each thing that is."""
+        return [self._panel(model, example, output)]
+
+    def _panel(
+        self, model: Model, example: TextExample, output: np.ndarray, truth: int | None = None
+    ) -> WordPanel | None:
+        """What each word adds to the logit of the class that is named, less that of the right one, or of the next."""
+        named, second = np.argsort(-output, kind="stable")[:2].tolist()
+        wrong = truth is not None and truth != named
+        other = truth if wrong else second
+        told = "" if truth is None else f", but it is {self.labels[truth]}" if wrong else ", rightly"
+        title = f"{self.labels[named]} ({output[named]:.2f}){told}"
+        return self.panel(model, example, title, lambda logits: logits[:, named] - logits[:, other])
+
+    def panel(
+        self, model: Model, example: TextExample, title: str, value: Callable[[Tensor], Tensor]
+    ) -> WordPanel | None:
+        """The words of a text by what they add to a value of its logits (B, K); None where a model cannot tell."""
+        (ids,) = self.token_ids(model, [example])
+        shares = word_shares(model, example.text, ids, lambda rows: value(self.forward(model, {"input_ids": rows})))
+        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}", shares)
 
     def baselines(
         self,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..models import Model
 from ..models.heads import IGNORED
 from ..nn.stacks import LayerObserver
+from ._class_results import keeping_kinds
 from ._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
 from ._example_task import Batch, parted, widened
 from ._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
@@ -116,16 +117,8 @@ class Tag(TextTask):
 
     def split(self, data: Sequence[TaggedText], share: float, seed: int) -> tuple[list[TaggedText], list[TaggedText]]:
         """By chance, but every kind of entity, and the scheme, keeps a text to learn it from."""
-        count = min(max(round(share * len(data)), 1), len(data) - 1)
-        order = np.random.default_rng((seed, 0)).permutation(len(data)).tolist()
         kinds = [{scheme_of(example.truth), *(parsed(tag)[1] for tag in example.truth)} for example in data]
-        left = Counter(kind for found in kinds for kind in found)
-        chosen: set[int] = set()
-        for n in order:
-            if len(chosen) < count and all(left[kind] > 1 for kind in kinds[n]):
-                chosen.add(n)
-                left.subtract(kinds[n])
-        return parted(data, chosen)
+        return parted(data, keeping_kinds(kinds, share, seed))
 
     def fitted(self, training: Sequence[TaggedText]) -> Tag:
         found = {tag for example in training for tag in example.truth}

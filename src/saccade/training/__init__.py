@@ -13,6 +13,7 @@ from .evaluation import evaluate
 from .language_objective import LanguageObjective
 from .language_run import LanguageRun
 from .loop import Diverged, Monitor, train
+from .memory import TooLittleMemory
 from .norms import gradient_norms
 from .objective import Evaluation, Objective
 from .prepared import PreparedRun, Reporter
@@ -40,6 +41,7 @@ __all__ = [
     "Reporter",
     "Settings",
     "Stopped",
+    "TooLittleMemory",
     "carry_out",
     "draw_windows",
     "evaluate",

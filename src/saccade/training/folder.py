@@ -23,8 +23,10 @@ from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
 CURVE, LAST, ANOMALY, TASK = "curve.jsonl", "last.safetensors", "anomaly.txt", "task.json"
+SEARCH, SEARCH_PICTURE = "search.json", "search.png"  # of a search, whose best run stands in its folder
 LANGUAGE = "lm"  # the task of folders and checkpoints that name none
-OURS = tuple(dict.fromkeys((CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, *COMPANIONS)))
+_RUN = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, *COMPANIONS)
+OURS = tuple(dict.fromkeys((*_RUN, SEARCH, SEARCH_PICTURE)))
 _TRIED, _LOCK = ".saccade-can-write", ".saccade-lock"
 
 
@@ -62,7 +64,8 @@ def way_out(out: Path) -> str:
 def is_ours(out: Path) -> bool:
     """Whether the folder has a model of ours, checkpoints of ours, or nothing but the beginning of a run."""
     folder = out / FOLDER
-    return _has_model(out) or bool(checkpoints(folder)) or (folder.is_dir() and not _foreign_files(out))
+    known = _has_model(out) or (out / SEARCH).is_file()
+    return known or bool(checkpoints(folder)) or (folder.is_dir() and not _foreign_files(out))
 
 
 def unfinished_files(out: Path) -> list[Path]:

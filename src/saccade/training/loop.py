@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..monitoring import AttentionMonitor
 from .anomaly import AnomalyReport, locate_anomaly
+from .memory import memory_told
 from .norms import gradient_norms, weight_norms
 from .objective import Evaluation, Objective
 from .processes import accelerator_for, any_of, is_sharded, own_parts, slowest
@@ -220,7 +221,7 @@ class _LoopState:
             group["lr"] = rate
         batch = self.objective.batch(step)
         self.tokens = self.objective.tokens(batch)
-        with self._watched(step):
+        with self._watched(step), memory_told(step + 1, settings, self.accelerator.num_processes):
             loss = self._gradients(step, batch)
         norm = float(self.accelerator.clip_grad_norm_(self.prepared.parameters(), settings.clip))
         if not self._sound(loss, norm):

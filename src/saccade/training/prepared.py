@@ -102,6 +102,9 @@ class Reporter:
 
     def looked(self, entry: CurveEntry, sample: str, best: bool) -> None: ...
 
+    def judged(self, step: int, cost: float) -> None:
+        """What the run is judged by, after a look. An error that this raises ends the run."""
+
     def finished(self, prepared: Any, stored: Evaluation) -> None: ...
 
     def warned(self, message: str) -> None: ...

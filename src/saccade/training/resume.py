@@ -54,10 +54,14 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
     over = (
         stored["steps"] is not None and state["loop"]["progress"]["step"] >= stored.get("copying", 0) + stored["steps"]
     )
+    more = over and asked["steps"] is not None and asked["steps"] > stored["steps"]
+    refuse_another(asked, {**stored, "steps": asked["steps"]} if more else stored, path)
+
+
+def refuse_another(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> None:
+    """ValueError that names each field in which what is asked for is not what is stored at `path`."""
     names = [*stored, *(name for name in asked if name not in stored)]
     differ = [name for name in names if asked.get(name) != stored.get(name)]
-    if over and "steps" in differ and asked["steps"] > stored["steps"]:
-        differ.remove("steps")
     if not differ:
         return
     # Numbers first, then the files that the run read.

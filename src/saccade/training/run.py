@@ -58,6 +58,7 @@ def carry_out(
         BlockingIOError: another run is writing into the folder.
         FileExistsError, FileNotFoundError, OSError, ValueError: what is wrong with the input, in one line.
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
+        TooLittleMemory: a step did not fit; the message says how it would.
         Stopped: a signal came. It is a KeyboardInterrupt.
     """
     began = time.perf_counter() if began is None else began

@@ -115,6 +115,7 @@ class RunWriter(Monitor):
         self._attempt("the model could not be written", self._write)
         sample = "" if self._sharded else self._prepared.sample(self._done)
         self._reporter.looked(entry, sample, best)
+        self._reporter.judged(step, evaluation.judged)
 
     def checkpoint(self, step: int, state: dict[str, Any]) -> None:
         self._latest = state["model"]

@@ -17,6 +17,7 @@ GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
 TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
 DISTILL = "tests/tasks/test_distill.py"
+SEARCH, SEVERAL, WORDS = (f"tests/tasks/test_{name}.py" for name in ("search", "several_labels", "words"))
 
 FAULTS = (
     Fault(
@@ -293,10 +294,10 @@ FAULTS = (
     ),
     Fault(
         "kind-of-the-validation",
-        TAG,
+        "src/saccade/tasks/_class_results.py",
         "and all(left[kind] > 1 for kind in kinds[n]):",
         "and kinds:",
-        (TAGS,),
+        (SEVERAL, TAGS),
         "A rare kind may be in the validation data alone.",
     ),
     Fault(
@@ -354,5 +355,37 @@ FAULTS = (
         "batches = [task.collate(model, items)]",
         ("tests/tasks/test_prune_runs.py",),
         "Derivatives of unequal sign cancel, and heads that matter go.",
+    ),
+    Fault(
+        "trials-by-metric-alone",
+        "src/saccade/tasks/_trials.py",
+        "key=lambda trial: (trial.cost, trial.loss)",
+        "key=lambda trial: trial.cost",
+        (SEARCH,),
+        "Of equally accurate trials the first counts as the best one.",
+    ),
+    Fault(
+        "trials-of-two-runs",
+        "src/saccade/tasks/_search_folder.py",
+        "        clear(out)\n        _remove_run(out)\n    name, card",
+        "        pass\n    name, card",
+        (SEARCH,),
+        "Checkpoints of the run that was best before stay beside the new one's.",
+    ),
+    Fault(
+        "rare-labels-count-less",
+        "src/saccade/tasks/_several_labels.py",
+        "(len(training) - counts[label]) / counts[label]",
+        "counts[label] / (len(training) - counts[label])",
+        (SEVERAL,),
+        "Weights of classes make rare labels rarer.",
+    ),
+    Fault(
+        "special-tokens-moved",
+        "src/saccade/tasks/_word_shares.py",
+        "torch.where(ordinary.to(output.device)[:, None], output - embedding.weight.mean(0), 0.0)",
+        "(output - embedding.weight.mean(0))",
+        (WORDS,),
+        "What the class token adds is missing from the words' sum.",
     ),
 )

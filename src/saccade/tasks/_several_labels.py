@@ -1,0 +1,200 @@
+"""`classify` of texts that have any number of labels: a yes or no for each label.
+
+Shape legend: B texts of a batch, K labels, N texts of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models import Model
+from ..training import Evaluation, Settings
+from ._baselines import tfidf_one_vs_rest
+from ._class_results import keeping_kinds, label_table, several_details, several_scores
+from ._class_task import label_of
+from ._example_task import Batch, ExampleObjective, parted
+from ._examples import TextExample
+from ._label_picture import draw_labels, label_height
+from ._task import Baseline, Tested
+from ._word_picture import WordPanel, most_sure, picture_above_words, present
+from .classify import Classify
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+# By option: what reports compare by.
+METRICS = {None: "micro F1", "accuracy": "subset accuracy", "f1": "macro F1"}
+
+
+class LossObjective(ExampleObjective):
+    """Judged by its loss: as long as few probabilities are above one half, metrics leap up and down."""
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        return dataclasses.replace(super().evaluate(model, accelerator), cost=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifySeveral(Classify):
+    """Texts of any number of labels: a cell with `several` between them, or a list. Other options as of `Classify`.
+
+    The best weights are those with the lowest loss, unless a `metric` is given. A label is predicted where its
+    probability is above one half. With `class_weights` the loss counts the texts that have a rare label as much as
+    those that have it not.
+    """
+
+    takes_several = True
+    problem = "multi_label_classification"
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> list[TextExample]:
+        if path.is_dir():
+            raise ValueError(f"{path}: is a folder; expected a table, where a text may have several labels")
+        return super().read(path)
+
+    def label_in(self, cell: Any, place: str) -> tuple[str, ...]:
+        """The labels of a cell, without doubles; of an empty one none."""
+        parts = cell.split(self.several) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
+        names = [part.strip() if isinstance(part, str) else part for part in parts]
+        return tuple(dict.fromkeys(label_of(name, place) for name in names if name != ""))
+
+    def check_known(self, labelled: Iterable[tuple[Any, str]]) -> None:
+        super().check_known((label, place) for labels, place in labelled for label in labels)
+
+    def split(self, data: Sequence[TextExample], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+        """At random, but each label keeps a text to train on."""
+        return parted(data, keeping_kinds([_labels(example) for example in data], share, seed))
+
+    def fitted(self, training: Sequence[TextExample]) -> ClassifySeveral:
+        counts = Counter(label for example in training for label in _labels(example))
+        labels = tuple(sorted(counts))
+        if len(labels) < 2:
+            raise ValueError(f"label: expected two labels or more, the texts have {len(labels)}")
+        rare = tuple((len(training) - counts[label]) / counts[label] for label in labels)
+        return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
+
+    def truth(self, data: Sequence[TextExample]) -> np.ndarray:
+        """Whether texts have labels, bool (N, K)."""
+        return np.array([[label in _labels(example) for label in self.labels] for example in data])
+
+    def class_numbers(self, examples: Sequence[TextExample]) -> list[Any]:
+        """For `encode`: a 0.0 or 1.0 for each label; None for an example of which nothing is known."""
+        rows: list[Any] = self.truth(examples).astype(float).tolist()
+        return [None if example.label is None else row for example, row in zip(examples, rows, strict=True)]
+
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> ExampleObjective:
+        judged_by_loss = self.metric is None
+        return (LossObjective if judged_by_loss else ExampleObjective)(self, model, training, validation, settings)
+
+    def labelled(self, examples: Sequence[Any], outputs: Sequence[np.ndarray]) -> list[Any]:
+        """The examples with the labels that are more likely than not by a model's outputs."""
+        pairs = zip(examples, outputs, strict=True)
+        return [
+            dataclasses.replace(example, label=tuple(self.labels[n] for n in np.flatnonzero(output > 0.5)))
+            for example, output in pairs
+        ]
+
+    # --- loss ---------------------------------------------------------------------------------------------------------
+
+    def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
+        """The binary cross-entropy of logits (B, K), the mean over texts and labels."""
+        truth = batch["labels"].to(result)
+        if not learning:
+            return F.binary_cross_entropy_with_logits(result, truth)
+        rare = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
+        smooth = truth * (1 - self.label_smoothing) + self.label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(result, smooth, pos_weight=rare)
+
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        return len(batch["labels"])
+
+    def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
+        """A row (B K, 2) for each text and label, no and yes: the softmax of (0, x) is the sigmoid of x."""
+        yes = result.reshape(-1)
+        return [torch.stack((torch.zeros_like(yes), yes), -1)]
+
+    def row_weights(self, batch: Batch) -> None:
+        return None
+
+    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """The probability (K,) of each label, float64."""
+        return list(result.double().sigmoid().cpu().numpy())
+
+    # --- metrics and report -------------------------------------------------------------------------------------------
+
+    def scores(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, float]:
+        return several_scores(outputs, self.truth(data))
+
+    def cost(self, scores: Mapping[str, float]) -> float:
+        return -scores[METRICS[self.metric]]
+
+    def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, Any]:
+        """`labels`, and `classes` with precision, recall and F1 of each."""
+        return several_details(self.labels, outputs, self.truth(data))
+
+    def table(self, details: Mapping[str, Any]) -> str:
+        return label_table(details["classes"])
+
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """Precision and recall of each label, and what weighed in the answers that are most surely wrong, or right."""
+        probabilities, truth = np.asarray(tested.outputs), self.truth(tested.data)
+        given = probabilities > 0.5
+        sure = np.where(~given & ~truth, -1.0, np.abs(probabilities - 0.5))  # what is not there tells little
+        chosen = [divmod(n, len(self.labels)) for n in most_sure(sure.ravel(), (given == truth).ravel())]
+        panels = [self._answer(tested, text, label, bool(truth[text, label])) for text, label in chosen]
+        classes = tested.details["classes"]
+        size = 7.0, label_height(len(classes))
+        return picture_above_words(size, lambda figure: draw_labels(figure, classes), present(panels), kind)
+
+    def _answer(self, tested: Tested, text: int, label: int, truth: bool) -> WordPanel | None:
+        """What each word adds to the logit of a label; of one that is not given, to its opposite."""
+        share = tested.outputs[text][label]
+        told = "rightly" if (share > 0.5) == truth else "wrongly"
+        return self._label_panel(tested.model, tested.data[text], label, share, f", {told}")
+
+    def _label_panel(self, model: Model, example: TextExample, label: int, share: float, told: str) -> WordPanel | None:
+        sign, answer = (1, "") if share > 0.5 else (-1, "not ")
+        title = f"{answer}{self.labels[label]} ({max(share, 1 - share):.2f}){told}"
+        return self.panel(model, example, title, lambda logits: sign * logits[:, label])
+
+    def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
+        """The labels that are named; where none is, the likeliest one."""
+        named = [n for n in np.argsort(-output).tolist() if output[n] > 0.5] or [int(np.argmax(output))]
+        return [self._label_panel(model, example, n, output[n], "") for n in named]
+
+    def baselines(
+        self,
+        model: Model,
+        training: Sequence[TextExample],
+        validation: Sequence[TextExample],
+        tested: Sequence[TextExample],
+    ) -> list[Baseline]:
+        known, judged = (([example.text for example in part], self.truth(part)) for part in (training, validation))
+        outputs, strength = tfidf_one_vs_rest(known, judged, [example.text for example in tested])
+        return [Baseline(f"TF-IDF with logistic regression of each label (C = {strength:g})", list(outputs))]
+
+    def shown(self, example: TextExample, output: np.ndarray) -> dict[str, Any]:
+        probabilities = dict(zip(self.labels, output.tolist(), strict=True))
+        found = [label for label, share in probabilities.items() if share > 0.5]
+        return {self.thing: self.named(example), "labels": found, "probabilities": probabilities}
+
+    def line(self, shown: Mapping[str, Any]) -> str:
+        likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
+        found = [f"{label} {share:.3f}" for label, share in likely if label in shown["labels"]]
+        none = f"none (likeliest: {likely[0][0]} {likely[0][1]:.3f})"
+        return f"{', '.join(found) or none}  {' '.join(shown[self.thing].split())}"
+
+
+def _labels(example: TextExample) -> tuple[str, ...]:
+    return example.label if isinstance(example.label, tuple) else ()

@@ -1,0 +1,59 @@
+"""What a search tries of an option: numbers between two, or one of some values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+DIGITS = 3  # of a number that is tried: what is printed is what was used
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """A number.
+
+    Args:
+        low, high: both may be tried.
+        step: from one that may be tried to the next; None is any.
+        logarithmic: whether a factor, not a difference, is what one number is from another.
+    """
+
+    low: float
+    high: float
+    step: float | None = None
+    logarithmic: bool = False
+
+    def rounded(self, value: float) -> float:
+        """The nearest number of few digits."""
+        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of some values."""
+
+    values: tuple[Any, ...]
+
+
+Space = Mapping[str, Between | OneOf]
+"""What is tried, by option."""
+
+
+def rates(usual: float) -> Between:
+    """Learning rates from a tenth of the usual one to ten times as high."""
+    return Between(usual / 10, 10 * usual, logarithmic=True)
+
+
+def dropouts(usual: float) -> Between:
+    return Between(0.0, 0.5 if usual <= 0.5 else 0.8, step=0.05)
+
+
+def doubled(usual: int) -> OneOf:
+    """Half of a number, itself and twice as much."""
+    return OneOf(tuple(dict.fromkeys((max(usual // 2, 1), usual, 2 * usual))))
+
+
+def described(space: Space) -> dict[str, Any]:
+    """The space as plain values."""
+    return {name: dataclasses.asdict(choice) for name, choice in space.items()}
