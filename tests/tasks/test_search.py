@@ -123,6 +123,23 @@ def test_every_task_takes_what_is_tried_and_tries_what_is_usual(name):
                 dataclasses.replace(task, **{option: value})
 
 
+def test_no_batch_is_larger_than_the_data(tmp_path):
+    """Else a third of all trials is a repetition."""
+
+    def space(count):
+        data = write_csv(tmp_path / f"{count}.csv", reviews(count, 3))
+        how = {"trials": 3, "minutes": None}
+        wanted = _search.search_request("classify", data, tmp_path / "out", {"layers": 1}, **how)
+        return wanted.space, wanted.usual, len(wanted.run.training)
+
+    found, usual, most = space(50)
+    assert 32 < most < 50 and found["batch"] == OneOf((16, 32, most)) and usual["batch"] == 32
+    assert "layers" not in found
+    found, usual, most = space(21)
+    assert 16 < most < 21 and found["batch"] == OneOf((16, most)) and usual["batch"] == most
+    assert "batch" not in space(12)[0]
+
+
 class Stops(tasks.SearchReporter):
     """Sends a signal in a trial, after a step."""
 

@@ -22,7 +22,7 @@ from ._proposals import Proposal, importance
 from ._request import TaskRun, settings_for
 from ._search_folder import opened, promote, trial_folder
 from ._search_result import SearchResult
-from ._space import Space, described
+from ._space import Space, described, fitting, is_choice
 from ._training import open_run, request, split_options
 from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials
 
@@ -68,8 +68,9 @@ class SearchRequest:
     @property
     def usual(self) -> dict[str, Any]:
         """What is tried first: the settings of the task's recipe, and the task's defaults."""
-        recipe = self.run.recipe
-        return {name: getattr(recipe if hasattr(recipe, name) else self.run.kind, name) for name in self.space}
+        recipe, count = self.run.recipe, len(self.run.training)
+        found = {name: getattr(recipe if hasattr(recipe, name) else self.run.kind, name) for name in self.space}
+        return {name: min(value, count) if name == "batch" else value for name, value in found.items()}
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -153,11 +154,9 @@ def search_request(
     run = request(task, data, out, options, **how)
     if joined().num_processes > 1:
         raise ValueError("search: trials run one after another in one process; start it without a launcher")
-    space = {
-        name: choice
-        for name, choice in run.kind.space(run.recipe, new=run.initial is None).items()
-        if options.get(name) is None
-    }
+    whole = run.kind.space(run.recipe, new=run.initial is None)
+    space = {name: fitting(name, choice, len(run.training)) for name, choice in whole.items()}
+    space = {name: choice for name, choice in space.items() if options.get(name) is None and is_choice(choice)}
     return SearchRequest(run, split_options(type(run.kind), options)[1], space, trials, minutes)
 
 

@@ -57,3 +57,15 @@ def doubled(usual: int) -> OneOf:
 def described(space: Space) -> dict[str, Any]:
     """The space as plain values."""
     return {name: dataclasses.asdict(choice) for name, choice in space.items()}
+
+
+def fitting(name: str, choice: Between | OneOf, examples: int) -> Between | OneOf:
+    """What is tried with so many examples: no batch is larger."""
+    if name != "batch" or not isinstance(choice, OneOf):
+        return choice
+    return OneOf(tuple(dict.fromkeys(min(value, examples) for value in choice.values)))
+
+
+def is_choice(choice: Between | OneOf) -> bool:
+    """Whether there is more than one value to try."""
+    return not isinstance(choice, OneOf) or len(choice.values) > 1
