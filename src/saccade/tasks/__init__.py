@@ -20,6 +20,7 @@ from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .speech import Speech
 from .tag import Tag
 from .translate import Translate
 
@@ -33,6 +34,7 @@ __all__ = [
     "Mlm",
     "Recipe",
     "SeedsReport",
+    "Speech",
     "Tag",
     "Task",
     "TestReport",

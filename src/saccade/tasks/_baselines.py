@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,24 +11,36 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularisation
 
 Labelled = tuple[Sequence[str], np.ndarray]
 """Texts and the numbers of their classes."""
+Featured = tuple[Any, np.ndarray]
+"""Features (N, D), which may be sparse, and the numbers of classes."""
 
 
 def tfidf_regression(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
     """Logistic regression on words and pairs of words, weighed by TF-IDF.
 
+    Returns:
+        The probabilities (N, K) of the classes of `texts`, and C as of `strongest_regression`.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    known = vectorizer.fit_transform(training[0])
+    judged, asked = vectorizer.transform(validation[0]), vectorizer.transform(texts)
+    return strongest_regression((known, training[1]), (judged, validation[1]), asked)
+
+
+def strongest_regression(training: Featured, validation: Featured, asked: Any) -> tuple[np.ndarray, float]:
+    """Logistic regression on features.
+
     It learns from the training examples alone; C is the one of `STRENGTHS` that is right most often on the validation
     examples (of equally good ones the smallest).
 
     Returns:
-        The probabilities (N, K) of the classes of `texts`, and C.
+        The probabilities (N, K) of the classes of `asked`, (N, D) features, and C.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    known = vectorizer.fit_transform(training[0])
-    judged = vectorizer.transform(validation[0])
-    models = [LogisticRegression(C=strength, max_iter=1000).fit(known, training[1]) for strength in STRENGTHS]
-    right = [float((model.predict(judged) == validation[1]).mean()) for model in models]
+    models = [LogisticRegression(C=strength, max_iter=1000).fit(*training) for strength in STRENGTHS]
+    right = [float((model.predict(validation[0]) == validation[1]).mean()) for model in models]
     best = int(np.argmax(right))
-    return models[best].predict_proba(vectorizer.transform(texts)), STRENGTHS[best]
+    return models[best].predict_proba(asked), STRENGTHS[best]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+SHOWN = 6  # examples of a picture
 _LISTED = 20  # classes
 
 
@@ -56,3 +57,11 @@ def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int
         count = min(max(round(share * len(numbers)), 1), len(numbers) - 1)
         chosen.update(random.permutation(numbers)[:count].tolist())
     return chosen
+
+
+def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
+    """Numbers of a few examples, those most surely taken for something else; where none is, of the least sure ones."""
+    probabilities = np.asarray(outputs)
+    right = probabilities[np.arange(len(truth)), truth]
+    lead = probabilities.max(axis=1) - right  # 0 where the truth is named
+    return np.lexsort((right, -lead))[:SHOWN].tolist()
