@@ -66,7 +66,7 @@ def new_sound_model(folder: Path, sizes: SoundModelSizes, rate: int, head: str, 
         labels: the classes, or the tokens of a CTC head.
     """
     write_processor(folder, rate)
-    drop = ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout")
+    drop = ("hidden_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout")
     model = new_model(
         folder,
         head=head,
@@ -77,6 +77,7 @@ def new_sound_model(folder: Path, sizes: SoundModelSizes, rate: int, head: str, 
         num_attention_heads=sizes.heads,
         intermediate_size=4 * sizes.width,
         **dict.fromkeys(drop, sizes.dropout),
+        activation_dropout=0.0,
         layerdrop=0.0,
         **_convolutions(rate),
         feat_extract_norm="layer",
