@@ -52,7 +52,7 @@ def learned_tones(sounds):
 @pytest.fixture(scope="session")
 def learned_words(sounds):
     out = sounds / "learned-words"
-    return tasks.train("speech", sounds / "words" / "words.csv", out, text="text", **SMALL, steps=600)
+    return tasks.train("speech", sounds / "words" / "words.csv", out, text="text", **SMALL, steps=150)
 
 
 @pytest.fixture(scope="session")

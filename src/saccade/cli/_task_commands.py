@@ -100,9 +100,9 @@ class SoundModelOptions:
         None,
         "Samples a second that a new model reads; others are resampled.  [default: as most sounds have, at most 16000]",
     )
-    layers: int = option(4, "Its blocks.")
+    layers: int = option(3, "Its blocks.")
     heads: int = option(4, "Its heads of each block.")
-    width: int = option(128, "Its width.")
+    width: int = option(96, "Its width.")
     dropout: float = option(0.1, "Its dropout.")
 
 

@@ -107,12 +107,12 @@ def picture_of_panels(panels: Sequence[SoundPanel], kind: str, classes: tuple[Se
     side = 0.0 if classes is None else side_of(classes[0])
     figure = Figure(figsize=(max(side + 1, WIDE * COLUMNS), side + HIGH * rows + 0.4), layout="constrained")
     below = figure
-    what = "a row for each character, mean over heads; dots: the frames that write them"
+    what = "a row for each character, the mean over heads; dots: the frames that write them"
     if classes is not None:
         above, below = figure.subfigures(2, 1, height_ratios=[side, HIGH * rows + 0.4], squeeze=False).flat
         draw_confusion(above, *classes)
-        what = "a row for each head, mean over frames"
-    below.suptitle(f"The most wrong, or least sure: spectrogram, and attention in the last layer ({what})", fontsize=9)
+        what = "a row for each head, the mean over frames"
+    below.suptitle(f"The worst ones: spectrogram, and attention in the last layer ({what})", fontsize=9)
     axes = below.subplots(rows, COLUMNS, squeeze=False).ravel()
     for each in axes[len(panels) :]:
         each.set_axis_off()

@@ -81,9 +81,9 @@ class Speech(TranscriptTask):
     shift: float = 0.05
     noise: float = 0.1
     hertz: int | None = None
-    layers: int = 4
+    layers: int = 3
     heads: int = 4
-    width: int = 128
+    width: int = 96
     dropout: float = 0.1
     mask_time: float = 0.1
     mask_channels: float = 0.1
