@@ -304,6 +304,16 @@ def test_error_rates_are_edits_over_all_examples():
     assert error_rates(["a", "b"], ["a", "c"])["exact"] == 0.5
 
 
+def test_the_loss_decides_while_texts_are_chance(begun, monkeypatch):
+    task, examples, model = begun["words"]
+    objective = task.objective(model, examples[:7], examples[:7], Settings(steps=1, batch=7))
+    found = objective.evaluate(model)
+    assert found.metrics["character error"] > found.cost == 0.6
+    monkeypatch.setattr("saccade.tasks._transcript_task.CHANCE", 9.0)
+    found = objective.evaluate(model)
+    assert found.cost == found.metrics["character error"]
+
+
 def test_unseen_characters_are_errors_and_too_long_texts_are_refused(begun, tmp_path):
     task, examples, model = begun["words"]
     name = examples[0].path
