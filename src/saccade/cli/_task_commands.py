@@ -287,9 +287,9 @@ TASK_COMMANDS = {
         "Train a model of sounds on DATA: a wav2vec 2.0 of its own, or from a checkpoint. With --text it writes texts.",
         "A folder with a folder of sounds each class, or a .csv, .tsv or .jsonl of their paths and classes or texts.",
         (SoundOptions, ClassOptions, SoundModelOptions),
-        epochs="60, with --from 10",
+        epochs="40, with --from 10",
         rate="1e-3, with --from 5e-5",
-        batch="32, with --from 16",
+        batch="16",
     ),
     "translate": TaskCommand(
         "Translate texts.",
