@@ -601,6 +601,9 @@ def test_bad_folders_and_options(sounds, files, tmp_path):
         with pytest.raises(error, match=message):
             train(data, **options)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(TypeError, match="text: the run was trained on classes, got text='said'"):
+        tasks.Speech().changed({"text": "said"})
+    assert tasks.Speech(text="text").changed({"text": "said"}).text == "said"
     task = tasks.Speech(labels=("high", "low"))
     with pytest.raises(ValueError, match="the label 'rising' is not in the training data, which has 'high', 'low'$"):
         task.read(tones)

@@ -58,6 +58,12 @@ class TranscriptTask(MediaTask):
     def alphabet(self) -> Characters:
         return Characters(self.characters)
 
+    def changed(self: T, options: Mapping[str, Any]) -> T:
+        if "text" in options and (options["text"] is None) != (self.text is None):
+            trained = "classes" if self.text is None else "texts"
+            raise TypeError(f"text: the run was trained on {trained}, got text={options['text']!r}")
+        return super().changed(options)
+
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:

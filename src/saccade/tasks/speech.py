@@ -184,10 +184,11 @@ class Speech(TranscriptTask):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def encode(self, model: Model, examples: Sequence[SoundExample]) -> list[SoundItem]:
-        hearing = _hearing(model)
-        rate = SoundInputs.of_folder(model.folder).rate
-        warn_of_changes(examples, rate)
-        store = SoundStore(examples, rate, hearing.features.least)
+        warn_of_changes(examples, SoundInputs.of_folder(model.folder).rate)
+        return self._items(_hearing(model), examples)
+
+    def _items(self, model: SoundEncoder, examples: Sequence[SoundExample]) -> list[SoundItem]:
+        store = SoundStore(examples, SoundInputs.of_folder(model.folder).rate, model.features.least)
         return [SoundItem(store, n, said) for n, said in enumerate(self._said_of(examples))]
 
     def _said_of(self, examples: Sequence[SoundExample]) -> Sequence[int | tuple[int, ...] | None]:
@@ -268,7 +269,7 @@ class Speech(TranscriptTask):
         return picture_of_panels(panels, kind, classes)
 
     def _panel(self, model: Model, example: SoundExample, output: Any) -> SoundPanel:
-        (item,) = self.encode(model, [example])
+        (item,) = self._items(_hearing(model), [example])
         batch = {name: tensor.to(model.device) for name, tensor in self.collate(model, [item]).items()}
         result, weights = heard(model, lambda observe: self.forward(model, batch, observe))
         samples, rate = item.store.samples(0), item.store.rate
