@@ -288,7 +288,7 @@ TASK_COMMANDS = {
         "A folder with a folder of sounds each class, or a .csv, .tsv or .jsonl of their paths and classes or texts.",
         (SoundOptions, ClassOptions, SoundModelOptions),
         epochs="40, with --from 10",
-        rate="1e-3, with --from 5e-5",
+        rate="2e-3, with --from 5e-5",
         batch="16",
     ),
     "translate": TaskCommand(
