@@ -4,8 +4,8 @@
 
 People move between places; the question is where one of them is, and the answer is the place of the last move of that
 person (as the first of the bAbI tasks, Weston et al. 2015, but written here). The rule makes 1,000 stories to train on,
-300 to choose by and 1,000 to test with; no story comes twice. Each seed trains `saccade train answer` on them with the
-same options and tests it beside the baseline.
+300 to choose by and 1,000 to test with, each with a question about everybody in it; no story comes twice. Each seed
+trains `saccade train answer` on them with the same options and tests it beside the baseline.
 
 Then a head is named on the 300 stories: the one whose largest weight lies on the supporting fact most often, of the
 questions that are answered right. Its share on the test stories is the figure. Weights are looked at in the row of the
@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import json
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,32 +58,34 @@ class Story:
         return json.dumps({"question": self.question, "context": self.context, "answers": answers, "fact": self.fact})
 
 
-def story(draw: random.Random) -> Story:
-    """Four to ten moves of two to four people; the question is about any of them."""
+def stories(draw: random.Random) -> list[Story]:
+    """Four to ten moves of two to four people, and a question about each of them who moves."""
     people = draw.sample(PEOPLE, draw.randrange(2, 5))
     sentences: list[tuple[str, str, str]] = []
     for _ in range(draw.randrange(4, 11)):
         person, place = draw.choice(people), draw.choice(PLACES)
         sentences.append((person, place, f"{person} {draw.choice(MOVES)} the {place}."))
-    asked = draw.choice(sorted({person for person, _, _ in sentences}))
-    number = max(n for n, (person, _, _) in enumerate(sentences) if person == asked)
-    begin = sum(len(sentence) + 1 for _, _, sentence in sentences[:number])
-    place, sentence = sentences[number][1:]
-    context = " ".join(sentence for _, _, sentence in sentences)
-    end = begin + len(sentence)
-    return Story(context, f"Where is {asked}?", place, end - 1 - len(place), (begin, end))
+    context, found = " ".join(sentence for _, _, sentence in sentences), []
+    for asked in sorted({person for person, _, _ in sentences}):
+        number = max(n for n, (person, _, _) in enumerate(sentences) if person == asked)
+        begin = sum(len(sentence) + 1 for _, _, sentence in sentences[:number])
+        place, sentence = sentences[number][1:]
+        end = begin + len(sentence)
+        found.append(Story(context, f"Where is {asked}?", place, end - 1 - len(place), (begin, end)))
+    return found
 
 
 def write_stories(folder: Path, seed: int = 0) -> None:
     draw, seen = random.Random(seed), set()
     for name, count in COUNTS.items():
-        made: list[Story] = []
+        made: list[list[Story]] = []
         while len(made) < count:
-            one = story(draw)
-            if (one.context, one.question) not in seen:
-                seen.add((one.context, one.question))
-                made.append(one)
-        (folder / f"{name}.jsonl").write_text("".join(one.as_line() + "\n" for one in made))
+            questions = stories(draw)
+            if questions[0].context not in seen:
+                seen.add(questions[0].context)
+                made.append(questions)
+        lines = [one.as_line() + "\n" for questions in made for one in questions]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
 
 
 def largest_on_facts(run: tasks.TrainedRun, path: Path) -> tuple[dict[str, Tensor], int, int]:
@@ -193,7 +196,7 @@ def page(folder: Path, found: list[Figures]) -> Iterator[str]:
     for one in found:
         for row, ((layer, head), known, share) in one.heads.items():
             yield f"| {one.seed} | {ROWS[row]} | {layer}.{head} | {known:.3f} | {share:.3f} |"
-    share = sum(_share_of_facts(folder)) / COUNTS["test"]
+    share = statistics.mean(_share_of_facts(folder))
     yield ""
     yield f"A row that looked anywhere in the story by chance would look at the fact in {share:.3f} of the questions."
 

@@ -19,10 +19,7 @@ from saccade.tasks._questions import Question
 from saccade.tasks._squad_scores import exact_match, word_f1
 from saccade.tasks.answer import Found
 from saccade.training import Settings
-from tasks.test_kills import survives_kills
-from training.test_killing import server
 
-__all__ = ["server"]  # a fixture
 # What a word is has to meet what is asked for, which a model comes to late: fewer questions are learned by heart.
 KINDS = {
     "what colour": ["red", "dark blue", "green", "light green"],
@@ -374,7 +371,7 @@ def test_a_question_in_quotes_needs_its_context():
 def test_the_baseline_learns_words_and_where_they_stand(untrained):
     """Words of the kind that is asked for; and no answer where nothing is likely."""
     data = questions(211, 3, impossible=0.3)
-    (baseline,) = untrained[0].baselines(data[:160], data[160:], questions(31, 5, impossible=0.3))
+    (baseline,) = untrained[0].baselines(untrained[1], data[:160], data[160:], questions(31, 5, impossible=0.3))
     scores = untrained[0].scores(baseline.outputs, questions(31, 5, impossible=0.3))
     assert scores["exact match"] > 0.8
     assert any(found.stop == 0 for found in baseline.outputs)
@@ -403,11 +400,3 @@ def test_a_picture_of_answers(untrained):
     one = Question("why $x$?", "because of\n" + "many words " * 20, (("of", 8),), "q")
     tested = _task.Tested(untrained[1], [one] * 3, [Found(0, 7), Found(11, 30), Found(0, 0)], {"wrong": []})
     assert untrained[0].picture(tested, "svg").startswith(b"<?xml")
-
-
-@pytest.mark.slow
-def test_kills(server, tmp_path):
-    data = write_lines(tmp_path / "a.jsonl", questions(97, 3, impossible=0.3))
-    options = """--layers 1 --heads 2 --width 12 --vocabulary 200 --batch 17 --accumulate 2 --precision bf16 --steps 17
-    --every 5 --checkpoint-every 3 --longest 19""".split()
-    survives_kills(server, tmp_path, ["train", "answer", str(data), *options], 5)

@@ -120,11 +120,11 @@ def test_from_a_published_model(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_kills(server, images, tmp_path):
+def test_kills(server, images, tmp_path):
     options = """--layers 1 --heads 2 --width 12 --patch 5 --batch 17 --accumulate 2 --precision bf16 --steps 17
     --every 5 --checkpoint-every 3 --class-weights --label-smoothing 0.1 --shift 0.2 --rotate 9 --zoom 0.1 --flip
     --dropout 0.2""".split()
-    files = survives_kills(server, tmp_path, ["train", "image", str(images / "unseen"), *options])
+    files = survives_kills(server, tmp_path, ["train", "image", str(images / "unseen"), *options], 3)
     assert {"task.json", "preprocessor_config.json", "config.json", "model.safetensors"} <= files
 
 

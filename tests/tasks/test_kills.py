@@ -33,7 +33,7 @@ def result(out) -> dict[str, object]:
 
 
 def survives_kills(server, tmp_path, arguments, kills_wanted=10):
-    """Kills runs of a command, resumes them, and asserts that all end alike; what files that leaves."""
+    """Kill runs of a command while they train, evaluate and write, resume them, and compare; what files that leaves."""
 
     def command(out, *more):
         return [*arguments, "--out", str(out), "--no-tensorboard", *more]
@@ -45,12 +45,12 @@ def survives_kills(server, tmp_path, arguments, kills_wanted=10):
     status, ticks = server(command(tmp_path / "again"))
     assert status == 0 and result(tmp_path / "again") == expected
     draws, kills, runs, during = random.Random(7), 0, 0, set()
-    while kills < kills_wanted:
+    while kills < kills_wanted or len(during) < 3:
         out, runs = tmp_path / f"killed-{runs}", runs + 1
         given = command(out)
         tick = draws.choice([number for number, kind in enumerate(ticks, 1) if kind == "ewt"[runs % 3]])
         while True:
-            status, told = server(given, tick if kills < kills_wanted else None)
+            status, told = server(given, tick if kills < kills_wanted or len(during) < 3 else None)
             tick = draws.randrange(1, len(ticks) + 1)
             if status != -signal.SIGKILL:
                 break
@@ -59,7 +59,6 @@ def survives_kills(server, tmp_path, arguments, kills_wanted=10):
             given = command(out, *(["--resume"] if out.exists() else []))
         assert status == 0
         assert result(out) == expected
-    assert during == {"t", "e", "w"}
     return expected.keys()
 
 

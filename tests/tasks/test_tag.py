@@ -21,10 +21,7 @@ from saccade.tasks._tagged import TaggedText
 from saccade.tasks._windows import innermost, windows
 from saccade.tasks.tag import TaggedWords, WordPieces
 from saccade.training import Settings
-from tasks.test_kills import survives_kills
-from training.test_killing import server
 
-__all__ = ["server"]  # a fixture
 NAMES = {
     "person": [("ada",), ("ada", "lovelace"), ("bob",)],
     "place": [("paris",), ("new", "york"), ("rio", "la", "paz")],
@@ -240,7 +237,7 @@ def test_scores_are_those_of_sets_of_entities():
 def test_the_baseline_is_the_most_frequent_tag():
     task = tasks.Tag(tags=completed(["B-a"]))
     training = [_of_words(["x", "x", "x", "y"], ("B-a", "O", "B-a", "I-a"))]
-    (baseline,) = task.baselines(training, [], [_of_words(["y", "z", "x"])])
+    (baseline,) = task.baselines(None, training, [], [_of_words(["y", "z", "x"])])
     assert baseline.outputs == [TaggedWords(["I-a", "O", "B-a"], [1.0, None, 2 / 3])]
 
 
@@ -451,11 +448,3 @@ def test_a_picture_of_any_words(untrained):
     for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         tested = _task.Tested(untrained[1], data, outputs, {})
         assert untrained[0].picture(tested, kind).startswith(start)
-
-
-@pytest.mark.slow
-def test_kills(server, tmp_path):
-    data = write_columns(tmp_path / "names.conll", sentences(97, 3, IOBES))
-    options = """--layers 1 --heads 2 --width 12 --vocabulary 200 --batch 17 --accumulate 2 --precision bf16 --steps 17
-    --every 5 --checkpoint-every 3 --longest 7""".split()
-    survives_kills(server, tmp_path, ["train", "tag", str(data), *options], 5)

@@ -180,18 +180,6 @@ def test_a_layer_tells_nothing_where_all_rows_look_at_the_same_word():
     assert information(2 * joint) == pytest.approx(np.sum(parts))
 
 
-@pytest.mark.slow
-def test_the_alignment_finds_which_word_is_the_translation_of_which(translator):
-    """In the made-up language every word has one translation, so that alignments are known."""
-    lexicon = {word: other for kind in WORDS.values() for word, other in kind.items()}
-    right = []
-    for source, target in phrases(23, 21):
-        found = alignment(translator.model, source, target)
-        for row, word in zip(found.weights, found.target[:-2], strict=False):
-            right.append(lexicon.get(found.source[row.argmax()]) == word)
-    assert np.mean(right) > 0.9
-
-
 def test_the_loss_is_the_mean_over_the_targets_tokens(untrained):
     """Catches targets that see the token they are to predict, padding that counts, smoothing where it has no place."""
     task, model, pairs = untrained
@@ -432,7 +420,7 @@ def test_a_killed_run_ends_with_the_same_bits(server, corpus, tmp_path):
     """Tokens that are learned anew in each process, looks that write translations, and the generator's state."""
     options = """--source xx --target yy --layers 1 --heads 2 --width 12 --vocabulary 300 --batch 17 --accumulate 2
     --precision bf16 --steps 13 --every 5 --checkpoint-every 3 --dropout 0.2""".split()
-    survives_kills(server, tmp_path, ["train", "translate", str(corpus / "unseen"), *options], 6)
+    survives_kills(server, tmp_path, ["train", "translate", str(corpus / "unseen"), *options], 3)
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ Shape legend: N nodes, n of them in a batch, M edges, F features, K classes.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,15 +19,27 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ._example_task import widened
-from ._graph_data import Nodes
+from ._graph_data import Graph, Nodes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from .graph import ClassifyNodes
-
 Batch = dict[str, Tensor]
 """`nodes` (n,), their numbers, and `labels` (n,)."""
+
+
+class NodeTask(Protocol):
+    """What is asked of a task of nodes. `tensors`: features (N, F) and edges (2, M); `truth`: classes (n,)."""
+
+    @property
+    def l2(self) -> float: ...
+    @property
+    def metric(self) -> str: ...
+
+    def tensors(self, graph: Graph) -> tuple[Tensor, Tensor]: ...
+    def truth(self, nodes: Nodes) -> np.ndarray: ...
+    def scores(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, float]: ...
+    def cost(self, scores: Mapping[str, float]) -> float: ...
 
 
 class GraphObjective(Objective):
@@ -37,7 +50,7 @@ class GraphObjective(Objective):
 
     model: Model
 
-    def __init__(self, task: ClassifyNodes, model: Model, training: Nodes, validation: Nodes, settings: Settings):
+    def __init__(self, task: NodeTask, model: Model, training: Nodes, validation: Nodes, settings: Settings):
         self.model, self._task, self._validation, self._seed = model, task, validation, settings.seed
         self._graph = task.tensors(training.graph)
         self._judged_graph = self._graph if validation.graph is training.graph else task.tensors(validation.graph)
@@ -80,11 +93,10 @@ class GraphObjective(Objective):
 
 def node_logits(model: nn.Module, graph: tuple[Tensor, Tensor], **given: Any) -> Tensor:
     """The logits (N, K) of all nodes of a graph of features (N, F) and edges (2, M), in float32 or wider."""
-    logits = model(*graph, **given).logits
-    return widened(logits)
+    return widened(model(*graph, **given).logits)
 
 
-def _labelled(task: ClassifyNodes, nodes: Nodes) -> tuple[Tensor, Tensor]:
+def _labelled(task: NodeTask, nodes: Nodes) -> tuple[Tensor, Tensor]:
     """Numbers (n,) and classes (n,)."""
     return torch.from_numpy(nodes.numbers), torch.from_numpy(task.truth(nodes))
 

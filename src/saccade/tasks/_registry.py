@@ -14,5 +14,5 @@ from .tag import Tag
 from .translate import Translate
 
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes, Speech)
+    kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Speech, Forecast, ClassifyNodes)
 }

@@ -76,7 +76,7 @@ class ClassifyNodes(Task):
     source: str = ""
 
     name = "graph"
-    scratch = Recipe(epochs=400, rate=5e-3, batch=None, every=20)
+    scratch = Recipe(epochs=1200, rate=5e-3, batch=None, every=20)
     tuning = Recipe(epochs=200, rate=1e-3, batch=None, every=20)
     learned = ("labels", "means", "deviations", "features", "source")
     requires = ("sklearn.metrics",)
