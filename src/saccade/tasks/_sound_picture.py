@@ -105,12 +105,14 @@ def picture_of_panels(panels: Sequence[SoundPanel], kind: str, classes: tuple[Se
 
     rows = -(-len(panels) // COLUMNS)
     side = 0.0 if classes is None else side_of(classes[0])
-    figure = Figure(figsize=(max(side + 1, WIDE * COLUMNS), side + HIGH * rows + 0.4), layout="constrained")
+    wide = max(side + 1, WIDE * COLUMNS)
+    figure = Figure(figsize=(wide, side + HIGH * rows + 0.4), layout="constrained")
     below = figure
     what = "a row for each character, the mean over heads; dots: the frames that write them"
     if classes is not None:
         above, below = figure.subfigures(2, 1, height_ratios=[side, HIGH * rows + 0.4], squeeze=False).flat
-        draw_confusion(above, *classes)
+        free = max(wide - side - 1, 0.1)  # a matrix alone in a wide figure would stand far on the right
+        draw_confusion(above.subfigures(1, 2, width_ratios=[side + 1, free])[0], *classes)
         what = "a row for each head, the mean over frames"
     below.suptitle(f"The worst ones: spectrogram, and attention in the last layer ({what})", fontsize=9)
     axes = below.subplots(rows, COLUMNS, squeeze=False).ravel()
