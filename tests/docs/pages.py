@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import soundfile
 import warm
 from PIL import Image
 
@@ -101,6 +102,7 @@ def run_shell(command: str, folder: Path) -> str:
             (folder / name).write_text(_series(first, count), encoding="utf-8")
         _write_graph(folder / "my-graph")
         _birds(folder)
+        _spoken(folder)
         (folder / "my-corpus").mkdir()
         for name, count in (("train", 70), ("unseen", 7)):
             for language, words in (("de", "ein kleiner Hund schläft"), ("en", "a small dog sleeps")):
@@ -156,6 +158,19 @@ def _birds(folder: Path) -> None:
             (folder / name / label).mkdir(parents=True)
             for n in range(count):
                 Image.new("RGB", (19, 17), (shade, shade + n, shade)).save(folder / name / label / f"{n}.png")
+
+
+def _spoken(folder: Path) -> None:
+    """Folders of sounds, one for each class, low tones and high ones; and tables of them, with a text."""
+    for name, count in (("my-sounds", 12), ("unseen-sounds", 4)):
+        rows = ["file,text"]
+        for label, hertz in (("cough", 300), ("whistle", 1200)):
+            (folder / name / label).mkdir(parents=True)
+            for n in range(count):
+                wave = [0.3 * math.sin(2 * math.pi * (hertz + 9 * n) * t / 8000) for t in range(1600)]
+                soundfile.write(folder / name / label / f"{n}.wav", wave, 8000)
+                rows.append(f"{name}/{label}/{n}.wav,{label}")
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def _names(count: int) -> str:

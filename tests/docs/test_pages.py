@@ -25,7 +25,7 @@ def pages_with(language: str):
 
 def marks(page, language: str):
     """A command takes seconds, and some pages train or draw."""
-    slow = ("building", "self-attention-in-an-hour", "tasks")
+    slow = ("building", "self-attention-in-an-hour", "speech", "tasks")
     return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 
 

@@ -16,9 +16,10 @@ from looped import looped
 from published import transformers, written
 from saccade import cli, tasks
 from saccade.tasks._augmenting import Augmentation
+from saccade.tasks._class_results import worst
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._image_picture import class_token_attention, worst
-from saccade.tasks._images import PixelStore, checked_images, decoded, in_class_folders, usual_size
+from saccade.tasks._image_picture import class_token_attention
+from saccade.tasks._images import IMAGES, PixelStore, decoded, read_image, usual_size
 from saccade.tasks._neighbours import nearest_neighbours
 from saccade.training import Settings
 from tasks.pictures import HEIGHT, SMALL, WIDTH, write_classes
@@ -178,7 +179,7 @@ def test_a_new_model_reads_images_as_large_as_they_are(begun, tmp_path):
     batch = task.collate(model, task.encode(model, examples))
     assert batch["pixel_values"].mean().abs() < 1e-3 and abs(batch["pixel_values"].std() - 1) < 1e-3
     Image.new("RGB", (300, 200), (9, 99, 200)).save(tmp_path / "photo.png")
-    mixed = [*examples[:2], *checked_images([(tmp_path / "photo.png", "flat", "")], False)]
+    mixed = [*examples[:2], read_image(tmp_path / "photo.png", "flat", "")]
     colourful = task.new_model(mixed)
     assert colourful.channels == 3
     assert task.collate(colourful, task.encode(colourful, mixed))["pixel_values"].shape == (3, 3, 12, 9)
@@ -266,7 +267,7 @@ def test_the_baseline_is_nearest_neighbours(images, monkeypatch):
     """Against scikit-learn's classifier on the same pixels; k is chosen by the validation images alone."""
     from sklearn.neighbors import KNeighborsClassifier
 
-    examples = checked_images(in_class_folders(images / "shapes"), False)
+    examples = IMAGES.checked(IMAGES.in_class_folders(images / "shapes"), read_image, False)
     training, validation, tested = examples[::2], examples[1::4], examples[3::4]
     outputs, what = nearest_neighbours(training, validation, tested, ("flat", "square", "steep"))
     known, judged, asked = (

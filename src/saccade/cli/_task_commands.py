@@ -87,6 +87,38 @@ class ImageModelOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class SoundOptions:
+    """Sounds"""
+
+    file: str = option("file", "The column of paths, relative to the table.", metavar="COLUMN")
+    text: str | None = option(
+        None, "The column of texts: write them, instead of naming classes.", metavar="COLUMN", show_default=False
+    )
+    beams: int = option(1, "Texts that are searched for at once.")
+    longest: float = option(30.0, "Seconds of a sound, at most.")
+    skip_broken: bool = option(False, "Leave out sounds that cannot be read, and count them.", "--skip-broken")
+    speed: float = option(0.1, "Make sounds faster or slower while learning, by at most this share.")
+    shift: float = option(0.05, "Put at most so many seconds of silence before and behind them.")
+    noise: float = option(0.1, "Add white noise, at most this share of a sound's deviation.")
+    mask_time: float = option(0.1, "Mask this share of a new model's frames while learning.")
+    mask_channels: float = option(0.1, "Mask this share of its channels.")
+
+
+@dataclasses.dataclass(frozen=True)
+class SoundModelOptions:
+    """Model"""
+
+    hertz: int | None = option(
+        None,
+        "Samples a second that a new model reads; others are resampled.  [default: as most sounds have, at most 16000]",
+    )
+    layers: int = option(3, "Its blocks.")
+    heads: int = option(4, "Its heads of each block.")
+    width: int = option(96, "Its width.")
+    dropout: float = option(0.1, "Its dropout.")
+
+
+@dataclasses.dataclass(frozen=True)
 class TextModelOptions:
     """Model"""
 
@@ -268,6 +300,15 @@ TASK_COMMANDS = {
         epochs="20, with --from 3",
         rate="1e-3, with --from 5e-5",
         batch="64, with --from 32",
+    ),
+    "speech": TaskCommand(
+        "Tell classes of sounds apart, or write what is said.",
+        "Train a model of sounds on DATA: a wav2vec 2.0 of its own, or from a checkpoint. With --text it writes texts.",
+        "A folder with a folder of sounds each class, or a .csv, .tsv or .jsonl of their paths and classes or texts.",
+        (SoundOptions, ClassOptions, SoundModelOptions),
+        epochs="40, with --from 10",
+        rate="2e-3, with --from 5e-5",
+        batch="16",
     ),
     "forecast": TaskCommand(
         "Forecast series.",

@@ -47,8 +47,8 @@ def load(
             attention. Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
-        labels: of a new classifier: how many, or their names. Of a classifier in the files that tells another number
-            of labels apart, what is of another size begins anew.
+        labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. Of a head in
+            the files that tells another number of labels apart, what is of another size begins anew.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
@@ -219,7 +219,7 @@ def _request(
         raise ValueError(f"head: {family.name} has {known}; got {head!r}")
     else:
         chosen = None if head == "none" else head
-    if labels is not None and (chosen not in family.new_heads or chosen in family.unlabelled):
+    if labels is not None and chosen not in family.new_heads:
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
     if isinstance(labels, str):
         raise ValueError(f"labels: expected how many, or a list of names, got {labels!r}")
@@ -227,12 +227,24 @@ def _request(
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
         if not names:
             raise ValueError("labels: expected at least one")
-        settings.values["id2label"] = {str(n): name for n, name in enumerate(names)}
-        settings.values["label2id"] = {name: n for n, name in enumerate(names)}
+        settings.values.update(_named(names) if chosen not in family.of_tokens else _tokens(names))
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
     return Request(chosen, count, mechanism, relabelled=labels is not None)
+
+
+def _named(labels: Sequence[str]) -> dict[str, Any]:
+    """The labels of a classifier as config.json has them."""
+    return {
+        "id2label": {str(n): name for n, name in enumerate(labels)},
+        "label2id": {name: n for n, name in enumerate(labels)},
+    }
+
+
+def _tokens(labels: Sequence[str]) -> dict[str, Any]:
+    """The tokens of a CTC head as config.json has them: their number, and which one is the blank."""
+    return {"vocab_size": len(labels), "pad_token_id": 0}
 
 
 @torch.no_grad()

@@ -220,7 +220,7 @@ class Family:
         build: the model, with weights that mean nothing yet.
         keys: its key map.
         new_heads: heads that may begin anew on a checkpoint without them.
-        unlabelled: those of them whose size config.json says, so that no labels can be given.
+        of_tokens: those of them whose labels are tokens, the blank first.
         own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
     """
 
@@ -231,7 +231,7 @@ class Family:
     keys: Callable[[Any], KeyMap]
     new_heads: tuple[str, ...] = ()
     body: str = field(default="Model")
-    unlabelled: tuple[str, ...] = ()
+    of_tokens: tuple[str, ...] = ()
     own_head_width: bool = False
 
     def architecture(self, model_type: str, head: str | None) -> str:

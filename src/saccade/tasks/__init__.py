@@ -27,6 +27,7 @@ from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .speech import Speech
 from .tag import Tag
 from .translate import Translate
 
@@ -46,6 +47,7 @@ __all__ = [
     "SearchReporter",
     "SearchResult",
     "SeedsReport",
+    "Speech",
     "Tag",
     "Task",
     "TestReport",

@@ -12,22 +12,33 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularisation
 
 Labelled = tuple[Sequence[str], np.ndarray]
 """Texts and the numbers of their classes, or which labels they have."""
+Featured = tuple[Any, np.ndarray]
+"""Features (N, D), which may be sparse, and the numbers of classes."""
 
 
 def tfidf_regression(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
     """Logistic regression on words and pairs of words, weighed by TF-IDF.
 
+    Returns:
+        The probabilities (N, K) of the classes of `texts`, and C as of `strongest_regression`.
+    """
+    known, judged, asked = _tfidf(training[0], validation[0], texts)
+    return strongest_regression((known, training[1]), (judged, validation[1]), asked)
+
+
+def strongest_regression(training: Featured, validation: Featured, asked: Any) -> tuple[np.ndarray, float]:
+    """Logistic regression on features.
+
     It learns from the training examples alone; C is the one of `STRENGTHS` that is right most often on the validation
     examples (of equally good ones the smallest).
 
     Returns:
-        The probabilities (N, K) of the classes of `texts`, and C.
+        The probabilities (N, K) of the classes of `asked`, (N, D) features, and C.
     """
     from sklearn.linear_model import LogisticRegression
 
-    known, judged, asked = _tfidf(training[0], validation[0], texts)
-    models = [LogisticRegression(C=strength, max_iter=1000).fit(known, training[1]) for strength in STRENGTHS]
-    right = [float((model.predict(judged) == validation[1]).mean()) for model in models]
+    models = [LogisticRegression(C=strength, max_iter=1000).fit(*training) for strength in STRENGTHS]
+    right = [float((model.predict(validation[0]) == validation[1]).mean()) for model in models]
     best = int(np.argmax(right))
     return models[best].predict_proba(asked), STRENGTHS[best]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+SHOWN = 6  # examples of a picture
 _LISTED = 20  # classes
 
 
@@ -107,3 +108,11 @@ def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> 
             chosen.add(n)
             left.subtract(kinds[n])
     return chosen
+
+
+def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
+    """Numbers of a few examples, those most surely taken for something else; where none is, of the least sure ones."""
+    probabilities = np.asarray(outputs)
+    right = probabilities[np.arange(len(truth)), truth]
+    lead = probabilities.max(axis=1) - right  # 0 where the truth is named
+    return np.lexsort((right, -lead))[:SHOWN].tolist()

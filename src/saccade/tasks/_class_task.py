@@ -52,7 +52,7 @@ class ClassTask(ExampleTask):
     weights: tuple[float, ...] = ()
 
     thing: ClassVar[str]
-    learned = ("labels", "weights")
+    learned: ClassVar[tuple[str, ...]] = ("labels", "weights")
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:

@@ -128,7 +128,7 @@ def distill_request(
 
 def _teachable(task: object) -> ExampleTask:
     """ValueError for a task whose outputs are no choices by logits."""
-    if isinstance(task, ExampleTask) and type(task).logits is not ExampleTask.logits:
+    if isinstance(task, ExampleTask) and task.teachable:
         return task
     name = getattr(task, "name", type(task).__name__)
     able = [name for name, kind in TASKS.items() if getattr(kind, "logits", None) not in (None, ExampleTask.logits)]

@@ -86,6 +86,11 @@ class ExampleTask(Task):
         none of a task whose outputs are no choices. The loss is a mean over the same rows."""
         return []
 
+    @property
+    def teachable(self) -> bool:
+        """Whether a student can learn from `logits`."""
+        return type(self).logits is not ExampleTask.logits
+
     def row_weights(self, batch: Batch) -> Tensor | None:
         """What each of these rows weighs (N,) while learning; None: all alike."""
         return None

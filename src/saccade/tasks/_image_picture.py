@@ -17,9 +17,9 @@ from .._evaluating import evaluating
 from ..models import Model
 from ..nn import Observation
 from ..nn.attention import weights_of
+from ._class_results import SHOWN
 from ._confusion import Counts, draw_confusion, side_of, written
 
-SHOWN = 6  # images
 LOWER = 4.2  # inches below the matrix
 
 
@@ -49,14 +49,6 @@ class ImagePanel:
         above.set_title(f"{self.truth}\ntaken for {self.found} ({self.sure:.2f})", fontsize="small")
         special = len(self.weights) - self.grid[0] * self.grid[1]
         draw(self.weights, image=self.pixels, patches=self.grid, skip=special, ax=below)
-
-
-def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
-    """Numbers of the images that are most surely taken for something else; where none is, of the least sure ones."""
-    probabilities = np.asarray(outputs)
-    right = probabilities[np.arange(len(truth)), truth]
-    lead = probabilities.max(axis=1) - right  # 0 where the truth is named
-    return np.lexsort((right, -lead))[:SHOWN].tolist()
 
 
 def class_token_attention(model: Model, values: Tensor) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""Labelled images from files: a folder with a folder for each class, or a table of paths.
-
-Every error names the file, and the line of the table where there is one.
+"""Images from files: how they are decoded, and kept as a model reads them.
 
 Shape legend: N images of all, B of a batch, C channels, H height, W width.
 """
@@ -8,28 +6,23 @@ Shape legend: N images of all, B of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..models.signals.images import EIGHT_BITS, ImageInputs, open_image, to_rgb
-from ._examples import read_lines, read_table
+from ._media import Media
 
 if TYPE_CHECKING:
     from PIL import Image
 
-ENDINGS = tuple(".png .jpg .jpeg .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())
+IMAGES = Media("an image", tuple(".png .jpg .jpeg .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split()))
 GREY = ("1", "L", "LA", "La")
 MEMORY = 2**31  # bytes of decoded images that are kept; of more, each batch is read anew
 SAMPLE = 4096  # images over which mean and deviation are taken
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by channels
-_NAMED = 3  # broken files in a warning
-
-Found = tuple[Path, "str | None", str]
-"""A file, its class, and where it stands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,75 +43,10 @@ class ImageExample:
     grey: bool
 
 
-def in_class_folders(path: Path) -> list[Found]:
-    """The images of each folder in `path`, which is named as their class."""
-    classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-    found: list[Found] = []
-    for folder in classes:
-        files = images_below(folder)
-        if not files:
-            raise ValueError(f"{folder}: holds no images; remove the folder, or put images of the class in it")
-        found += [(file, folder.name, str(file)) for file in files]
-    if not found:
-        raise ValueError(f"{path}: holds no examples; expected a folder for each class with images in it")
-    return found
-
-
-def images_below(folder: Path) -> list[Path]:
-    """The image files of a folder and of those in it, in order."""
-    return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in ENDINGS and file.is_file()]
-
-
-def in_table(path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, ...], str]]:
-    """Of each row the file that its first column names, relative to the table; the other columns; and its place."""
-    found = []
-    for place, (name, *rest) in read_table(path, columns):
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"{place}: expected the path of an image, got {name!r:.40}")
-        found.append((_existing(path.parent / name, place), tuple(rest), place))
-    return found
-
-
-def in_list(path: Path) -> list[Found]:
-    """The images that a file has a path a line of, relative to the file."""
-    places = [(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1)]
-    return [(_existing(path.parent / line, place), None, place) for line, place in places]
-
-
-def _existing(path: Path, place: str) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{place}: {path}: no such image file")
-    return path
-
-
-def checked_images(found: Iterable[Found], skip_broken: bool) -> list[ImageExample]:
-    """The images, each decoded once, so that a broken one is found before anything is trained.
-
-    Raises:
-        ValueError: a broken one, unless they are to be left out; a warning counts them then. None that is left.
-    """
-    examples: list[ImageExample] = []
-    broken: list[str] = []
-    for path, label, place in found:
-        try:
-            image = decoded(path)
-        except ValueError as error:
-            if not skip_broken:
-                where = "" if place == str(path) else f"{place}: "
-                raise ValueError(f"{where}{error}; remove it, or let skip_broken leave it out") from None
-            broken.append(str(path))
-            continue
-        examples.append(ImageExample(path, label, place, (image.height, image.width), image.mode in GREY))
-    if not examples:
-        raise ValueError(f"{broken[0]}: no image is left, all {len(broken)} are broken")
-    if broken:
-        more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-        warnings.warn(
-            f"{len(broken)} of {len(broken) + len(examples)} images are broken and left out: "
-            f"{', '.join(broken[:_NAMED])}{more}",
-            stacklevel=2,
-        )
-    return examples
+def read_image(path: Path, label: str | None, place: str) -> ImageExample:
+    """An image, decoded once, so that a broken one is found before anything is trained. ValueError for such a one."""
+    image = decoded(path)
+    return ImageExample(path, label, place, (image.height, image.width), image.mode in GREY)
 
 
 def decoded(path: Path, channels: int | None = None) -> Image.Image:

@@ -13,11 +13,12 @@ from .forecast import Forecast
 from .graph import ClassifyNodes
 from .image import ClassifyImages
 from .mlm import Mlm
+from .speech import Speech
 from .tag import Tag
 from .translate import Translate
 
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Forecast, ClassifyNodes)
+    kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Speech, Forecast, ClassifyNodes)
 }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,22 +22,19 @@ from ..models.loading import new_model
 from ..models.signals.images import ImageInputs
 from ..nn.stacks import LayerObserver
 from ._augmenting import Augmentation
-from ._class_task import ClassTask, label_of
+from ._class_results import worst
+from ._class_task import label_of
 from ._example_task import Batch, widened
-from ._examples import ENDINGS as TABLES
-from ._image_picture import ImagePanel, class_token_attention, image_picture, worst
+from ._image_picture import ImagePanel, class_token_attention, image_picture
 from ._images import (
-    Found,
+    IMAGES,
     ImageExample,
     PixelStore,
-    checked_images,
-    images_below,
-    in_class_folders,
-    in_list,
-    in_table,
     pixel_statistics,
+    read_image,
     usual_size,
 )
+from ._media_task import MediaTask
 from ._neighbours import nearest_neighbours
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
@@ -55,21 +51,18 @@ class ImageItem(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifyImages(ClassTask):
+class ClassifyImages(MediaTask):
     """Images of classes.
 
     Args:
-        file: column of a table; paths are relative to the table.
+        file, skip_broken: as in every task of files.
         label, label_smoothing, class_weights, metric: as in every task of classes.
-        skip_broken: leave out images that cannot be read, with a warning that counts them, instead of refusing them.
         shift, rotate, zoom, flip: how images are changed at random while learning, see `Augmentation`.
         longest: pixels of the longer side that a new model reads at most; smaller images keep their size.
         patch: pixels of a side of its patches; None: such that there are about eight along the longer side.
         layers, heads, width, dropout: of a new model; a checkpoint has its own.
     """
 
-    file: str = "file"
-    skip_broken: bool = False
     shift: float = 0.1
     rotate: float = 0.0
     zoom: float = 0.0
@@ -83,6 +76,7 @@ class ClassifyImages(ClassTask):
 
     name = "image"
     thing = "image"
+    media = IMAGES
     scratch = Recipe(epochs=20, rate=1e-3, batch=64)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading = ("file", "label", "skip_broken")
@@ -111,56 +105,15 @@ class ClassifyImages(ClassTask):
 
     def read(self, path: Path) -> list[ImageExample]:
         if path.is_dir():
-            found = in_class_folders(path)
+            found = self.media.in_class_folders(path)
         else:
-            rows = in_table(path, (self.file, self.label))
+            rows = self.media.in_table(path, (self.file, self.label))
             found = [(file, label_of(label, place), place) for file, (label,), place in rows]
         self.check_known((label, place) for _, label, place in found)
-        return checked_images(found, self.skip_broken)
+        return self.media.checked(found, self.example, self.skip_broken)
 
-    def files(self, path: Path) -> list[Path]:
-        """A folder, or a table with the images that it names."""
-        if path.is_dir() or not path.exists():
-            return [path]
-        try:
-            return [path, *(file for file, _, _ in in_table(path, (self.file,)))]
-        except (OSError, ValueError):  # it is not what it was; its own content says so
-            return [path]
-
-    def split(
-        self, data: Sequence[ImageExample], share: float, seed: int
-    ) -> tuple[list[ImageExample], list[ImageExample]]:
-        for label, count in Counter(example.label for example in data).items():
-            if count < 2:
-                only = next(example for example in data if example.label == label)
-                raise ValueError(
-                    f"{only.place}: is the only image of {label!r}, too few to split; add images of it, leave it out, "
-                    "or give --validation"
-                )
-        return super().split(data, share, seed)
-
-    def inputs(self, texts: Sequence[str]) -> list[ImageExample]:
-        return checked_images([_alone(Path(text)) for text in texts], self.skip_broken)
-
-    def read_inputs(self, path: Path) -> list[ImageExample]:
-        return checked_images(self._listed(path), self.skip_broken)
-
-    def _listed(self, path: Path) -> list[Found]:
-        """The images of a folder, of a table, of a list with a path a line; or the one image of a file."""
-        if path.is_dir():
-            found = [_alone(file) for file in images_below(path)]
-            if not found:
-                raise ValueError(f"{path}: holds no images")
-            return found
-        kind = path.suffix.lower()
-        if kind in TABLES:
-            return [(file, None, place) for file, _, place in in_table(path, (self.file,))]
-        if kind == ".txt":
-            return in_list(path)
-        return [_alone(path)]
-
-    def named(self, example: ImageExample) -> str:
-        return str(example.path)
+    def example(self, path: Path, said: str | None, place: str) -> ImageExample:
+        return read_image(path, said, place)
 
     # --- model --------------------------------------------------------------------------------------------------------
 
@@ -249,10 +202,6 @@ class ClassifyImages(ClassTask):
             for n, image, weights in zip(numbers, pixels, class_token_attention(model, values), strict=True)
         ]
         return image_picture(tested.details["labels"], tested.details["confusion"], panels, kind)
-
-
-def _alone(path: Path) -> Found:
-    return path, None, str(path)
 
 
 def write_processor(folder: Path, size: tuple[int, int], mean: Sequence[float], deviation: Sequence[float]) -> None:

@@ -186,8 +186,11 @@ def test_pre_training_heads_are_left_out_and_new_ones_begin(tmp_path):
     theirs = transformers().Wav2Vec2ForCTC.from_pretrained(tmp_path / "b")
     assert torch.allclose(theirs(**batch()).logits[frames()], model(**batch()).logits[frames()], atol=1e-5)
     assert models.load(tmp_path, head="sequence-classification", labels=4)(**batch()).logits.shape == (3, 4)
-    with pytest.raises(ValueError, match="labels: only of a classifier, which the head 'ctc' is not"):
-        models.load(tmp_path, head="ctc", labels=3)
+    other = models.load(tmp_path, head="ctc", labels=["<pad>", "a", "b"])
+    assert other(**batch()).logits.shape == (3, 15, 3) and other.head.blank == 0
+    other.save(tmp_path / "c")
+    assert set(models.load(tmp_path / "b", head="ctc", labels=3).report.unused) == {"lm_head.weight", "lm_head.bias"}
+    assert not models.load(tmp_path / "c", head="ctc", labels=["<pad>", "x", "y"]).report.initialised
 
 
 def test_what_is_wrong_with_a_call_or_its_settings_is_told(tmp_path):

@@ -15,6 +15,7 @@ FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.p
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
+CHARACTERS, SPEECH = "src/saccade/tasks/_characters.py", "tests/tasks/test_speech.py"
 TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
 DISTILL = "tests/tasks/test_distill.py"
 SEARCH, SEVERAL, WORDS = (f"tests/tasks/test_{name}.py" for name in ("search", "several_labels", "words"))
@@ -387,5 +388,37 @@ FAULTS = (
         "(output - embedding.weight.mean(0))",
         (WORDS,),
         "What the class token adds is missing from the words' sum.",
+    ),
+    Fault(
+        "frames-of-padding",
+        CHARACTERS,
+        "labels[meant], frames, meant.sum(1)",
+        "labels[meant], frames * 0 + logits.shape[1], meant.sum(1)",
+        (f"{SPEECH}::test_the_loss_is_the_sum_over_all_alignments",),
+        "Padding is part of every alignment.",
+    ),
+    Fault(
+        "repeats-without-a-blank",
+        CHARACTERS,
+        "return len(numbers) + sum(one == other for one, other in pairwise(numbers))",
+        "return len(numbers)",
+        (f"{SPEECH}::test_frames_that_a_text_needs_are_those_of_its_shortest_alignment",),
+        "Texts that no alignment has pass the check, and their loss is infinite.",
+    ),
+    Fault(
+        "faster-than-its-text",
+        "src/saccade/tasks/speech.py",
+        "return changed if model.frames(len(changed)) >= needed else samples",
+        "return changed",
+        (f"{SPEECH}::test_no_change_makes_a_sound_too_short_for_its_text",),
+        "A fast sound has fewer frames than its text needs, and the loss is infinite.",
+    ),
+    Fault(
+        "patience-of-chance",
+        "src/saccade/tasks/_transcript_task.py",
+        "cost=min(found.cost, CHANCE)",
+        "cost=found.cost",
+        (f"{SPEECH}::test_the_loss_decides_while_texts_are_chance",),
+        "The weights before any learning are the best for epochs, and patience ends the run.",
     ),
 )

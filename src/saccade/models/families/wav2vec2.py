@@ -148,5 +148,5 @@ FAMILY = Family(
     Wav2Vec2,
     _keys,
     (CTC, CLASSIFIER),
-    unlabelled=(CTC,),
+    of_tokens=(CTC,),
 )

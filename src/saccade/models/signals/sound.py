@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,14 @@ from ..._extras import installing
 from ..checkpoints.processors import processor_settings
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Sound(NamedTuple):
+    """The samples (S,) of a file, its channels averaged, how many a second, and how many channels there were."""
+
+    samples: Samples
+    rate: int
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class SoundInputs:
 
     def _one(self, source: Any, name: str) -> Samples:
         if isinstance(source, (str, Path)):
-            samples, rate = _read(Path(source))
+            samples, rate, _ = read_sound(Path(source))
             self._check_rate(str(source), rate)
         elif isinstance(source, (np.ndarray, Tensor)):
             samples = source.detach().cpu().numpy() if isinstance(source, Tensor) else source
@@ -120,8 +128,12 @@ def each_sound(sounds: Any) -> list[Any]:
     return list(sounds)
 
 
-def _read(path: Path) -> tuple[Samples, int]:
-    """The samples of a file, its channels averaged, and its rate."""
+def read_sound(path: Path) -> Sound:
+    """The sound of a file that soundfile reads.
+
+    Raises:
+        ImportError: without soundfile. FileNotFoundError: no such file. ValueError: a damaged one.
+    """
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without libsndfile
@@ -136,7 +148,7 @@ def _read(path: Path) -> tuple[Samples, int]:
         raise ValueError(f"{path}: damaged, or no sound that soundfile reads ({error})") from None
     if len(samples) != expected or _cut(path):
         raise ValueError(f"{path}: damaged, the file ends before its sound does")
-    return samples.mean(1), rate
+    return Sound(samples.mean(1), rate, samples.shape[1])
 
 
 def _cut(path: Path) -> bool:

@@ -97,6 +97,10 @@ class SoundFeatures(nn.Module):
             SoundLayer(*layer, bias) for layer in zip(sizes, kernels, strides, norms, strict=True)
         )
 
+    @property
+    def convolutions(self) -> list[nn.Conv1d]:
+        return [layer.conv for layer in self.layers if isinstance(layer, SoundLayer)]
+
     def frames(self, samples: int) -> int:
         """L of S; below 1 where S is too short."""
         for kernel, stride in zip(self.kernels, self.strides, strict=True):

@@ -1,0 +1,121 @@
+"""Files of one kind, such as images or sounds: in folders of classes, named by a table or a list, and read one by one.
+
+Every error names the file, and the line of the table where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ._examples import ENDINGS as TABLES
+from ._examples import read_lines, read_table
+
+_NAMED = 3  # broken files in a warning
+
+Found = tuple[Path, "str | None", str]
+"""A file, what a table or a folder's name says of it, and where it stands."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Media:
+    """Files of one kind.
+
+    Args:
+        called: what one is, with its article: "an image".
+        endings: by which the files of a folder are known.
+    """
+
+    called: str
+    endings: tuple[str, ...]
+
+    @property
+    def thing(self) -> str:
+        return self.called.split()[1]
+
+    def below(self, folder: Path) -> list[Path]:
+        """The files of a folder and of those in it, in order."""
+        return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in self.endings and file.is_file()]
+
+    def in_class_folders(self, path: Path) -> list[Found]:
+        """The files of each folder in `path`, which is named as their class."""
+        classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+        found: list[Found] = []
+        for folder in classes:
+            files = self.below(folder)
+            if not files:
+                raise ValueError(
+                    f"{folder}: holds no {self.thing}s; remove the folder, or put {self.thing}s of the class in it"
+                )
+            found += [(file, folder.name, str(file)) for file in files]
+        if not found:
+            raise ValueError(f"{path}: holds no examples; expected a folder for each class with {self.thing}s in it")
+        return found
+
+    def in_table(self, path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, ...], str]]:
+        """Of each row the file that its first column names, relative to the table; the other columns; its place."""
+        found = []
+        for place, (name, *rest) in read_table(path, columns):
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"{place}: expected the path of {self.called}, got {name!r:.40}")
+            found.append((self._existing(path.parent / name, place), tuple(rest), place))
+        return found
+
+    def in_list(self, path: Path) -> list[Found]:
+        """The files that a file has a path a line of, relative to it."""
+        places = [(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1)]
+        return [(self._existing(path.parent / line, place), None, place) for line, place in places]
+
+    def listed(self, path: Path, column: str) -> list[Found]:
+        """The files of a folder, of a column of a table, of a list with a path a line; or the one file itself."""
+        if path.is_dir():
+            found = [alone(file) for file in self.below(path)]
+            if not found:
+                raise ValueError(f"{path}: holds no {self.thing}s")
+            return found
+        kind = path.suffix.lower()
+        if kind in TABLES:
+            return [(file, None, place) for file, _, place in self.in_table(path, (column,))]
+        return self.in_list(path) if kind == ".txt" else [alone(path)]
+
+    def checked(self, found: Iterable[Found], read: Callable[..., T], skip_broken: bool) -> list[T]:
+        """`read(path, said, place)` of each, which raises a ValueError for a broken one.
+
+        Raises:
+            ValueError: a broken one, unless they are to be left out; a warning counts them then. None that is left.
+        """
+        examples: list[T] = []
+        broken: list[str] = []
+        for path, said, place in found:
+            try:
+                examples.append(read(path, said, place))
+            except ValueError as error:
+                if not skip_broken:
+                    where = "" if place == str(path) else f"{place}: "
+                    raise ValueError(f"{where}{error}; remove it, or let skip_broken leave it out") from None
+                broken.append(str(path))
+        if not examples:
+            raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
+        if broken:
+            more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+            warnings.warn(
+                f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s are broken and left out: "
+                f"{', '.join(broken[:_NAMED])}{more}",
+                stacklevel=2,
+            )
+        return examples
+
+    def _existing(self, path: Path, place: str) -> Path:
+        if not path.is_file():
+            raise FileNotFoundError(f"{place}: {path}: no such {self.thing} file")
+        return path
+
+
+def alone(path: Path) -> Found:
+    """A file of which nothing is said."""
+    return path, None, str(path)
