@@ -201,6 +201,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "generate": "PROMPT",
         "embed": "FILE_OR_FOLDER",
         "prune": "MODEL",
+        "distill": "TEACHER STUDENT DATA",
         "test": "RUN DATA",
         "predict": "RUN [INPUT]",
         "verify": "TARGET",

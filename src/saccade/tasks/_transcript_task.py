@@ -48,7 +48,7 @@ class TranscriptTask(MediaTask):
         super().__post_init__()
         if self.beams < 1:
             raise ValueError(f"beams: must be at least 1, got {self.beams}")
-        of_classes = {"label_smoothing": 0.0, "class_weights": False, "metric": "accuracy"}
+        of_classes = {"label_smoothing": 0.0, "class_weights": False, "metric": None}
         for name, usual in of_classes.items():
             if self.text is not None and getattr(self, name) != usual:
                 raise ValueError(f"{name}: is of classes; with text={self.text!r} there are none")
