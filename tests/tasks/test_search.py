@@ -225,23 +225,31 @@ def test_kills(server, tmp_path):
     survives_kills(server, tmp_path, ["train", "classify", data, *options], 5, searched_result)
 
 
-def test_a_move_that_was_broken_off_is_finished(learned, tmp_path):
+def written_run(folder, mark, step):
+    (folder / "checkpoints").mkdir(parents=True)
+    names = ("task.json", "curve.jsonl", "model.safetensors", f"checkpoints/{step:09d}.checkpoint")
+    for name in names:
+        (folder / name).write_text(json.dumps({"task": "classify", "mark": mark}))
+    (folder / "README.md").write_text(f"# {folder.name}\n\n{mark}\n")
+    return {*names, "README.md"}
+
+
+def test_a_move_that_was_broken_off_is_finished(tmp_path):
     """Catches files of two runs in one folder."""
     out, folder = tmp_path / "out", tmp_path / "out" / "trial-002"
-    shutil.copytree(learned.folder, out)
-    (out / "anomaly.txt").write_text("of the run that was best before\n")
-    shutil.copytree(learned.folder, folder)
-    (folder / "curve.jsonl").write_text("new\n")
-    (folder / "checkpoints" / "000000080.checkpoint").rename(folder / "checkpoints" / "000000070.checkpoint")
+    written_run(out, "old", 80)
+    (out / "anomaly.txt").write_text("old")
+    names = written_run(folder, "new", 70)
     (folder / "task.json").rename(folder / "kept")
     with pytest.raises(FileNotFoundError):  # as a kill before the last move
         promote(out, folder)
     assert not (out / "task.json").exists()
     (out / "kept").rename(folder / "task.json")
     promote(out, folder)
-    assert (out / "task.json").exists() and (out / "curve.jsonl").read_text() == "new\n"
-    assert not (out / "anomaly.txt").exists()
-    assert {path.name for path in (out / "checkpoints").iterdir()} & {"000000080.checkpoint"} == set()
+    shutil.rmtree(folder)
+    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert found == names and all("new" in (out / name).read_text() for name in names)
+    assert (out / "README.md").read_text() == "# out\n\nnew\n"
 
 
 @pytest.mark.slow
@@ -295,7 +303,7 @@ def test_the_command(files, tmp_path, capsys):
     assert cli.main(["test", str(out), str(files / "unseen.csv"), "--no-baseline"]) == 0
 
 
-def test_errors_are_one_line(files, learned, tmp_path, capsys, monkeypatch):
+def test_errors_are_one_line(files, tmp_path, capsys, monkeypatch):
     data = str(files / "reviews.csv")
     given = [f"--{name}={value}" for name, value in SMALL.items()]
     cases = [
@@ -309,10 +317,11 @@ def test_errors_are_one_line(files, learned, tmp_path, capsys, monkeypatch):
         assert cli.main(["train", "classify", data, "--out", str(tmp_path / "out"), *more]) == 2
         error = capsys.readouterr().err
         assert error.startswith("saccade: error: ") and error.count("\n") == 1 and message in error
-    with pytest.raises(FileExistsError, match="learned: exists already; choose another --out, or give --overwrite or"):
-        tasks.search("classify", data, learned.folder)
-    with pytest.raises(FileNotFoundError, match="learned: no search to resume"):
-        tasks.search("classify", data, learned.folder, resume=True)
+    written_run(tmp_path / "other", "old", 80)
+    with pytest.raises(FileExistsError, match="other: exists already; choose another --out, or give --overwrite or"):
+        tasks.search("classify", data, tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="other: no search to resume"):
+        tasks.search("classify", data, tmp_path / "other", resume=True)
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["train", "classify", data, "--out", str(tmp_path / "out"), "--search", "2"]) == 2

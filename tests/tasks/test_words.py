@@ -51,6 +51,7 @@ def lead(run, text):
     return lambda rows: sign * (run.task.forward(run.model, {"input_ids": rows}) * torch.tensor([1, -1])).sum(1)
 
 
+@pytest.mark.slow
 def test_shares_are_the_gradient_along_the_way(learned):
     """The definition once more, with very many points and no hook. Catches a wrong way, and steps of special tokens."""
     model, text = learned.model, "the plot was a dull story"
@@ -71,6 +72,7 @@ def test_shares_are_the_gradient_along_the_way(learned):
     assert shares[0] == shares[-1] == 0.0
 
 
+@pytest.mark.slow
 def test_the_word_that_tells_the_class_adds_most(learned, files):
     """Also where a word has several pieces, beside signs, and in a text that is cut.
 
@@ -99,6 +101,7 @@ def test_the_most_sure_ones_are_shown_the_wrong_ones_first():
     assert len(most_sure(np.linspace(0.5, 1, 20), np.arange(20) % 2 == 0)) == WRONG + RIGHT
 
 
+@pytest.mark.slow
 def test_the_pictures(learned, files, tmp_path, capsys):
     picture = tmp_path / "words.svg"
     report = tasks.test(learned, files / "unseen.csv", baseline=False)

@@ -50,7 +50,11 @@ def _reporter(trials: int) -> SearchReporter:
     from ..training.progress import ConsoleReporter
 
     class Brief(ConsoleReporter):
-        """The bar and what is wrong, nothing else."""
+        """The bar, while the trial goes on, and what is wrong."""
+
+        def __init__(self, run: Any):
+            super().__init__(run)
+            self._progress.live.transient = True
 
         def _line(self, text: str, style: str = "") -> None: ...
 

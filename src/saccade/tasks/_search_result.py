@@ -93,7 +93,8 @@ class SearchResult:
     def _draw_trials(self, axes: Any) -> None:
         for state, color in _COLORS.items():
             shown = [trial for trial in self.trials if trial.state == state and trial.looks]
-            axes.scatter([one.number for one in shown], list(map(self._shown, shown)), color=color, label=state)
+            if shown:
+                axes.scatter([one.number for one in shown], list(map(self._shown, shown)), color=color, label=state)
         ended = [trial for trial in self.trials if trial.state == ENDED]
         bests = [ranked(ended[: n + 1])[0] for n in range(len(ended))]
         numbers = [*(trial.number for trial in ended), len(self.trials)]
