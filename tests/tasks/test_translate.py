@@ -261,7 +261,8 @@ def test_bleu_and_chrf_are_sacrebleus():
 
 def test_the_lexicon_is_ibms_model_1():
     """Against the algorithm as the paper has it, in loops."""
-    rows = phrases(61, 2)
+    # Of "oui" the likeliest word is "yes", though "aye" comes from nothing else.
+    rows = [*phrases(61, 2), ("oui", "yes"), ("oui", "yes"), ("oui", "aye"), *[("si", "yes")] * 5]
     sources, targets = zip(*rows, strict=True)
     t: dict[tuple[str, str], float] = defaultdict(lambda: 1.0)
     for _ in range(5):
@@ -277,6 +278,7 @@ def test_the_lexicon_is_ibms_model_1():
     for f in {word for source in sources for word in words_of(source)}:
         best = max(probability for (_, known), probability in t.items() if known == f)
         assert t[lexicon.translated(f), f] == pytest.approx(best)
+    assert lexicon.translated("oui") == "yes"
     assert lexicon.translated("Le chat (noir) quux, voit.") == f"Le cat (black) quux, {lexicon.translated('voit')}."
 
 
