@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import random
+import warnings
 from collections import defaultdict
 
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 from published import transformers, written, written_words
 from saccade import cli, tasks
 from saccade.models.tokenizers.byte_pairs import SPECIAL, train_byte_pairs
+from saccade.models.tokenizers.sentencepiece import open_sentencepiece
+from saccade.models.tokenizers.sentencepiece_files import MARIAN_SPECIAL, write_marian_pieces
 from saccade.tasks import translate
 from saccade.tasks._alignment import alignment, cross_attention, information
 from saccade.tasks._lexicon import Lexicon, words_of
@@ -83,6 +86,13 @@ def translator(corpus):
 
 
 @pytest.fixture(scope="session")
+def apart(corpus):
+    """As `translator`, with a vocabulary for each language."""
+    options = {**SMALL, "separate": True, "vocabulary": 79}
+    return tasks.train("translate", corpus / "train", corpus / "apart", **options)
+
+
+@pytest.fixture(scope="session")
 def untrained(corpus):
     """A task, a model with random weights, and the pairs that its tokens were learned from."""
     task = tasks.Translate(**LANGUAGES, width=24, layers=2, heads=2, vocabulary=293, dropout=0.0)
@@ -113,19 +123,58 @@ def test_shuffled_pairs_are_not_learned(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_opens_the_run_and_writes_the_same(translator, corpus):
-    """Catches a folder that only we can read: names, configuration, tokenizer, the search that its files ask for."""
-    folder, texts = translator.folder, [source for source, _ in phrases(7, 11)]
-    theirs = transformers().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
+@pytest.mark.parametrize("name", ["translator", "apart"])
+def test_transformers_opens_the_run_and_writes_the_same(name, request):
+    """Catches a folder that only we can read: names, configuration, tokenizers, the search that its files ask for."""
+    run = request.getfixturevalue(name)
+    texts = [source for source, _ in phrases(7, 11)]
+    theirs = transformers().AutoModelForSeq2SeqLM.from_pretrained(run.folder).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a package that transformers recommends for Marian
+        tokenizer = transformers().AutoTokenizer.from_pretrained(run.folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     assert [ids[:n] for ids, n in zip(batch["input_ids"].tolist(), batch["attention_mask"].sum(1), strict=True)] == [
-        translator.model.tokenizer.whole(text) for text in texts
+        run.model.tokenizer.whole(text) for text in texts
     ]
-    assert theirs.generation_config.num_beams == translator.task.beams == 4
+    assert theirs.generation_config.num_beams == run.task.beams == 4
     with torch.no_grad():
         written = tokenizer.batch_decode(theirs.generate(**batch), skip_special_tokens=True)
-    assert written == [one["translation"] for one in tasks.predict(translator, texts)]
+    assert written == [one["translation"] for one in tasks.predict(run, texts)]
+
+
+@pytest.mark.slow
+def test_vocabularies_of_two_languages_stay_apart(apart, corpus, tmp_path):
+    """Catches targets that are read with the source's pieces, in the loss, in what is written, and in the picture."""
+    source, target = apart.model.tokenizer, apart.model.tokenizer.targets
+    assert source.written(40) != target.written(40) and source.pad == target.pad
+    found = tasks.test(apart, corpus / "unseen", baseline=False)
+    assert found.metrics["BLEU"] == pytest.approx(100)
+    drawn = alignment(apart.model, "le chat noir voit un chien.", "the black cat sees a dog.")
+    assert drawn.target == ("the", "black", "cat", "sees", "a", "dog", ".", "</s>")
+    again = tasks.train(
+        "translate", corpus / "unseen", tmp_path / "run", initial=apart.folder,
+        **{**LANGUAGES, "steps": 1, "rate": 1e-9, "precision": "no"},
+    )  # fmt: skip
+    assert tasks.test(again, corpus / "unseen", baseline=False).metrics["BLEU"] == pytest.approx(100)
+
+
+def test_pieces_of_each_language_are_the_same_each_time(tmp_path):
+    sources, targets = zip(*phrases(97, 1), strict=True)
+    (tmp_path / "again").mkdir()
+    counts = [write_marian_pieces(folder, sources, targets, 53, 17) for folder in (tmp_path, tmp_path / "again")]
+    for path in (tmp_path / "again").iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+    known = [json.loads((tmp_path / name).read_text()) for name in ("vocab.json", "target_vocab.json")]
+    assert counts == [(53, 53)] * 2 and [len(pieces) for pieces in known] == [53, 53]
+    for pieces, texts in zip(known, (sources, targets), strict=True):
+        assert {name: pieces[name] for name in MARIAN_SPECIAL} == {"</s>": 0, "<unk>": 1, "<pad>": 2}
+        assert set("".join(texts)) - {" "} <= set(pieces)
+    tokenizer = open_sentencepiece(tmp_path)
+    assert tokenizer.targets.decode(tokenizer.targets.whole("the cat sees this tree.")) == "the cat sees this tree."
+    assert write_marian_pieces(tmp_path, ["ab ab"], targets, 53, 17)[0] < 53  # where no more merges are left
+    least = 1 + len(set("".join(targets)) - {" "}) + len(MARIAN_SPECIAL)  # with the sign of a space
+    with pytest.raises(ValueError, match=f"vocabulary: .* target texts .* need at least {least}, got {least - 1}"):
+        write_marian_pieces(tmp_path, ["ab ab"], targets, least - 1, 17)
 
 
 @pytest.mark.slow

@@ -218,6 +218,7 @@ class TranslationModelOptions:
     """Model"""
 
     vocabulary: int = option(8000, "Tokens of a new model, for both languages together, at most.")
+    separate: bool = option(False, "Give each language so many tokens of its own (Marian's layout, not BART's).")
     layers: int = option(3, "Its blocks, of encoder and of decoder.")
     heads: int = option(8, "Its heads of each block.")
     width: int = option(256, "Its width.")

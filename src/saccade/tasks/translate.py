@@ -6,7 +6,6 @@ Shape legend: B pairs of a batch, Ls / Lt tokens of the longest source and targe
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,10 @@ from torch import Tensor, nn
 
 from ..inspection._targets import target_tokenizer
 from ..models import Model, load
-from ..models.checkpoints.generation import GENERATION
 from ..models.decoding.beam import BeamSearch
 from ..models.decoding.sampling import Sampling
 from ..models.heads import IGNORED
-from ..models.loading import new_model
 from ..models.text.encoder_decoder import EncoderDecoder
-from ..models.tokenizers.byte_pairs import END, PAD, SPECIAL, START, train_byte_pairs, write_byte_pairs
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
@@ -33,8 +29,8 @@ from ._example_task import Batch, ExampleObjective, widened
 from ._lexicon import Lexicon
 from ._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
 from ._task import Baseline, Recipe, Tested
-from ._temporary import kept_while_used, temporary_folder
-from ._text_task import LONGEST, TextTask
+from ._text_task import TextTask
+from ._translators import TranslatorSizes, new_bart, new_marian
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,13 +41,6 @@ LOOKED = 500  # validation pairs, evenly spread, that a look translates
 SHOWN = 3  # translations of a report
 DRAWN = 40  # tokens of the longest text that is drawn, if there is a shorter one
 TOKENS = {"zh": "zh", "ja": "char", "th": "char"}  # of BLEU, for languages without spaces; "13a" for all others
-
-NUMBERS = {  # of a new model's special tokens, as config.json has them
-    "bos_token_id": SPECIAL.index(START),
-    "pad_token_id": SPECIAL.index(PAD),
-    "eos_token_id": SPECIAL.index(END),
-    "decoder_start_token_id": SPECIAL.index(START),
-}
 
 Item = tuple[list[int], list[int] | None]
 """Tokens of a text and of its translation."""
@@ -68,9 +57,13 @@ class Translate(TextTask):
         label_smoothing: share of the truth that is spread evenly over all tokens while learning (Szegedy et al. 2016).
         beams: translations that are searched for at once; 1 takes the likeliest token each time.
         lowercase: whether a report has BLEU on lowercased texts, too.
+        vocabulary, layers, heads, width, dropout: of a new model; a checkpoint has its own.
+        separate: give each language of a new model a vocabulary and an embedding of its own, as Marian has them;
+            otherwise both share one, as in BART.
     """
 
     vocabulary: int = 8000
+    separate: bool = False
     layers: int = 3
     heads: int = 8
     width: int = 256
@@ -161,38 +154,9 @@ class Translate(TextTask):
     # --- model --------------------------------------------------------------------------------------------------------
 
     def new_model(self, training: Sequence[Pair]) -> Model:
-        """BART's layout: its published tokenizer is a byte-level BPE, which is what is learned here."""
-        folder, longest = temporary_folder(), self.longest or LONGEST
-        texts = [text for pair in training for text in (pair.source, pair.target or "")]
-        pieces = train_byte_pairs(texts, self.vocabulary)
-        write_byte_pairs(folder, pieces, longest)
-        most = max(len(pieces.encode(pair.target or "").ids) for pair in training)
-        # A model that does not know yet when to end need not write more than twice what it has read.
-        generation = {**NUMBERS, "num_beams": self.beams, "max_length": min(2 * most, longest)}
-        (folder / GENERATION).write_text(json.dumps(generation, indent=1) + "\n", encoding="utf-8")
-        return kept_while_used(self._bart(folder, pieces.get_vocab_size(), longest), folder)
-
-    def _bart(self, folder: Path, vocabulary: int, longest: int) -> Model:
-        sides = ("encoder", "decoder")
-        return new_model(
-            folder,
-            head=HEAD,
-            model_type="bart",
-            vocab_size=vocabulary,
-            d_model=self.width,
-            **{f"{side}_layers": self.layers for side in sides},
-            **{f"{side}_attention_heads": self.heads for side in sides},
-            **{f"{side}_ffn_dim": 2 * self.width for side in sides},
-            max_position_embeddings=longest,
-            dropout=self.dropout,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            initializer_range=self.width**-0.5,
-            is_encoder_decoder=True,
-            tie_word_embeddings=True,
-            forced_eos_token_id=None,
-            **NUMBERS,
-        )
+        texts = [pair.source for pair in training], [pair.target or "" for pair in training]
+        sizes = TranslatorSizes(self.layers, self.heads, self.width, self.dropout, self.vocabulary, self.longest)
+        return (new_marian if self.separate else new_bart)(*texts, sizes, self.beams)
 
     def open_model(self, source: Path | str) -> Model:
         return _translator(load(source, head=HEAD, dtype=torch.float32))

@@ -230,7 +230,7 @@ def open_either(folder: Path, longest: int | None) -> TextTokenizer | SentencePi
 
 def _t5(folder: Path) -> tuple[Pieces, list[str]]:
     """The model's pieces, and behind them the sentinels, the last one first."""
-    model, settings = _model(folder / T5_FILE), folder / "tokenizer_config.json"
+    model, settings = open_pieces(folder / T5_FILE), folder / "tokenizer_config.json"
     count = (read_json(settings) if settings.is_file() else {}).get("extra_ids", SENTINELS)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 100_000:
         raise ValueError(f"{settings}: extra_ids: expected an int from 0 to 100000, got {count!r:.80}")
@@ -241,7 +241,7 @@ def _t5(folder: Path) -> tuple[Pieces, list[str]]:
 
 
 def _marian(folder: Path) -> tuple[Pieces, Pieces]:
-    source, target = (_model(folder / name) for name in MARIAN_FILES[:2])
+    source, target = (open_pieces(folder / name) for name in MARIAN_FILES[:2])
     words = _vocabulary(folder / "vocab.json")
     written = words
     if (folder / TARGET_VOCABULARY).is_file():  # source and target do not share an embedding
@@ -269,7 +269,8 @@ def _vocabulary(path: Path) -> dict[str, int]:
     return words
 
 
-def _model(path: Path) -> Any:
+def open_pieces(path: Path) -> Any:
+    """A `sentencepiece.SentencePieceProcessor`. ValueError: a damaged file, or the package is not installed."""
     if importlib.util.find_spec("sentencepiece") is None:
         raise ValueError(f"{path}: needs the package sentencepiece, which is not installed: {installing('models')}")
     from sentencepiece import SentencePieceProcessor
