@@ -221,6 +221,7 @@ def test_nothing_hangs_on_what_shares_a_batch(begun, head):
     items = task.encode(model, examples[:7])
     with torch.no_grad():
         together = task.collate(model, items)
+        assert task.counted(together) == sum(map(task.length, items))  # padding is no work
         joint = task.forward(model, together)
         for n, item in enumerate(items):
             alone = task.collate(model, [item])

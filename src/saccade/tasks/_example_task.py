@@ -58,6 +58,10 @@ class ExampleTask(Task):
             random: of a step that learns, for what is drawn anew each time (crops, masks); None while judging.
         """
 
+    def counted(self, batch: Batch) -> int:
+        """How much is read, in `unit`s: tokens of texts, items of other batches."""
+        return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
         """What the model computes of a batch, for `loss` and `outputs`."""
@@ -149,7 +153,7 @@ class ExampleObjective(Objective):
         return self._task.weight(part, learning=True)
 
     def tokens(self, batch: Batch) -> int:
-        return token_count(batch)
+        return self._task.counted(batch)
 
     def loss(self, model: nn.Module, part: Batch, observe: LayerObserver | None = None) -> Tensor:
         return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
@@ -177,11 +181,6 @@ class ExampleObjective(Objective):
                 total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
                 keep(numbers, result, batch)
         return total / whole
-
-
-def token_count(batch: Batch) -> int:
-    """Tokens of a batch of texts, items of another."""
-    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
 
 
 def judged_batches(task: ExampleTask, model: Model, items: Sequence[Any]) -> Iterator[tuple[list[int], Batch]]:

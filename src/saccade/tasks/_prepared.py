@@ -37,6 +37,7 @@ class PreparedTaskRun(PreparedRun):
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
             self.objective = run.distillation.objective(self.objective, [*run.training, *run.validation])
+        self.unit = run.kind.unit
         self.described, self.kept = description(run), {"files": small_files(model)}
 
     @classmethod

@@ -28,7 +28,7 @@ from ..pruning._report import all_layers, as_json
 from ..pruning._timing import ROUNDS, ForwardTimes, forward_times
 from ..training import Reporter
 from ..training.folder import OURS, TASK, check_output, clear, lock_existing
-from ._example_task import Batch, ExampleTask, judged_batches, token_count
+from ._example_task import Batch, ExampleTask, judged_batches
 from ._request import TaskRun, read_data, settings_for
 from ._run_folder import TaskFile, read_task_file
 from ._temporary import temporary_folder
@@ -268,7 +268,7 @@ class _Judge:
             [batch],
             lambda: told("measuring the time", next(step), ROUNDS + 1),
             call=self._task.forward,
-            size=token_count,
+            size=self._task.counted,
         )
 
 

@@ -50,6 +50,7 @@ class Task(ABC):
         reading: names of the fields that may be others for data that are tested or predicted, such as a column.
         requires: modules of optional dependencies, which are imported before anything is done.
         extra: of Saccade, which installs them.
+        unit: what a run counts for the speed that it shows.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class Task(ABC):
     reading: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = "tasks"
+    unit: ClassVar[str] = "tokens"
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`. TypeError for another name."""

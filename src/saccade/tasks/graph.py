@@ -76,6 +76,7 @@ class ClassifyNodes(Task):
     source: str = ""
 
     name = "graph"
+    unit = "nodes"
     scratch = Recipe(epochs=1200, rate=5e-3, batch=None, every=20)
     tuning = Recipe(epochs=200, rate=1e-3, batch=None, every=20)
     learned = ("labels", "means", "deviations", "features", "source")

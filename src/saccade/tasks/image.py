@@ -75,6 +75,7 @@ class ClassifyImages(MediaTask):
     dropout: float = 0.1
 
     name = "image"
+    unit = "images"
     thing = "image"
     media = IMAGES
     scratch = Recipe(epochs=20, rate=1e-3, batch=64)

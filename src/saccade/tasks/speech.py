@@ -89,6 +89,7 @@ class Speech(TranscriptTask):
     mask_channels: float = 0.1
 
     name = "speech"
+    unit = "samples"
     thing = "sound"
     media = SOUNDS
     scratch = Recipe(epochs=40, rate=2e-3, batch=16)
@@ -216,6 +217,9 @@ class Speech(TranscriptTask):
         if len(said) == len(items):
             batch["labels"] = torch.tensor(said) if self.text is None else padded(said)  # type: ignore[arg-type]
         return batch
+
+    def counted(self, batch: Batch) -> int:
+        return int(batch["samples"].sum())
 
     def _changed(self, model: SoundEncoder, item: SoundItem, random: np.random.Generator | None) -> Samples:
         """The sound, changed while learning, unless it is too short for its text then."""

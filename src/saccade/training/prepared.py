@@ -54,6 +54,7 @@ class PreparedRun(ABC):
         described: everything that decides what is learned, by name; a run that is resumed must be described alike.
         kept: what a checkpoint needs beside the weights to build the model again, as plain values.
         state: the checkpoint the run continues from; None where it begins.
+        unit: what `objective.tokens` counts, for the speed that is shown.
     """
 
     settings: Settings
@@ -62,6 +63,7 @@ class PreparedRun(ABC):
     described: dict[str, Any]
     kept: dict[str, Any]
     state: dict[str, Any] | None
+    unit: str = "tokens"
 
     @property
     @abstractmethod

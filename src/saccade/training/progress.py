@@ -35,7 +35,7 @@ class ConsoleReporter(Reporter):
             BarColumn(),
             TextColumn(
                 "loss {task.fields[loss]:.3f}{task.fields[metric]}  |g| {task.fields[norm]:.2f}  "
-                "{task.fields[speed]:,.0f} tokens/s"
+                "{task.fields[speed]:,.0f} {task.fields[unit]}/s"
             ),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -43,8 +43,10 @@ class ConsoleReporter(Reporter):
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=None, at="0", loss=math.nan, metric="", norm=math.nan, speed=0.0)
-        self._steps, self._began = math.inf, time.monotonic()
+        self._task = self._progress.add_task(
+            "", total=None, at="0", loss=math.nan, metric="", norm=math.nan, speed=0.0, unit=""
+        )
+        self._steps, self._began, self._unit = math.inf, time.monotonic(), ""
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
@@ -64,7 +66,8 @@ class ConsoleReporter(Reporter):
         limits = [f"{self._steps:,} steps"] if math.isfinite(self._steps) else []
         limits += [] if minutes is None else [f"at most {minutes:g} minutes"]
         self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
-        self._progress.update(self._task, total=1.0)
+        self._unit = prepared.unit
+        self._progress.update(self._task, total=1.0, unit=self._unit)
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
         at = f"{step}/{self._steps}" if math.isfinite(self._steps) else f"{step:,}"
@@ -80,12 +83,13 @@ class ConsoleReporter(Reporter):
 
     def looked(self, entry: CurveEntry, sample: str, best: bool) -> None:
         metrics = {name: value for name, value in entry.items() if name not in COMMON}
+        speed = f"{entry['tokens_per_second']:,.0f} {self._unit}/s"
         shown = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
         self._progress.update(self._task, metric=next((f"  {name} {value:.3f}" for name, value in metrics.items()), ""))
         self._line(
             f"step {entry['step']:>6,}  training {entry['training_loss']:.4f}  "
             f"validation {entry['validation_loss']:.4f}{shown}{' (best)' if best else '':7}  "
-            f"gradient norm {entry['norm']:.2f}  {entry['tokens_per_second']:,.0f} tokens/s  {entry['seconds']:.0f} s"
+            f"gradient norm {entry['norm']:.2f}  {speed}  {entry['seconds']:.0f} s"
         )
         if sample:
             # A young model's bytes are anything, terminal escapes included.
