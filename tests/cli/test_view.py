@@ -317,6 +317,26 @@ def test_a_model_that_reads_no_text_and_one_that_is_not_there(run, tmp_path):
     refused(run, TEXT, "--model", checkpoints.vit(tmp_path / "vit"), told="vit: .*reads no tokens of a text")
 
 
+def test_a_run_of_images_shows_an_image_of_its_own(run, tmp_path):
+    """Catches a file of an image that is read as a text, and patches without names."""
+    tasks, pictures = saccade.tasks, pytest.importorskip("tasks.pictures")
+    folder = pictures.write_classes(tmp_path / "images", 12, 1)
+    tasks.train("image", folder, tmp_path / "run", **{**pictures.SMALL, "steps": 1, "batch": 3})
+    image = folder / "flat" / "000.png"
+    _, _, _, (viewer, seen) = run(image, "--model", tmp_path / "run", "--head", "0.1", "--no-browser")
+    [shown] = seen["runs"]
+    (side,) = viewer.session.runs[0].sides.values()
+    assert shown["calls"][0]["rows"]["length"] == side.tokens == 13 and side.words[1].label == "1,1"
+    assert (seen["shown"]["call"], seen["shown"]["head"]) == ("0", 1)
+    for arguments, told in (
+        ((image, "--model", tmp_path / "run", "--to", 3), "--to is for a text, and .*run reads none"),
+        ((image, "--model", tmp_path / "run", "--model", tmp_path / "run"), "is shown alone"),
+        (("--model", tmp_path / "run"), "expected one input of .*run: a file, or a node's name"),
+        (("nowhere.png", "--model", tmp_path / "run"), "nowhere.png"),
+    ):
+        refused(run, *arguments, told=told)
+
+
 @pytest.mark.slow
 def test_a_source_and_its_target(run, tmp_path):
     checkpoints = pytest.importorskip("checkpoints")

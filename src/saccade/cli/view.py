@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..viewer.server._session import Session
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
+_NAMES = {"first": "from", "last": "to"}
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -93,7 +94,8 @@ def view(
         list[str] | None,
         typer.Argument(
             metavar="TEXT_OR_FILE",
-            help="A text in quotes, a text file, what watch saved, or - for standard input.",
+            help="A text in quotes, a text file, what watch saved, an input of a run that reads no text (an image, a "
+            "sound, a table, a node), or - for standard input.",
             show_default=False,
         ),
     ] = None,
@@ -186,6 +188,8 @@ def _session(
     from ..analysis.tables import shown_progress
     from ..viewer.server import open_session
 
+    if any(map(_reads_no_text, shown.model or ())):
+        return _session_of_input(arguments, shown, head)
     subjects = _subjects(arguments, shown)
     target = None if shown.target is None else text_or_file(shown.target).text
     models = _models(subjects, shown)
@@ -198,6 +202,36 @@ def _session(
             said = f"{run.model} reads {tokens:,} tokens here and was trained on {run.beyond:,} at most"
             typer.echo(f"saccade: {said}: what its heads do beyond these nobody measured", err=True)
     return session
+
+
+def _reads_no_text(model: str) -> bool:
+    """Whether this is a run of a task whose inputs are images, sounds, series or nodes."""
+    from ..training.folder import TASK
+
+    if not (Path(model) / TASK).is_file():
+        return False
+    from ..tasks import reads_no_text
+
+    return reads_no_text(model)
+
+
+def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None) -> Session:
+    """One input through one run, watched: what `view` shows of any model."""
+    from ..tasks import observe
+    from ..viewer.server import open_session
+
+    runs = shown.model or []
+    given = {name: getattr(shown, name) for name in ("against", "target", "context", "first", "last")}
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"--{_NAMES.get(name, name)} is for a text, and {runs[0]} reads none")
+    if len(runs) > 1 or shown.generate:
+        raise UserError(f"{runs[0]} reads no text, so it is shown alone and continues nothing")
+    if not arguments or len(arguments) > 1:
+        raise UserError(f"expected one input of {runs[0]}: a file, or a node's name")
+    path = Path(arguments[0])
+    seen = observe(runs[0], path if path.exists() else arguments[0])
+    return open_session(seen.watched, words=seen.words, head=head)
 
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:

@@ -94,7 +94,10 @@ def open_published(source: str | Path) -> PublishedModel:
     """
     model = load(source)
     if not isinstance(model, Reader):
-        raise ValueError(f"{source}: {model.family.name} reads no tokens of a text")
+        raise ValueError(
+            f"{source}: {model.family.name} reads no tokens of a text; if it is a run of `saccade train`, "
+            f"`saccade view INPUT --model {source}` shows its heads"
+        )
     _check_finite(model, source)
     return PublishedModel(model, str(source))
 

@@ -10,6 +10,7 @@ Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `
 from __future__ import annotations
 
 from ._distill import distill
+from ._observing import ObservedInput, observe, reads_no_text
 from ._predicting import predict
 from ._prune import PrunedRun, prune
 from ._search import SearchReporter, search
@@ -41,6 +42,7 @@ __all__ = [
     "ClassifySeveral",
     "Forecast",
     "Mlm",
+    "ObservedInput",
     "OneOf",
     "PrunedRun",
     "Recipe",
@@ -55,8 +57,10 @@ __all__ = [
     "Translate",
     "Trial",
     "distill",
+    "observe",
     "predict",
     "prune",
+    "reads_no_text",
     "search",
     "test",
     "test_seeds",

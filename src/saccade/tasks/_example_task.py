@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .._evaluating import evaluating
 from ..batching import LengthGrouped
 from ..models import Model
+from ..monitoring import Observations, watch
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ._task import Task
@@ -107,6 +108,17 @@ class ExampleTask(Task):
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ) -> Objective:
         return ExampleObjective(self, model, training, validation, settings)
+
+    def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
+        batch = self.collate(model, self.encode(model, data)[:1])
+        words = self.token_names(model, batch)
+        with evaluating(model), torch.no_grad(), watch(model, keep=True) as watched:
+            self.forward(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+        return watched, words
+
+    def token_names(self, model: Model, batch: Batch) -> list[str]:
+        """What the tokens of a batch of one example stand for, where they are no text."""
+        raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
     def predict(self, model: Model, data: Sequence[Any]) -> list[Any]:
         found: dict[int, Any] = {}

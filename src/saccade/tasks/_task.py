@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..models import Model
+from ..monitoring import Observations
 from ..training import Objective, Settings
 from ._space import Between, OneOf, Space, doubled, dropouts, rates
 
@@ -154,6 +155,14 @@ class Task(ABC):
     @abstractmethod
     def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
         """What the model says of each example; dropout is off meanwhile."""
+
+    def read_observed(self, path: Path) -> Sequence[Any]:
+        """What `observed` reads of a file. Errors as of `read`."""
+        return self.read_inputs(path)
+
+    def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
+        """What the model attends to as it reads the first example, every call kept, and what its tokens stand for."""
+        raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
     # --- results ------------------------------------------------------------------------------------------------------
 

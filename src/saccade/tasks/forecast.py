@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import Model, load
+from ..models.families.patchtst import PatchTST
 from ..models.loading import new_model
 from ..nn.stacks import LayerObserver
 from ._dates import continued
@@ -138,6 +139,12 @@ class Forecast(ExampleTask):
         if all(len(future) == self.horizon for _, future in items):
             batch["future"] = torch.stack([future for _, future in items])
         return batch
+
+    def token_names(self, model: Model, batch: Batch) -> list[str]:
+        """The first and the last step of each patch, counted back from now."""
+        assert isinstance(model, PatchTST)
+        ends = range(-((model.steps - model.patch) // model.stride) * model.stride, 1, model.stride)
+        return ["[cls]"] * (model.cls is not None) + [f"{end - model.patch + 1} to {end}" for end in ends]
 
     def scaled(self, windows: Windows) -> np.ndarray:
         """All rows of the windows' table, (T, C), by the scale of the training rows."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._evaluating import evaluating
 from ..models import Model, load, new_graph_model
+from ..monitoring import Observations
 from ..training import Objective, Settings
 from ._class_results import class_details, class_scores, listed, stratified
 from ._confusion import confusion_table
@@ -26,6 +27,7 @@ from ._graph_baselines import feature_regression, graph_convolution
 from ._graph_data import Graph, Node, Nodes
 from ._graph_files import graph_files, read_graph
 from ._graph_objective import GraphObjective, node_logits
+from ._graph_observed import observed_graph
 from ._graph_picture import neighbourhoods
 from ._task import Baseline, Recipe, Task, Tested
 
@@ -245,6 +247,14 @@ class ClassifyNodes(Task):
         with evaluating(model), torch.no_grad():
             logits = node_logits(model, (x.to(model.device), edges.to(model.device))).cpu()
         return list(logits[nodes.numbers].double().softmax(-1).numpy())
+
+    def read_observed(self, path: Path) -> Nodes:
+        graph = self._graph(path, labelled=False)
+        return Nodes(graph, np.arange(len(graph.ids)))
+
+    def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
+        graph = _nodes(data).graph
+        return observed_graph(model, self.tensors(graph), list(graph.ids))
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Shape legend: B images of a batch, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,6 +172,13 @@ class ClassifyImages(MediaTask):
         classes = [item.label for item in items if item.label is not None]
         known = {"labels": torch.tensor(classes)} if len(classes) == len(items) else {}
         return {"pixel_values": values, **known}
+
+    def token_names(self, model: Model, batch: Batch) -> list[str]:
+        """The special tokens, and of each patch its row and column, counted from 1."""
+        assert isinstance(model, Vit)
+        places = (range(1, count + 1) for count in model.grid)
+        patches = [f"{row},{column}" for row, column in itertools.product(*places)]
+        return [*["[class]", "[distillation]"][: model.special], *patches]
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""

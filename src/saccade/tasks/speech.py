@@ -7,6 +7,7 @@ tokens.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -220,6 +221,12 @@ class Speech(TranscriptTask):
 
     def counted(self, batch: Batch) -> int:
         return int(batch["samples"].sum())
+
+    def token_names(self, model: Model, batch: Batch) -> list[str]:
+        """When each frame begins, in seconds."""
+        hearing = _hearing(model)
+        rate, step = SoundInputs.of_folder(model.folder).rate, math.prod(hearing.features.strides)
+        return [f"{frame * step / rate:.2f}" for frame in range(int(batch["frames"][0]))]
 
     def _changed(self, model: SoundEncoder, item: SoundItem, random: np.random.Generator | None) -> Samples:
         """The sound, changed while learning, unless it is too short for its text then."""
