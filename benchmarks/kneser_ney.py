@@ -25,80 +25,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 
-WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|(?:[^\w\s]|_)+|\n")
-START = ""  # stands before the first symbol of a sequence; no word and no character is empty
-
-
-class KneserNey:
-    """Interpolated modified Kneser-Ney over sequences of symbols.
-
-    Order n of a sequence counts how often symbol w follows the context of n - 1 symbols; lower orders count how many
-    different symbols stand before (context, w). With c such a count and c(.) its sum over w:
-
-        p_n(w | context) = (c(w) - D_n[min(c(w), 3)]) / c(.) + left(context) p_{n-1}(w | shorter context)
-
-    where left(context) is the mass the discounts took, and p_0 is `base(w)`.
-    """
-
-    def __init__(self, sequences: Iterable[Sequence[Hashable]], order: int, base: Callable[[Hashable], float]):
-        self.order, self.base = order, base
-        grams: Counter[tuple] = Counter()
-        for sequence in sequences:
-            padded = (START,) * (order - 1) + tuple(sequence)
-            grams.update(zip(*(padded[i:] for i in range(order)), strict=False))
-        self.counts: list[dict[tuple, Counter]] = []
-        self.discounts: list[list[float]] = []
-        self.totals: list[dict[tuple, tuple[int, float]]] = []
-        for _ in range(order):
-            self._add_order(grams)
-            grams = Counter(gram[1:] for gram in grams)
-
-    def _add_order(self, grams: Counter[tuple]) -> None:
-        """Orders are added from the highest down."""
-        discounts = _discounts(grams.values())
-        followers: dict[tuple, Counter] = defaultdict(Counter)
-        for gram, count in grams.items():
-            followers[gram[:-1]][gram[-1]] = count
-        totals = {}
-        for context, counter in followers.items():
-            total = sum(counter.values())
-            totals[context] = (total, sum(discounts[min(count, 3)] for count in counter.values()) / total)
-        self.counts.append(followers)
-        self.discounts.append(discounts)
-        self.totals.append(totals)
-
-    def probability(self, symbol: Hashable, history: Sequence[Hashable]) -> float:
-        """Of `symbol` after `history`, of which the last `order - 1` symbols matter."""
-        padded = ((START,) * (self.order - 1) + tuple(history[-(self.order - 1) :]))[-(self.order - 1) :]
-        probability, left = 0.0, 1.0
-        for level in range(self.order):
-            context = padded[level:]
-            if context not in self.totals[level]:
-                continue
-            total, taken = self.totals[level][context]
-            count = self.counts[level][context].get(symbol, 0)
-            if count:
-                probability += left * (count - self.discounts[level][min(count, 3)]) / total
-            left *= taken
-        return probability + left * self.base(symbol)
-
-
-def _discounts(counts: Iterable[int]) -> list[float]:
-    """[0, D1, D2, D3+] of Chen and Goodman, from how many grams occur 1, 2, 3 and 4 times; within (0, count)."""
-    seen = Counter(counts)
-    n1, n2, n3, n4 = (max(seen[i], 1) for i in (1, 2, 3, 4))
-    y = n1 / (n1 + 2 * n2)
-    raw = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    return [0.0, *(min(max(d, 0.01), i - 0.01) for i, d in enumerate(raw, 1))]
-
-
-def words_of(text: str) -> list[str]:
-    return WORD.findall(text)
+from saccade.tasks._kneser_ney import KneserNey
+from saccade.tasks._language import WORD, token_losses, words_of
 
 
 def trigram_losses(training: list[str], held_out: list[str]) -> dict[str, list[float]]:
@@ -142,30 +72,6 @@ def language_model_losses(lm, text: str) -> list[float]:
             word += 1
         losses[word] += loss
     return losses
-
-
-def token_losses(lm, ids: list[int], batch: int = 16) -> list[float]:
-    """-ln p of each token, from windows that overlap by half; only the later half of a window counts."""
-    import torch
-    import torch.nn.functional as F
-
-    context = lm.model.config.context
-    tokens, half = torch.tensor(ids), context // 2
-    windows = [(0, 0)] + [(s, s + context - half) for s in range(half, max(len(ids) - context, 0) + half, half)]
-    losses = torch.full((len(ids),), math.nan)
-    with torch.no_grad():
-        for first in range(0, len(windows), batch):
-            part = windows[first : first + batch]
-            rows = [tokens[start : start + context] for start, _ in part]
-            inputs = torch.full((len(rows), context), lm.tokenizer.start)
-            for row, piece in zip(inputs, rows, strict=True):
-                row[1 : len(piece)] = piece[: len(row) - 1][: len(piece) - 1]
-            logits = lm.model(inputs)
-            for (start, counted), piece, out in zip(part, rows, logits, strict=True):
-                loss = F.cross_entropy(out[: len(piece)].float(), piece, reduction="none")
-                losses[counted : start + len(piece)] = loss[counted - start :]
-    assert not losses.isnan().any()
-    return losses.tolist()
 
 
 def compare(training: list[str], held_out: list[str], lm) -> dict:

@@ -106,7 +106,9 @@ def prune(
     What is left computes what the model computes with those heads' outputs set to 0. A run of a task is judged by its
     metric on its validation data, may learn on, and stays a run of its task.
     """
-    if (Path(model) / "task.json").is_file():
+    from ..training.folder import LANGUAGE, task_of
+
+    if task_of(Path(model)) not in (None, LANGUAGE):
         _prune_run(Path(model), chosen, judging, learning, common)
         return
     given = [name for name, value in vars(learning).items() if value not in (None, False)]

@@ -21,8 +21,9 @@ from ..models import Model, ModelOutput
 from ..nn import Observation
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective
+from ..training.resume import digest
 from ._example_task import Batch, ExampleObjective, ExampleTask
-from ._run_folder import digest, weights_digest
+from ._run_folder import weights_digest
 from ._soft_losses import relation_distance, softened_divergence, state_distance
 from ._student import Student
 from ._tuning import PROJECTION, parameter_count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ._language import Language
 from ._several_labels import ClassifySeveral
 from ._task import Task
 from .answer import Answer
@@ -20,9 +21,11 @@ from .translate import Translate
 TASKS: dict[str, type[Task]] = {
     kind.name: kind for kind in (Classify, Tag, Answer, Translate, Mlm, ClassifyImages, Speech, Forecast, ClassifyNodes)
 }
+TESTED: dict[str, type[Task]] = {**TASKS, Language.name: Language}
+"""Tasks whose runs are tested and predict: a language model is trained by another command."""
 
 
 def task_with(name: str, options: Mapping[str, Any]) -> Task:
     """A task with these options, which may make it one of another kind."""
     several = name == Classify.name and options.get("several") is not None
-    return (ClassifySeveral if several else TASKS[name])(**options)
+    return (ClassifySeveral if several else TESTED[name])(**options)

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..training import EvaluationSettings, Execution, Settings
 from ..training.prepared import check_one
+from ..training.resume import digest
 from ._distillation import Distillation
-from ._run_folder import TaskFile, digest
+from ._run_folder import TaskFile
 from ._task import Recipe, Task
 from ._tuning import ALL, Tuning
 

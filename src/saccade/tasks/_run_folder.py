@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import find_weights, read_json
 from ..training.folder import TASK, task_of
 from ..training.resume import check_task, sha256
-from ._registry import TASKS, task_with
+from ._registry import TESTED, task_with
 from ._task import Task
 
 
@@ -64,10 +62,12 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
         raise ValueError(f"{folder}: holds runs of several seeds; expected one of them, such as {folder}/seed-0")
     if found is None:
         raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
-    if found not in TASKS:
-        raise ValueError(f"{folder}: is a run of the task {found}; expected one of {', '.join(TASKS)}")
+    if found not in TESTED:
+        raise ValueError(f"{folder}: is a run of the task {found}; expected one of {', '.join(TESTED)}")
     if task is not None:
         check_task(folder, found, task)
+    if not (folder / TASK).is_file():  # a language model of before, or one that was trained elsewhere
+        return TaskFile(task_with(found, {}), folder, None, {}, 0, 0.0)
     values = read_json(folder / TASK)
     try:
         return _parsed(values)
@@ -92,15 +92,3 @@ def weights_digest(source: Path | str) -> str:
     """SHA-256 of a checkpoint's files of weights."""
     files = sorted({stored.file for stored in find_weights(folder_of(source)).tensors.values()})
     return sha256(file.read_bytes() for file in files)
-
-
-def digest(paths: Sequence[Path]) -> str:
-    """SHA-256 of the contents of files, and of the names and contents of all files below folders."""
-    whole = hashlib.sha256()
-    for path in paths:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                name, content = file.relative_to(path).as_posix().encode(), file.read_bytes()
-                for part in (name, content):
-                    whole.update(len(part).to_bytes(8, "little") + part)
-    return "sha256:" + whole.hexdigest()

@@ -9,8 +9,9 @@ from typing import Any
 
 from .._whole_file import whole_file
 from ..models import Model
+from ..training.resume import digest
 from ._request import split_again
-from ._run_folder import TaskFile, digest, read_task_file
+from ._run_folder import TaskFile, read_task_file
 from ._task import Baseline, Task, Tested
 from ._training import TrainedRun, import_required, open_run
 
@@ -123,6 +124,8 @@ test.__test__ = False  # type: ignore[attr-defined]  # as above
 
 def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
     """Those of the task, or why there are none."""
+    if not source.digests:
+        return [], "no baseline: the run's folder does not say what it was trained on"
     for path, known in source.digests.items():
         files = source.task.files(Path(path))
         if not all(file.exists() for file in files):

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..models import Tokenizer
 
+TAIL = 0.1  # share of a text that is validated by where nothing else is named
+
 
 def read_texts(path: str | Path) -> dict[Path, str]:
     """The text of a file, or of all `*.txt` files below a folder, by path, in order.
@@ -38,7 +40,7 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def split_tail(text: str, share: float = 0.1) -> tuple[str, str]:
+def split_tail(text: str, share: float = TAIL) -> tuple[str, str]:
     """The text without and with only its last `share`, cut at a character."""
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]

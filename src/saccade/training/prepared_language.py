@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,19 @@ import torch
 from torch import Tensor
 
 from ..models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
-from ..models.own.checkpoint import CONFIG, WEIGHTS, as_stored, load_own
+from ..models.own.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
 from ..models.tokenizers.own import train_bpe, train_characters
 from ..variants._parse import to_json
 from .card import model_card
-from .data import Corpus, read_texts, split_tail
+from .data import TAIL, Corpus, read_texts, split_tail
 from .evaluation import evaluate
+from .folder import TASK
 from .language_objective import LanguageObjective
 from .language_run import LanguageRun
 from .objective import Evaluation
 from .prepared import CurveEntry, PreparedRun, Reporter
 from .processes import accelerator_for
-from .resume import LatestCheckpoint, check_same, settings_described, sha256
+from .resume import LatestCheckpoint, check_same, digest, settings_described, sha256
 from .rising_rates import RangeTest, objective_range_test
 from .run import carry_out
 from .windows import check_length, whole_windows
@@ -119,6 +121,16 @@ class PreparedLanguageRun(PreparedRun):
             model = type(self.lm.model)(self.lm.model.config)
         model.load_state_dict(weights, assign=True)
         save(LanguageModel(model, self.lm.tokenizer), self.run.out, weights=name)
+        write_text(self.run.out / TASK, json.dumps(self._task, indent=1) + "\n")
+
+    @cached_property
+    def _task(self) -> dict[str, Any]:
+        """What `saccade test` has to know of the run."""
+        run = self.run
+        held = [str(path) for path in run.hold_out]
+        digests = {str(path): digest(sorted(read_texts(path))) for path in (run.text, *run.hold_out)}
+        data = {"data": str(run.text), "validation": None, "sha256": digests}
+        return {"task": run.task, "options": {"hold_out": held}, **data, "seed": run.settings.seed, "share": TAIL}
 
     def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
         return model_card(self.run, self.lm, self.corpus, curve, steps_done, None if stored is None else stored.loss)

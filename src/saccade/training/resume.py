@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,6 +122,13 @@ def sha256(parts: Iterable[bytes]) -> str:
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
     return "sha256:" + whole.hexdigest()
+
+
+def digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of the contents of files, and of the names and contents of all files below folders."""
+    files = [(path, file) for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    named = ((file.relative_to(path).as_posix().encode(), file) for path, file in files if file.is_file())
+    return sha256(part for name, file in named for part in (name, file.read_bytes()))
 
 
 def _difference(name: str, asked: str, stored: str) -> str:

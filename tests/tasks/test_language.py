@@ -1,0 +1,93 @@
+"""Language models of `saccade train lm`: their test beside a trigram, and their continuations."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade import cli, tasks
+from saccade.models import load
+from saccade.tasks._kneser_ney import KneserNey
+
+STORY = "the hen met the fox.\nthe fox met the owl.\n"
+OPTIONS = """--layers 1 --heads 2 --width 16 --context 16 --vocabulary 270 --batch 8 --rate 1e-2 --precision no
+--no-tensorboard""".split()
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    """A run on a.txt alone: b.txt was held out."""
+    folder = tmp_path_factory.mktemp("lm")
+    (folder / "texts").mkdir()
+    for name, count in (("a", 40), ("b", 4)):
+        (folder / "texts" / f"{name}.txt").write_text(STORY * count)
+    held = folder / "texts" / "b.txt"
+    out = str(folder / "run")
+    assert (
+        cli.main(
+            ["train", "lm", str(folder / "texts"), "--hold-out", str(held), "--out", out, *OPTIONS, "--steps", "60"]
+        )
+        == 0
+    )
+    return folder
+
+
+def test_perplexities_are_those_of_the_models_own_logits(lm):
+    """Of a text that fits into the context, by hand: per token, per word (9 words and signs and 2 ends of lines)."""
+    text = "the owl met.\nthe\n"
+    path = lm / "short.txt"
+    path.write_text(text)
+    report = tasks.test(lm / "run", path)
+    model = load(lm / "run")
+    ids = model.tokenizer.encode(text).ids
+    assert len(ids) < 16
+    with torch.no_grad():
+        logits = model.model.eval()(torch.tensor([[model.tokenizer.start, *ids[:-1]]]))[0]
+    nats = F.cross_entropy(logits.double(), torch.tensor(ids), reduction="sum").item()
+    words = len(["the", "owl", "met", ".", "\n", "the", "\n"])
+    assert report.metrics == pytest.approx(
+        {
+            "perplexity per word": math.exp(nats / words),
+            "perplexity per token": math.exp(nats / len(ids)),
+            "bits per character": nats / math.log(2) / len(text),
+        },
+        rel=1e-5,
+    )
+    assert report.tested.details == {"words": words, "tokens": len(ids)}
+    assert report.task.cost(report.metrics) == report.metrics["perplexity per word"]
+
+
+def test_the_trigram_learns_from_what_the_model_learned_from(lm):
+    """Catches a trigram that has seen the held-out file, other tokens, and a baseline that is better and not told."""
+    report = tasks.test(lm / "run", lm / "texts" / "b.txt")
+    tokenizer = load(lm / "run").tokenizer
+    known, asked = (tokenizer.encode(STORY * count).ids for count in (40, 4))
+    trigram = KneserNey([known], 3, lambda _: 1 / tokenizer.vocabulary)
+    nats = -math.fsum(math.log(trigram.probability(token, asked[:n])) for n, token in enumerate(asked))
+    (found,) = report.baselines.values()
+    assert found["perplexity per token"] == pytest.approx(math.exp(nats / len(asked)))
+    better = report.metrics["perplexity per word"] > found["perplexity per word"]
+    assert report.better == list(report.baselines) * better
+
+
+def test_the_commands_go_on_and_judge(lm, capsys):
+    run = str(lm / "run")
+    assert cli.main(["predict", run, "the hen", "--set", "tokens=5"]) == 0
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    model = load(lm / "run")
+    assert found["text"] == "the hen" and 1 <= len(model.tokenizer.encode(found["continuation"]).ids) <= 5
+    assert cli.main(["test", run, str(lm / "texts" / "b.txt"), "--picture", "x.png"]) == 2
+    assert "of a language model `saccade look` and `saccade view` draw" in capsys.readouterr().err
+    assert cli.main(["test", run, str(lm / "nowhere.txt")]) == 2
+    assert "nowhere.txt: no such file or folder" in capsys.readouterr().err
+
+
+def test_without_its_texts_there_is_no_trigram(lm, tmp_path):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((lm / "run" / name).read_bytes())
+    report = tasks.test(tmp_path, lm / "texts" / "b.txt")
+    assert report.baselines == {} and report.note == "no baseline: the run's folder does not say what it was trained on"
