@@ -33,12 +33,34 @@ def test_every_kind_of_file_has_the_same_examples(tmp_path):
 
 
 @looped(
+    ("content", "texts"),
+    [
+        ('bad\t"It was\ngood\tfine\nbad\t"\n', ['"It was', "fine", '"']),
+        ('bad\t"It was\ngood\tfine"\n', ['"It was', 'fine"']),
+        ('bad\t"No" and "no"\ngood\t""" said"\n', ['"No" and "no"', '" said']),
+        ('bad\t"two\nlines"\ngood\t"a\ttab"\n', ["two\nlines", "a\ttab"]),
+    ],
+)
+def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
+    """Those that are text, and those that pandas writes."""
+    path = tmp_path_factory.mktemp("quotes") / "a.tsv"
+    path.write_text("label\ttext\n" + content)
+    examples = tasks.Classify().read(path)
+    assert [(example.text, example.label) for example in examples] == [
+        *zip(texts, ("bad", "good", "bad"), strict=False)
+    ]
+
+
+@looped(
     ("name", "content", "message"),
     [
         ("a.csv", "review,stars\nx,1\n", r"a.csv: no column 'text'; it has 'review', 'stars'$"),
         ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
         ("a.csv", "", r"a.csv: no column 'text'; it has none$"),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
+        ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
+        ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),
+        ("a.tsv", 'text\tlabel\nx\ta\n"y\tb\nz\n', r"a.tsv: line 4 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny\n", r"a.csv: line 3 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny,\n", r"a.csv: line 3: expected a label, a word or an integer, got ''$"),
         ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
