@@ -162,6 +162,11 @@ def test_inputs_of_a_prediction(learned, tmp_path):
     assert found == tasks.predict(learned, ["a good film", "such a dull plot"])
     (alone,) = tasks.predict(learned, "a good film")
     assert alone["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-6)
+    (tmp_path / "texts.txt").write_bytes("a\x85good\x0c \u2028 film\r\nsuch a dull\rplot".encode())
+    assert [one["text"] for one in tasks.predict(learned, tmp_path / "texts.txt")] == [
+        "a\x85good\x0c \u2028 film",
+        "such a dull\rplot",
+    ]
     (tmp_path / "texts.txt").write_text("")
     with pytest.raises(ValueError, match="texts.txt: holds no lines"):
         tasks.predict(learned, tmp_path / "texts.txt")

@@ -94,6 +94,15 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_lines_of_standard_input_end_at_line_feeds_alone(learned, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a dull\u2028plot\x0c\nfine\r\n"))
+    assert cli.main(["predict", str(learned.folder), "-"]) == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.split("\n") if line] == [
+        "a dull\u2028plot\x0c",
+        "fine",
+    ]
+
+
 def test_what_is_not_installed_is_told_before_any_work(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     assert cli.main(command(files, tmp_path / "out")) == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
 import json
 import re
@@ -56,7 +57,7 @@ def column_names(path: Path) -> list[str]:
     """The columns that the first line of a .csv, .tsv or .jsonl names. Errors as of `read_table`."""
     if _kind(path) != ".jsonl":
         return next((cells for _, cells in _rows(path, read_content(path))), [])
-    lines = (line for line in read_content(path).split("\n") if line.strip())
+    lines = (line for line in text_lines(read_content(path)) if line.strip())
     try:
         first = json.loads(next(lines, "{}"))
     except ValueError:
@@ -73,11 +74,20 @@ def read_class_folders(path: Path) -> list[TextExample]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file. ValueError where there is none."""
-    lines = read_content(path).splitlines()
+    """The lines of a text file, .gz too. ValueError where there is none."""
+    lines = text_lines(read_content(path))
     if not lines:
         raise ValueError(f"{path}: holds no lines")
     return lines
+
+
+def text_lines(content: str) -> list[str]:
+    """The lines of a text, which line feeds alone end, with a carriage return before them or not.
+
+    `str.splitlines` breaks at form feeds and U+2028, too: files of two languages would not break at the same places.
+    """
+    *lines, last = content.split("\n")
+    return [line.removesuffix("\r") for line in (lines if not last else [*lines, last])]
 
 
 def _kind(path: Path) -> str:
@@ -90,11 +100,19 @@ def _kind(path: Path) -> str:
 
 
 def read_content(path: Path) -> str:
-    """All of a text file. FileNotFoundError, or ValueError where it is no UTF-8."""
+    """All of a text file, .gz too, with line feeds for ends of lines.
+
+    FileNotFoundError, or ValueError where it is a folder, damaged, or no UTF-8.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder, expected a file")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged, not a gzip file ({error})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
 
@@ -117,7 +135,7 @@ def _rows(path: Path, content: str) -> list[Row]:
         return _quoted_rows(path, content, separator)
     # Most .tsv files know no quotes: a cell that begins with one is text. So lines are rows, unless their cells do not
     # add up and those of quoted rows do: then quotes hold tabs and line ends.
-    lines = [(number, line.split(separator)) for number, line in enumerate(content.split("\n"), 1) if line]
+    lines = [(number, line.split(separator)) for number, line in enumerate(text_lines(content), 1) if line]
     rows = [(number, [_without_quotes(cell) for cell in cells]) for number, cells in lines]
     if _even(rows):
         return rows
@@ -147,7 +165,7 @@ def _quoted_rows(path: Path, content: str, separator: str) -> list[Row]:
             line = reader.line_num + 1
     except csv.Error:
         raise ValueError(
-            f"{path}: line {line}: unbalanced quote; a cell that begins with one ends with one, and others inside it are "
+            f"{path}: line {line}: unbalanced quote; a cell that begins with one ends with one, and those inside are "
             "doubled"
         ) from None
     finally:
@@ -156,7 +174,7 @@ def _quoted_rows(path: Path, content: str, separator: str) -> list[Row]:
 
 
 def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for number, line in enumerate(content.split("\n"), 1):
+    for number, line in enumerate(text_lines(content), 1):
         if not line.strip():
             continue
         where = f"{path}: line {number}"

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from ._entities import BIO, Entity, check_tag, tags_of
-from ._examples import read_content, read_lines, read_table
+from ._examples import read_content, read_lines, read_table, text_lines
 
 SPLITTERS = {"signs": pre_tokenizers.BertPreTokenizer, "spaces": pre_tokenizers.WhitespaceSplit}
 _DOCUMENT = "-DOCSTART-"  # a line of the CoNLL 2003 files that is no word
@@ -104,7 +104,7 @@ def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged
 def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     """Each line's number and columns, None for an empty one. ValueError for another number of them than before."""
     columns = 0
-    for number, line in enumerate(read_content(path).split("\n"), 1):
+    for number, line in enumerate(text_lines(read_content(path)), 1):
         if not line.strip():
             yield number, None
             continue
