@@ -26,6 +26,15 @@ def test_every_kind_of_file_has_the_same_examples(tmp_path):
         (tmp_path / "classes" / label / f"{number}.txt").write_text(text)
     found = [(example.text, example.label) for example in kind.read(tmp_path / "classes")]
     assert sorted(found) == sorted(rows)
+    for folder in (".cache", "bad/.old"):
+        (tmp_path / "classes" / folder).mkdir()
+        (tmp_path / "classes" / folder / "hidden.txt").write_text("hidden")
+    assert len(kind.read(tmp_path / "classes")) == len(rows)
+    (tmp_path / "classes" / "none").mkdir()
+    with pytest.raises(
+        ValueError, match="none: holds no .txt files; remove the folder, or put .txt files of the class"
+    ):
+        kind.read(tmp_path / "classes")
     (tmp_path / "a.tsv").write_text("\ufeffx\ty\na, b\tgood\n", encoding="utf-8")
     (example,) = kind.read(tmp_path / "a.tsv")
     assert (example.text, example.label) == ("a, b", "good")
@@ -64,6 +73,9 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
         ("a.csv", "text,label\nx,a\ny\n", r"a.csv: line 3 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny,\n", r"a.csv: line 3: expected a label, a word or an integer, got ''$"),
         ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
+        ("a.csv", "text,label\nx,a\ny, \n", r"a.csv: line 3: expected a label, a word or an integer, got ' '$"),
+        ("a.csv", "text,label\nx,a\ny, a\n", r"label: expected two classes or more, every text is 'a'$"),
+        ("a.csv", "text,label,text\nx,a,y\n", r"a.csv: the column 'text' is there twice$"),
         ("a.csv", "text,label\nx,a\ny,a\n", r"label: expected two classes or more, every text is 'a'$"),
         ("a.csv", "text,label\nx,a\ny,b\n", r"a.csv: 2 examples are too few to split; give --validation$"),
         ("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "y"}\n', r"line 2: no column 'label'; it has 'text'$"),

@@ -1,4 +1,4 @@
-"""Labelled texts from files: CSV, TSV, JSONL, or a folder with a folder for each class.
+"""Labelled texts from files: CSV, TSV, JSONL.
 
 Every error names the file, and the line where there is one.
 """
@@ -43,7 +43,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another ending, no row, a column that there is not (those that there are are listed), a short row,
+        ValueError: another ending, no row, a column that there is not (those that there are are listed) or that is
+            there twice, a short row,
             an unbalanced quote, a line that is no JSON object, no UTF-8.
     """
     read = _of_json if _kind(path) == ".jsonl" else _of_csv
@@ -63,14 +64,6 @@ def column_names(path: Path) -> list[str]:
     except ValueError:
         return []
     return list(first) if isinstance(first, dict) else []
-
-
-def read_class_folders(path: Path) -> list[TextExample]:
-    """A text each .txt file in the folders of `path`, each of which is named as its class."""
-    files = sorted(path.glob("*/*.txt"))
-    if not files:
-        raise ValueError(f"{path}: holds no examples; expected a folder for each class with .txt files in it")
-    return [TextExample(read_content(file), file.parent.name, str(file)) for file in files]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -121,6 +114,8 @@ def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[
     (_, names), *rows = _rows(path, content) or [(1, [])]
     for name in columns:
         _check_column(path, name, names)
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: the column {name!r} is there twice")
     places = [names.index(name) for name in columns]
     for line, row in rows:
         if len(row) != len(names):
