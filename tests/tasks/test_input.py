@@ -176,6 +176,14 @@ def test_inputs_of_a_prediction(learned, tmp_path):
     ]
     assert all(sum(one["probabilities"].values()) == pytest.approx(1) for one in found)
     assert found == tasks.predict(learned, ["a good film", "such a dull plot"])
+    folder = tmp_path / "folder.csv"  # whatever its name ends in
+    with pytest.raises(ValueError, match="folder.csv: holds no .txt files"):
+        folder.mkdir()
+        tasks.predict(learned, folder)
+    for name, text in (("a.txt", "such a dull plot"), ("in/b.txt", "a good\nfilm")):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    assert [one["label"] for one in tasks.predict(learned, folder)] == ["negative", "positive"]
     (alone,) = tasks.predict(learned, "a good film")
     assert alone["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-6)
     (tmp_path / "texts.txt").write_bytes("a\x85good\x0c \u2028 film\r\nsuch a dull\rplot".encode())

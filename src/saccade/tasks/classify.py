@@ -104,6 +104,9 @@ class Classify(ClassTask, TextTask):
         return self.without_empty([TextExample(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
 
     def read_inputs(self, path: Path) -> list[TextExample]:
+        if path.is_dir():
+            found = TEXTS.listed(path, self.text)
+            return self.without_empty([TextExample(read_content(file), None, place) for file, _, place in found])
         if path.suffix.lower() not in ENDINGS:
             lines = enumerate(read_lines(path), 1)
             return self.without_empty([TextExample(text, None, f"{path}: line {n}") for n, text in lines])
