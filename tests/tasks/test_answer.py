@@ -313,6 +313,12 @@ def test_squad_and_lines_hold_the_same(tmp_path):
         ]
         assert {one.answers for one in tasks.Answer().read_inputs(tmp_path / name)} == {None}
     assert tasks.Answer().read(tmp_path / "a.json")[3].place.endswith("a.json: question id3")
+    for qa in asked:
+        del qa["answers"], qa["is_impossible"]
+    (tmp_path / "a.json").write_text(json.dumps({"data": articles}))
+    assert len(tasks.Answer().read_inputs(tmp_path / "a.json")) == len(data)
+    with pytest.raises(ValueError, match="a.json: not the form of SQuAD, KeyError: 'answers'"):
+        tasks.Answer().read(tmp_path / "a.json")
 
 
 LINE = '{"question": "who?", "context": "Ada met Bob", "answers": %s}\n'
