@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def read_plain(path: Path, words: str) -> list[TaggedText]:
 def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged: bool = True) -> list[TaggedText]:
     """Sentences with an empty line between them: a word a line, in the first column, and its tag in another.
 
-    Columns are parted by tabs where a line has one, else by spaces.
+    Columns are parted by tabs where a line has one, else by spaces (U+0020).
 
     Args:
         column: of tags, counted from 1; None is the last.
@@ -108,7 +109,8 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
         if not line.strip():
             yield number, None
             continue
-        cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+        # Not at other spaces, such as U+00A0, which stand inside of words.
+        cells = [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else re.findall("[^ ]+", line)
         columns = columns or len(cells)
         if len(cells) != columns:
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns} as in the first")
