@@ -60,8 +60,10 @@ def read_pairs(path: Path, source: str, target: str) -> list[Pair]:
             raise FileNotFoundError(_missing(path, file))
     first, second = map(read_lines, files)
     if len(first) != len(second):
+        (least, shorter), (most, longer) = sorted(zip(map(len, (first, second)), files, strict=True))
         raise ValueError(
-            f"{files[0]} has {len(first):,} lines, {files[1]} {len(second):,}: not aligned, expected as many in both"
+            f"{longer}: line {least + 1} of {most} has no partner, {shorter} ends at line {least}; "
+            "expected as many lines in both"
         )
     return [Pair(one, other, f"{path}: line {n}") for n, (one, other) in enumerate(zip(first, second, strict=True), 1)]
 
