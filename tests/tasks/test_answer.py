@@ -313,6 +313,30 @@ def test_squad_and_lines_hold_the_same(tmp_path):
         ]
         assert {one.answers for one in tasks.Answer().read_inputs(tmp_path / name)} == {None}
     assert tasks.Answer().read(tmp_path / "a.json")[3].place.endswith("a.json: question id3")
+    for qa in asked:
+        del qa["answers"], qa["is_impossible"]
+    (tmp_path / "a.json").write_text(json.dumps({"data": articles}))
+    assert len(tasks.Answer().read_inputs(tmp_path / "a.json")) == len(data)
+    with pytest.raises(ValueError, match="a.json: not the form of SQuAD, KeyError: 'answers'"):
+        tasks.Answer().read(tmp_path / "a.json")
+
+
+@looped(
+    ("sizes", "share", "least", "most"),
+    [
+        ([1] * 40, 0.1, 4, 4),
+        ([5] * 20 + [1] * 10, 0.1, 9, 13),
+        ([3, 90], 0.1, 3, 3),
+        ([40, 50], 0.1, 40, 40),
+        ([3, 1], 0.9, 1, 3),
+    ],
+)
+def test_a_context_is_in_one_part(sizes, share, least, most):
+    data = [Question(f"q{k}", f"context {n}", (), "") for n, size in enumerate(sizes) for k in range(size)]
+    for seed in range(7):
+        training, judged = tasks.Answer().split(random.Random(seed).sample(data, len(data)), share, seed)
+        assert not {one.context for one in training} & {one.context for one in judged}
+        assert least <= len(judged) <= most and len(training) + len(judged) == len(data)
 
 
 LINE = '{"question": "who?", "context": "Ada met Bob", "answers": %s}\n'
@@ -336,8 +360,12 @@ LINE = '{"question": "who?", "context": "Ada met Bob", "answers": %s}\n'
         ("a.jsonl", LINE % '[{"text": "Bob"}]', r"line 1: answers: expected a text and its start, got {'text'"),
         ("a.jsonl", LINE % '"Bob"', r"line 1: answers: expected a list, got 'Bob'$"),
         ("a.jsonl", LINE.replace("who?", " ") % "[]", r"line 1: question: expected a text, got ' '$"),
-        ("a.jsonl", LINE % "[]" * 5, r"answers: expected some to learn, none of the 4 questions has one$"),
-        ("a.jsonl", LINE % '[{"text": "Bob", "start": 8}]', r"a.jsonl: 1 examples are too few to split; give --val"),
+        (
+            "a.jsonl",
+            "".join(LINE.replace("Bob", name) % "[]" for name in "abcde"),
+            r"answers: expected some to learn, none of the 4 questions has one$",
+        ),
+        ("a.jsonl", LINE % "[]" * 5, r"context: the only one of 5 questions cannot be split; give --validation$"),
         ("a.json", "{", r"a.json: not JSON"),
         ("a.json", "[]", r"a.json: not the form of SQuAD, TypeError"),
         ("a.json", '{"data": [{"title": "x"}]}', r"a.json: not the form of SQuAD, KeyError: 'paragraphs'$"),

@@ -337,6 +337,8 @@ FOLDERS = [
     ([*NODES, ("d", "4", "", "test")], PAIRS, r"the node 'd' is to test and has no label"),
     (NODES[:2], PAIRS[:1], r"edges.csv: holds no examples"),
     ([NODES[0], NODES[1], NODES[3]], [PAIRS[0], ("a", "c")], r"label: expected two classes .*, every .* node is 'p'"),
+    ([NODES[0], NODES[1], ("c", "3", "p ", "test")], [PAIRS[0], ("a", "c")], r"expected two classes .* node is 'p'"),
+    ([("id", "x", "x", "label"), ("a", "1", "2", "p")], PAIRS, r"nodes.csv: the column 'x' is there twice$"),
     ([*NODES, ("d", "4", "r", "validation")], PAIRS, r"'d': no training node has the label 'r'; they have 'p', 'q'$"),
 ]  # fmt: skip
 

@@ -26,10 +26,38 @@ def test_every_kind_of_file_has_the_same_examples(tmp_path):
         (tmp_path / "classes" / label / f"{number}.txt").write_text(text)
     found = [(example.text, example.label) for example in kind.read(tmp_path / "classes")]
     assert sorted(found) == sorted(rows)
+    for folder in (".cache", "bad/.old"):
+        (tmp_path / "classes" / folder).mkdir()
+        (tmp_path / "classes" / folder / "hidden.txt").write_text("hidden")
+    assert len(kind.read(tmp_path / "classes")) == len(rows)
+    (tmp_path / "classes" / "none").mkdir()
+    with pytest.raises(
+        ValueError, match="none: holds no .txt files; remove the folder, or put .txt files of the class"
+    ):
+        kind.read(tmp_path / "classes")
     (tmp_path / "a.tsv").write_text("\ufeffx\ty\na, b\tgood\n", encoding="utf-8")
     (example,) = kind.read(tmp_path / "a.tsv")
     assert (example.text, example.label) == ("a, b", "good")
     assert example.place.endswith("a.tsv: line 2")
+
+
+@looped(
+    ("content", "texts"),
+    [
+        ('bad\t"It was\ngood\tfine\nbad\t"\n', ['"It was', "fine", '"']),
+        ('bad\t"It was\ngood\tfine"\n', ['"It was', 'fine"']),
+        ('bad\t"No" and "no"\ngood\t""" said"\n', ['"No" and "no"', '" said']),
+        ('bad\t"two\nlines"\ngood\t"a\ttab"\n', ["two\nlines", "a\ttab"]),
+    ],
+)
+def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
+    """Those that are text, and those that pandas writes."""
+    path = tmp_path_factory.mktemp("quotes") / "a.tsv"
+    path.write_text("label\ttext\n" + content)
+    examples = tasks.Classify().read(path)
+    assert [(example.text, example.label) for example in examples] == [
+        *zip(texts, ("bad", "good", "bad"), strict=False)
+    ]
 
 
 @looped(
@@ -39,9 +67,15 @@ def test_every_kind_of_file_has_the_same_examples(tmp_path):
         ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
         ("a.csv", "", r"a.csv: no column 'text'; it has none$"),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
+        ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
+        ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),
+        ("a.tsv", 'text\tlabel\nx\ta\n"y\tb\nz\n', r"a.tsv: line 4 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny\n", r"a.csv: line 3 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny,\n", r"a.csv: line 3: expected a label, a word or an integer, got ''$"),
         ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
+        ("a.csv", "text,label\nx,a\ny, \n", r"a.csv: line 3: expected a label, a word or an integer, got ' '$"),
+        ("a.csv", "text,label\nx,a\ny, a\n", r"label: expected two classes or more, every text is 'a'$"),
+        ("a.csv", "text,label,text\nx,a,y\n", r"a.csv: the column 'text' is there twice$"),
         ("a.csv", "text,label\nx,a\ny,a\n", r"label: expected two classes or more, every text is 'a'$"),
         ("a.csv", "text,label\nx,a\ny,b\n", r"a.csv: 2 examples are too few to split; give --validation$"),
         ("a.jsonl", '{"text": "x", "label": "a"}\n{"text": "y"}\n', r"line 2: no column 'label'; it has 'text'$"),
@@ -74,6 +108,10 @@ def test_other_bad_input(files, tmp_path):
         ({"data": tmp_path / "no.csv"}, FileNotFoundError, "no.csv: no such file or folder"),
         ({"data": tmp_path}, ValueError, "holds no examples; expected a folder for each class with .txt files in it"),
         ({"share": 1.0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 1.0"),
+        ({"share": 0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 0"),
+        ({"batch": 0}, ValueError, "batch: must be at least 1, got 0"),
+        ({"epochs": 0, "steps": None}, ValueError, "epochs: must be at least 1, got 0"),
+        ({"epochs": 2}, ValueError, "epochs, steps: give one of them, got 2 and 80"),
         ({"heads": 5}, ValueError, "heads: must divide the width, got heads=5 and width=24"),
         ({"layers": 0}, ValueError, "layers: must be at least 1, got 0"),
         ({"longest": 2}, ValueError, "longest: must be at least 3, got 2"),
@@ -138,8 +176,21 @@ def test_inputs_of_a_prediction(learned, tmp_path):
     ]
     assert all(sum(one["probabilities"].values()) == pytest.approx(1) for one in found)
     assert found == tasks.predict(learned, ["a good film", "such a dull plot"])
+    folder = tmp_path / "folder.csv"  # whatever its name ends in
+    with pytest.raises(ValueError, match="folder.csv: holds no .txt files"):
+        folder.mkdir()
+        tasks.predict(learned, folder)
+    for name, text in (("a.txt", "such a dull plot"), ("in/b.txt", "a good\nfilm")):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    assert [one["label"] for one in tasks.predict(learned, folder)] == ["negative", "positive"]
     (alone,) = tasks.predict(learned, "a good film")
     assert alone["probabilities"] == pytest.approx(found[0]["probabilities"], abs=1e-6)
+    (tmp_path / "texts.txt").write_bytes("a\x85good\x0c \u2028 film\r\nsuch a dull\rplot".encode())
+    assert [one["text"] for one in tasks.predict(learned, tmp_path / "texts.txt")] == [
+        "a\x85good\x0c \u2028 film",
+        "such a dull\rplot",
+    ]
     (tmp_path / "texts.txt").write_text("")
     with pytest.raises(ValueError, match="texts.txt: holds no lines"):
         tasks.predict(learned, tmp_path / "texts.txt")

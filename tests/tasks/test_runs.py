@@ -215,6 +215,8 @@ def test_settings_follow_from_the_data():
     assert settings_for(recipe, 101, {"epochs": 2}).steps == 6
     assert settings_for(recipe, 101, {"minutes": 2.0}).steps is None
     assert settings_for(recipe, 101, {"minutes": 2.0, "steps": 9}).steps == 9
+    both = settings_for(recipe, 101, {"minutes": 2.0, "epochs": 2, "batch": 20})
+    assert (both.steps, both.minutes) == (10, 2.0)  # whichever ends first
     assert settings_for(recipe, 3, {}).steps == 7
     assert settings_for(recipe, 3, {}).batch == 3  # or micro-batches of it could be empty
 

@@ -326,6 +326,9 @@ def test_columns_and_spans_hold_the_same(tmp_path):
     plain = tasks.Tag().read_inputs(tmp_path / "tabs.conll")
     assert [one.text for one in plain] == [" ".join(words) for words, _ in expected]
     assert {one.tags for one in plain} == {None}
+    (tmp_path / "spaces.conll").write_text("10\xa0000 O\nAda\u2009  B-x \n")
+    (found,) = tasks.Tag().read(tmp_path / "spaces.conll")
+    assert ([found.word(n) for n in range(2)], found.truth) == (["10\xa0000", "Ada\u2009"], ["O", "B-x"])
 
 
 SPAN = '{"text": "ada met bob", "spans": [%s]}\n'

@@ -10,7 +10,8 @@ import sys
 import pytest
 import typer.main
 
-from saccade import cli
+from looped import looped
+from saccade import cli, tasks
 from saccade.cli import _app
 from saccade.tasks._registry import TASKS
 from saccade.tasks._request import DECAY, PATIENCE, SHARE
@@ -85,6 +86,13 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         (["test", run, unseen, "--picture", "a.pdf"], "ends in .png or .svg"),
         (["test", run, unseen, "--set", "text"], "--set text: expected NAME=VALUE"),
         (["test", run, unseen, "--set", "width=3"], "width: cannot differ from what"),
+        (["test", run, unseen, "--set", "text=2024"], "no column '2024'"),
+        (["predict", run, unseen, "--set", "longest=12.5"], "longest: expected a whole number, got '12.5'"),
+        (["predict", run, unseen, "--set", "skip_empty=yes"], "skip_empty: expected true or false, got 'yes'"),
+        (
+            ["distill", run, "layers=1", unseen, "--out", str(out), "--set", "log-every=3"],
+            "--set log_every: is no option of a task; give --log-every",
+        ),
     ]
     for arguments, message in cases:
         assert cli.main(arguments) == 2
@@ -92,6 +100,32 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         assert error.startswith("saccade: error: ") and error.count("\n") == 1
         assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_lines_of_standard_input_end_at_line_feeds_alone(learned, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a dull\u2028plot\x0c\nfine\r\n"))
+    assert cli.main(["predict", str(learned.folder), "-"]) == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.split("\n") if line] == [
+        "a dull\u2028plot\x0c",
+        "fine",
+    ]
+
+
+@looped(
+    ("task", "option", "text", "value"),
+    [
+        (tasks.Classify(), "longest", "12", 12),
+        (tasks.Classify(), "skip_empty", "True", True),
+        (tasks.Classify(), "label", "true", "true"),
+        (tasks.Tag(), "column", "2", 2),
+        (tasks.Speech(), "longest", "12.5", 12.5),
+        (tasks.Speech(text="said"), "text", "7", "7"),
+        (tasks.Forecast(), "date", "2024", "2024"),
+    ],
+)
+def test_texts_are_values_of_the_types_of_fields(task, option, text, value):
+    found = getattr(task.changed({option: text}), option)
+    assert found == value and type(found) is type(value)
 
 
 def test_what_is_not_installed_is_told_before_any_work(files, tmp_path, capsys, monkeypatch):

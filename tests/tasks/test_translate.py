@@ -369,7 +369,7 @@ def test_pairs_from_every_kind_of_file(tmp_path):
     [
         (
             {"a.xx": "eins\nzwei\n", "a.yy": "one\n"},
-            r"a.xx has 2 lines, .*a.yy 1: not aligned, expected as many in",
+            r"a.xx: line 2 of 2 has no partner, .*a.yy ends at line 1; expected as many lines in both$",
         ),
         ({"a.xx": "eins\n", "a.zz": "un\n"}, r"a.yy: no such file, nor a.yy.gz; .* begin with a.: a.xx, a.zz$"),
         ({}, r"a.xx: no such file, nor a.xx.gz; .* begin with a.: none$"),

@@ -24,17 +24,16 @@ Changes = Annotated[
 Picture = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the task's picture: .png or .svg.", show_default=False)
 ]
-_FLAGS = {"true": True, "false": False}
 
 
-def changes_of(given: list[str] | None) -> dict[str, str | int | bool]:
-    """`text=review` as a name and a value: a number or true and false where it is one."""
-    found: dict[str, str | int | bool] = {}
+def changes_of(given: list[str] | None) -> dict[str, str]:
+    """`text=review` as a name and a value; the task knows what a value is, by its field."""
+    found: dict[str, str] = {}
     for one in given or ():
         name, equals, value = one.partition("=")
         if not equals or not name:
             raise UserError(f"--set {one}: expected NAME=VALUE")
-        found[name.replace("-", "_")] = int(value) if value.isdecimal() else _FLAGS.get(value.lower(), value)
+        found[name.replace("-", "_")] = value
     return found
 
 

@@ -52,7 +52,7 @@ class TaskLearningOptions:
 
     epochs: int | None = option(None, "Times through the data.  [default: {epochs}]")
     steps: int | None = option(None, "Optimizer steps, in the place of --epochs.")
-    minutes: float | None = option(None, "End before so many minutes are over.  [default: never]")
+    minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
     batch: int | None = option(None, "Examples in each step, over all processes.  [default: {batch}]")
     rate: float | None = option(None, "Highest learning rate.  [default: {rate}]")
     warmup: int | None = option(None, "Steps up to it.  [default: a tenth of the epochs that are usual, at most 100]")

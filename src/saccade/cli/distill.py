@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._errors import UserError
 from ._options import GroupedCommand, flattened, option
 from ._run_options import Changes, changes_of
 from ._task_commands import TaskCommand
@@ -71,7 +72,10 @@ def distill(
 
     With fewer layers and nothing else changed STUDENT begins with blocks of its teacher, else with random weights.
     """
-    options = {**given(teaching, learning, machine, looking), **changes_of(changes)}
+    options, of_task = given(teaching, learning, machine, looking), changes_of(changes)
+    for name in options.keys() & of_task.keys():
+        raise UserError(f"--set {name}: is no option of a task; give --{name.replace('_', '-')}")
+    options |= of_task
     unlabelled = options.pop("unlabelled")
 
     def ask(files: NewRunOptions, options: dict[str, Any]) -> TaskRun:

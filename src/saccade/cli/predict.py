@@ -37,10 +37,11 @@ def predict(
 ) -> None:
     """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
     from .._terminal import uncleaned
+    from ..tasks._examples import text_lines
     from ..tasks._predicting import predicted
 
     target = picture_target(picture)
-    inputs = sys.stdin.read().splitlines() if given == "-" else _file_or_text(given)
+    inputs = text_lines(sys.stdin.read()) if given == "-" else _file_or_text(given)
     task, found = predicted(run, inputs, target, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
     for one in found:

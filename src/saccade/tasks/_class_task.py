@@ -162,7 +162,8 @@ class ClassTask(ExampleTask):
 
 
 def label_of(value: Any, place: str) -> str:
-    """A cell as a class. ValueError where it is none."""
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+    """A cell as a class, without the spaces around it. ValueError where it is none."""
+    label = "" if isinstance(value, bool) or not isinstance(value, (str, int)) else str(value).strip()
+    if not label:
         raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")
-    return str(value)
+    return label

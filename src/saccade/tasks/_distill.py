@@ -106,7 +106,7 @@ def distill_request(
     model = kind.open_model(folder)
     distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
     source, training, judged = read_data(
-        kind, data, validation, options.get("seed") or 0, options.pop("share", None) or SHARE, fit=False
+        kind, data, validation, options.get("seed") or 0, options.pop("share", SHARE), fit=False
     )
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
     anew = wanted.initial is None and not wanted.blocks(model)

@@ -1,4 +1,4 @@
-"""Labelled texts from files: CSV, TSV, JSONL, or a folder with a folder for each class.
+"""Labelled texts from files: CSV, TSV, JSONL.
 
 Every error names the file, and the line where there is one.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,10 @@ from typing import Any
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (*SEPARATORS, ".jsonl")
 _LISTED = 20  # columns, of those that there are
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+Row = tuple[int, list[str]]
+"""The line at which a row of a table begins, and its cells."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +43,9 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another ending, no row, a column that there is not (those that there are are listed), a short row,
-            a line that is no JSON object, no UTF-8.
+        ValueError: another ending, no row, a column that there is not (those that there are are listed) or that is
+            there twice, a short row,
+            an unbalanced quote, a line that is no JSON object, no UTF-8.
     """
     read = _of_json if _kind(path) == ".jsonl" else _of_csv
     rows = list(read(path, read_content(path), columns))
@@ -49,10 +56,9 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
 
 def column_names(path: Path) -> list[str]:
     """The columns that the first line of a .csv, .tsv or .jsonl names. Errors as of `read_table`."""
-    kind = _kind(path)
-    if kind != ".jsonl":
-        return next(csv.reader(io.StringIO(read_content(path), newline=""), delimiter=SEPARATORS[kind]), [])
-    lines = (line for line in read_content(path).split("\n") if line.strip())
+    if _kind(path) != ".jsonl":
+        return next((cells for _, cells in _rows(path, read_content(path))), [])
+    lines = (line for line in text_lines(read_content(path)) if line.strip())
     try:
         first = json.loads(next(lines, "{}"))
     except ValueError:
@@ -60,20 +66,21 @@ def column_names(path: Path) -> list[str]:
     return list(first) if isinstance(first, dict) else []
 
 
-def read_class_folders(path: Path) -> list[TextExample]:
-    """A text each .txt file in the folders of `path`, each of which is named as its class."""
-    files = sorted(path.glob("*/*.txt"))
-    if not files:
-        raise ValueError(f"{path}: holds no examples; expected a folder for each class with .txt files in it")
-    return [TextExample(read_content(file), file.parent.name, str(file)) for file in files]
-
-
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file. ValueError where there is none."""
-    lines = read_content(path).splitlines()
+    """The lines of a text file, .gz too. ValueError where there is none."""
+    lines = text_lines(read_content(path))
     if not lines:
         raise ValueError(f"{path}: holds no lines")
     return lines
+
+
+def text_lines(content: str) -> list[str]:
+    """The lines of a text, which line feeds alone end, with a carriage return before them or not.
+
+    `str.splitlines` breaks at form feeds and U+2028, too: files of two languages would not break at the same places.
+    """
+    *lines, last = content.split("\n")
+    return [line.removesuffix("\r") for line in (lines if not last else [*lines, last])]
 
 
 def _kind(path: Path) -> str:
@@ -86,37 +93,83 @@ def _kind(path: Path) -> str:
 
 
 def read_content(path: Path) -> str:
-    """All of a text file. FileNotFoundError, or ValueError where it is no UTF-8."""
+    """All of a text file, .gz too, with line feeds for ends of lines.
+
+    FileNotFoundError, or ValueError where it is a folder, damaged, or no UTF-8.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder, expected a file")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: damaged, not a gzip file ({error})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
 
 
 def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    rows = csv.reader(io.StringIO(content, newline=""), delimiter=SEPARATORS[path.suffix.lower()])
-    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # no cell is longer than the file
+    (_, names), *rows = _rows(path, content) or [(1, [])]
+    for name in columns:
+        _check_column(path, name, names)
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: the column {name!r} is there twice")
+    places = [names.index(name) for name in columns]
+    for line, row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"{path}: line {line} has {len(row)} cells, expected {len(names)} as in the first line")
+        yield f"{path}: line {line}", tuple(row[place] for place in places)
+
+
+def _rows(path: Path, content: str) -> list[Row]:
+    """The rows that have a cell, the names of the columns first."""
+    separator = SEPARATORS[path.suffix.lower()]
+    if separator == ",":
+        return _quoted_rows(path, content, separator)
+    # Most .tsv files know no quotes: a cell that begins with one is text. So lines are rows, unless their cells do not
+    # add up and those of quoted rows do: then quotes hold tabs and line ends.
+    lines = [(number, line.split(separator)) for number, line in enumerate(text_lines(content), 1) if line]
+    rows = [(number, [_without_quotes(cell) for cell in cells]) for number, cells in lines]
+    if _even(rows):
+        return rows
     try:
-        names = next(rows, [])
-        for name in columns:
-            _check_column(path, name, names)
-        places = [names.index(name) for name in columns]
-        for row in rows:
-            where = f"{path}: line {rows.line_num}"
-            if row and len(row) != len(names):
-                raise ValueError(f"{where} has {len(row)} cells, expected {len(names)} as in the first line")
-            if row:
-                yield where, tuple(row[place] for place in places)
-    except csv.Error as error:
-        raise ValueError(f"{path}: line {rows.line_num}: {error}") from None
+        quoted = _quoted_rows(path, content, separator)
+    except ValueError:
+        return rows
+    return quoted if _even(quoted) else rows
+
+
+def _even(rows: Sequence[Row]) -> bool:
+    return len({len(cells) for _, cells in rows}) < 2
+
+
+def _without_quotes(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell
+
+
+def _quoted_rows(path: Path, content: str, separator: str) -> list[Row]:
+    """Rows as of RFC 4180. ValueError with its first line for one whose quotes do not close."""
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # no cell is longer than the file
+    rows, line = [], 1
+    try:
+        for row in reader:
+            rows += [(line, row)] if row else []
+            line = reader.line_num + 1
+    except csv.Error:
+        raise ValueError(
+            f"{path}: line {line}: unbalanced quote; a cell that begins with one ends with one, and those inside are "
+            "doubled"
+        ) from None
     finally:
         csv.field_size_limit(usual)
+    return rows
 
 
 def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for number, line in enumerate(content.split("\n"), 1):
+    for number, line in enumerate(text_lines(content), 1):
         if not line.strip():
             continue
         where = f"{path}: line {number}"

@@ -107,7 +107,7 @@ def _of_folder(path: Path, labelled: bool) -> _Read:
     if not given:
         raise ValueError(f"{nodes}: no column of features; it has {', '.join(map(repr, names))}")
     features = _numbers([columns[name] for name in given], given, places)
-    labels = tuple(label or None for label in columns.get(LABEL, [""] * len(rows)))
+    labels = tuple(label.strip() or None for label in columns.get(LABEL, [""] * len(rows)))
     parts = _parts_of(columns[SPLIT], places) if SPLIT in columns else {}
     return features, _edges_of(path, numbers), tuple(columns[ID]), labels, parts
 
@@ -246,7 +246,7 @@ def _labels_of(path: Path, given: np.ndarray, nodes: int) -> tuple[str | None, .
         raise ValueError(f"{path}: labels: expected words or integers (nodes,), got {given.dtype} {given.shape}")
     _check_length(path, "labels", len(given), nodes)
     if given.dtype.kind == "U":
-        return tuple(label or None for label in given.tolist())
+        return tuple(label.strip() or None for label in given.tolist())
     return tuple(None if label < 0 else str(label) for label in given.tolist())
 
 

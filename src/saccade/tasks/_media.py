@@ -27,7 +27,7 @@ class Media:
     """Files of one kind.
 
     Args:
-        called: what one is, with its article: "an image".
+        called: what one is, with its article: "an image", "a .txt file".
         endings: by which the files of a folder are known.
     """
 
@@ -36,11 +36,17 @@ class Media:
 
     @property
     def thing(self) -> str:
-        return self.called.split()[1]
+        return self.called.partition(" ")[2]
 
     def below(self, folder: Path) -> list[Path]:
-        """The files of a folder and of those in it, in order."""
-        return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in self.endings and file.is_file()]
+        """The files of a folder and of those in it, in order; hidden ones, such as in .cache, are none of them."""
+        return [
+            file
+            for file in sorted(folder.rglob("*"))
+            if file.suffix.lower() in self.endings
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+            and file.is_file()
+        ]
 
     def in_class_folders(self, path: Path) -> list[Found]:
         """The files of each folder in `path`, which is named as their class."""

@@ -6,12 +6,11 @@ Every error names the files, and the line where there is one.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._examples import ENDINGS, read_table
+from ._examples import ENDINGS, read_lines, read_table
 
 _LISTED = 20  # files, of those that there are
 
@@ -59,10 +58,12 @@ def read_pairs(path: Path, source: str, target: str) -> list[Pair]:
     for file in files:
         if not file.exists():
             raise FileNotFoundError(_missing(path, file))
-    first, second = map(read_aligned_lines, files)
+    first, second = map(read_lines, files)
     if len(first) != len(second):
+        (least, shorter), (most, longer) = sorted(zip(map(len, (first, second)), files, strict=True))
         raise ValueError(
-            f"{files[0]} has {len(first):,} lines, {files[1]} {len(second):,}: not aligned, expected as many in both"
+            f"{longer}: line {least + 1} of {most} has no partner, {shorter} ends at line {least}; "
+            "expected as many lines in both"
         )
     return [Pair(one, other, f"{path}: line {n}") for n, (one, other) in enumerate(zip(first, second, strict=True), 1)]
 
@@ -71,23 +72,7 @@ def read_sources(path: Path, source: str) -> list[Pair]:
     """Texts to translate: a column of a table, or the lines of any other file, .gz too. Errors as of `read_pairs`."""
     if is_table(path):
         return [Pair(_text(text, source, place), None, place) for place, (text,) in read_table(path, (source,))]
-    return [Pair(text, None, f"{path}: line {n}") for n, text in enumerate(read_aligned_lines(path), 1)]
-
-
-def read_aligned_lines(path: Path) -> list[str]:
-    """The lines of a text, which line feeds alone end: files of two languages must break at the same places."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = content.decode("utf-8-sig").split("\n")
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: damaged, not a gzip file ({error})") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise ValueError(f"{path}: holds no lines")
-    return [line.removesuffix("\r") for line in lines]
+    return [Pair(text, None, f"{path}: line {n}") for n, text in enumerate(read_lines(path), 1)]
 
 
 def _missing(path: Path, file: Path) -> str:

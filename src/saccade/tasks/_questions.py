@@ -46,7 +46,7 @@ def read_questions(path: Path) -> list[Question]:
             type, an answer that is not in its context where it is said to be.
     """
     if path.suffix.lower() == ".json":
-        return _squad(path)
+        return _squad(path, answered=True)
     rows = read_table(path, ("question", "context", "answers"))
     return [
         _question(one, context, _answers(answers, "start", place), place) for place, (one, context, answers) in rows
@@ -57,7 +57,7 @@ def read_asked(path: Path) -> list[Question]:
     """Questions without answers: a .jsonl or .json as of `read_questions`, or a text with one a line."""
     kind = path.suffix.lower()
     if kind == ".json":
-        return [dataclasses.replace(one, answers=None) for one in _squad(path)]
+        return _squad(path, answered=False)
     if kind == ".jsonl":
         rows = read_table(path, ("question", "context"))
         return [_question(question, context, None, place) for place, (question, context) in rows]
@@ -98,10 +98,10 @@ def _answers(values: Any, start: str, place: str) -> list[tuple[str, int]]:
     return found
 
 
-def _squad(path: Path) -> list[Question]:
+def _squad(path: Path, *, answered: bool) -> list[Question]:
     try:
         values = json.loads(read_content(path))
-        found = list(_asked_of(values["data"], path))
+        found = list(_asked_of(values["data"], path, answered=answered))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -111,10 +111,15 @@ def _squad(path: Path) -> list[Question]:
     return found
 
 
-def _asked_of(articles: Any, path: Path) -> Iterator[Question]:
+def _asked_of(articles: Any, path: Path, *, answered: bool) -> Iterator[Question]:
     for article in articles:
         for paragraph in article["paragraphs"]:
             for one in paragraph["qas"]:
                 place = f"{path}: question {one.get('id', one['question'])}"
-                given = [] if one.get("is_impossible", False) else one["answers"]
-                yield _question(one["question"], paragraph["context"], _answers(given, "answer_start", place), place)
+                answers = _answers_of(one, place) if answered else None
+                yield _question(one["question"], paragraph["context"], answers, place)
+
+
+def _answers_of(values: Any, place: str) -> list[tuple[str, int]]:
+    """Those of a SQuAD question."""
+    return [] if values.get("is_impossible", False) else _answers(values["answers"], "answer_start", place)

@@ -102,16 +102,24 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     """The settings of a run over `count` examples: those given, by their options, and the recipe where none is.
 
     Without `steps` and `minutes` a run takes the recipe's epochs; with `minutes` alone, as many as there is time for.
+
+    ValueError for `epochs` with `steps`, or for less than one.
     """
     options = {name: value for name, value in given.items() if value is not None}
     names = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (Execution, EvaluationSettings)}
     execution = Execution(**{name: options.pop(name) for name in names[Execution] & options.keys()})
     looks = {name: options.pop(name) for name in names[EvaluationSettings] & options.keys()}
-    options["batch"] = batch = min(options.get("batch", recipe.batch) or count, count)
+    batch = options.get("batch", recipe.batch)
+    options["batch"] = batch = count if batch is None else min(batch, count)
     epoch = count // max(batch, 1)
-    epochs = options.pop("epochs", recipe.epochs)
-    if "steps" not in options:
-        options["steps"] = None if "minutes" in options else epochs * epoch
+    epochs = options.pop("epochs", None)
+    if epochs is not None and "steps" in options:
+        raise ValueError(f"epochs, steps: give one of them, got {epochs} and {options['steps']}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs: must be at least 1, got {epochs}")
+    if epochs is None and not {"steps", "minutes"} & options.keys():
+        epochs = recipe.epochs
+    options.setdefault("steps", None if epochs is None else epochs * epoch)
     # Not a tenth of `steps`: a run that is over may go on with more of them.
     warmup = min(WARMUP, recipe.epochs * epoch // 10)
     defaults = {"rate": recipe.rate, "decay": DECAY, "warmup": warmup}

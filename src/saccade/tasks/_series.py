@@ -75,9 +75,6 @@ def read_series(
 def _others(path: Path, date: str) -> list[str]:
     """All columns but the dates'."""
     names = column_names(path)
-    twice = [name for n, name in enumerate(names) if name in names[:n]]
-    if twice:
-        raise ValueError(f"{path}: the column {twice[0]!r} is there twice")
     others = [name for name in names if name != date]
     if date in names and not others:
         raise ValueError(f"{path}: no column beside {date!r}, expected one for each series")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from ._entities import BIO, Entity, check_tag, tags_of
-from ._examples import read_content, read_lines, read_table
+from ._examples import read_content, read_lines, read_table, text_lines
 
 SPLITTERS = {"signs": pre_tokenizers.BertPreTokenizer, "spaces": pre_tokenizers.WhitespaceSplit}
 _DOCUMENT = "-DOCSTART-"  # a line of the CoNLL 2003 files that is no word
@@ -77,7 +78,7 @@ def read_plain(path: Path, words: str) -> list[TaggedText]:
 def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged: bool = True) -> list[TaggedText]:
     """Sentences with an empty line between them: a word a line, in the first column, and its tag in another.
 
-    Columns are parted by tabs where a line has one, else by spaces.
+    Columns are parted by tabs where a line has one, else by spaces (U+0020).
 
     Args:
         column: of tags, counted from 1; None is the last.
@@ -104,11 +105,12 @@ def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged
 def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     """Each line's number and columns, None for an empty one. ValueError for another number of them than before."""
     columns = 0
-    for number, line in enumerate(read_content(path).split("\n"), 1):
+    for number, line in enumerate(text_lines(read_content(path)), 1):
         if not line.strip():
             yield number, None
             continue
-        cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+        # Not at other spaces, such as U+00A0, which stand inside of words.
+        cells = [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else re.findall("[^ ]+", line)
         columns = columns or len(cells)
         if len(cells) != columns:
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns} as in the first")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from ..models import Model
 from ..monitoring import Observations
@@ -19,6 +19,12 @@ from ..training import Objective, Settings
 from ._space import Between, OneOf, Space, doubled, dropouts, rates
 
 T = TypeVar("T", bound="Task")
+
+_READERS: dict[type, tuple[str, Callable[[str], Any]]] = {  # by a field's type: what a text must be, and its value
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", float),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +70,18 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
-        """The task with other values of options in `reading`. TypeError for another name."""
+        """The task with other values of options in `reading`; numbers, true and false may be texts, as in a command.
+
+        TypeError for another name; ValueError for a text that is no such value.
+        """
         unknown = [name for name in options if name not in self.reading]
         if unknown:
             raise TypeError(
                 f"{unknown[0]}: cannot differ from what {self.name} was trained with; expected one of "
                 f"{', '.join(self.reading)}"
             )
-        return dataclasses.replace(self, **options)
+        kinds = get_type_hints(type(self))
+        return dataclasses.replace(self, **{name: _value(name, given, kinds[name]) for name, given in options.items()})
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -235,3 +245,15 @@ class Baseline:
 
     name: str
     outputs: Sequence[Any]
+
+
+def _value(name: str, given: Any, kind: Any) -> Any:
+    """An option's value for a field of this type, such as `int | None`."""
+    kinds = get_args(kind) or (kind,)
+    if not isinstance(given, str) or str in kinds:
+        return given
+    expected, read = next(_READERS[one] for one in kinds if one in _READERS)
+    try:
+        return read(given)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}: expected {expected}, got {given!r}") from None

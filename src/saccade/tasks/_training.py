@@ -107,7 +107,9 @@ def request(
     import_required(TASKS[task])
     kind, given = split_options(TASKS[task], options)
     share, last, lora = (options.get(name) for name in _OF_THE_DATA_AND_MODEL)
-    source, training, judged = read_data(kind, data, validation, given.get("seed") or 0, share or SHARE)
+    source, training, judged = read_data(
+        kind, data, validation, given.get("seed") or 0, SHARE if share is None else share
+    )
     recipe = kind.scratch if initial is None else kind.tuning
     settings = settings_for(recipe, len(training), given)
     tuning = Tuning(last, lora)

@@ -19,7 +19,7 @@ from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._answer_baseline import word_regression
 from ._entities import Entity
-from ._example_task import Batch, widened
+from ._example_task import Batch, parted, widened
 from ._questions import Question, asked, read_asked, read_questions
 from ._squad_scores import exact_match, word_f1
 from ._tagged import TaggedText, split_text
@@ -96,6 +96,25 @@ class Answer(TextTask):
 
     def read(self, path: Path) -> list[Question]:
         return read_questions(path)
+
+    def split(self, data: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
+        """All questions about a context are in one part, so that validation is by contexts that were not learned from.
+
+        ValueError where all are about one.
+        """
+        numbers: dict[str, list[int]] = {}
+        for n, example in enumerate(data):
+            numbers.setdefault(example.context, []).append(n)
+        groups = list(numbers.values())
+        if len(groups) < 2:
+            raise ValueError(f"context: the only one of {len(data)} questions cannot be split; give --validation")
+        wanted = min(max(round(share * len(data)), 1), len(data) - 1)
+        chosen: set[int] = set()
+        for k in np.random.default_rng((seed, 0)).permutation(len(groups)):
+            nearer = len(groups[k]) < 2 * (wanted - len(chosen))
+            if nearer and len(chosen) + len(groups[k]) < len(data):
+                chosen.update(groups[k])
+        return parted(data, chosen or min(groups, key=len))
 
     def fitted(self, training: Sequence[Question]) -> Answer:
         if not any(example.answers for example in training):

@@ -20,11 +20,14 @@ from ._baselines import tfidf_regression
 from ._class_task import ClassTask, label_of
 from ._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
-from ._examples import ENDINGS, TextExample, read_class_folders, read_lines, read_table
+from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table
+from ._media import Media
 from ._task import Baseline, Recipe, Tested
 from ._text_task import TextTask
 from ._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._word_shares import word_shares
+
+TEXTS = Media("a .txt file", (".txt",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,9 @@ class Classify(ClassTask, TextTask):
 
     def read(self, path: Path) -> list[TextExample]:
         if path.is_dir():
-            examples = read_class_folders(path)
+            examples = [
+                TextExample(read_content(file), name, place) for file, name, place in TEXTS.in_class_folders(path)
+            ]
         else:
             rows = read_table(path, (self.text, self.label))
             examples = [
@@ -99,6 +104,9 @@ class Classify(ClassTask, TextTask):
         return self.without_empty([TextExample(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
 
     def read_inputs(self, path: Path) -> list[TextExample]:
+        if path.is_dir():
+            found = TEXTS.listed(path, self.text)
+            return self.without_empty([TextExample(read_content(file), None, place) for file, _, place in found])
         if path.suffix.lower() not in ENDINGS:
             lines = enumerate(read_lines(path), 1)
             return self.without_empty([TextExample(text, None, f"{path}: line {n}") for n, text in lines])
