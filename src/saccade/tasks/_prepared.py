@@ -28,29 +28,34 @@ class PreparedTaskRun(PreparedRun):
     """A task, its examples and its model.
 
     Args:
-        state: see `PreparedRun`.
+        run: as it is asked for.
+        found: the checkpoint that it continues from.
     """
 
-    def __init__(self, run: TaskRun, model: Model, state: dict[str, Any] | None):
+    def __init__(self, run: TaskRun, model: Model, found: LatestCheckpoint | None = None):
+        examples = [*run.training, *run.validation] if run.distillation is not None else []
+        self.run = run = run.read_by(model)
+        self.settings, self.trained, self.state = run.settings, model, None
+        self.described, self.kept = description(run), {"files": small_files(model)}
+        if found is not None and found.path is not None:
+            check_same(self.described, found.state, found.path)
+            self.state = found.state
         run.tuning.apply(model)
-        self.run, self.settings, self.trained, self.state = run, run.settings, model, state
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
-            self.objective = run.distillation.objective(self.objective, [*run.training, *run.validation])
+            self.objective = run.distillation.objective(self.objective, examples)
         self.unit = run.kind.unit
-        self.described, self.kept = description(run), {"files": small_files(model)}
 
     @classmethod
     def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
         """Make the model or restore it. Raises what is wrong with the input."""
         torch.manual_seed(run.settings.seed)
         if found is not None and found.path is not None:
-            check_same(description(run), found.state, found.path)
-            return cls(run, from_small_files(found.state["files"]), found.state)
+            return cls(run, from_small_files(found.state["files"]), found)
         if run.initial is None:
             taught = run.distillation
-            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student(), None)
-        return cls(run, _with_own_folder(run.kind.open_model(run.initial)), None)
+            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())
+        return cls(run, _with_own_folder(run.kind.open_model(run.initial)))
 
     @property
     def introduction(self) -> list[str]:

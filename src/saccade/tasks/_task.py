@@ -102,6 +102,10 @@ class Task(ABC):
         """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
         return self
 
+    def read_by(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
+        """What an epoch has once each: the data, or the parts in which the model reads them."""
+        return data
+
     @abstractmethod
     def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
         """Examples without truth, of one input each."""

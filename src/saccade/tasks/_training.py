@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import time
 from collections.abc import Mapping
@@ -109,9 +110,11 @@ def request(
     share, last, lora = (options.get(name) for name in _OF_THE_DATA_AND_MODEL)
     source, training, judged = read_data(kind, data, validation, given.get("seed") or 0, share or SHARE)
     recipe = kind.scratch if initial is None else kind.tuning
-    settings = settings_for(recipe, len(training), given)
-    tuning = Tuning(last, lora)
-    return TaskRun(source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume)
+    counted, tuning = functools.partial(settings_for, recipe, given=given), Tuning(last, lora)
+    settings = counted(len(training))
+    return TaskRun(
+        source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume, counted=counted
+    )
 
 
 def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
