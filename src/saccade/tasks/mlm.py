@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..models import Model
 from ..models.heads import IGNORED
 from ..nn.stacks import LayerObserver
-from ._example_task import Batch, widened
+from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
 from ._text_task import LONGEST, TextTask
@@ -231,9 +231,9 @@ class Mlm(TextTask):
             for ids, nats, hits, of in parts
         ]
 
-    def predict(self, model: Model, data: Sequence[MaskedText]) -> list[Guesses]:
+    def predict(self, model: Model, data: Sequence[MaskedText], rows: int = JUDGED) -> list[Guesses]:
         counts = [len(windows) for windows in self.windows(model, data)]
-        found = iter(super().predict(model, data))
+        found = iter(super().predict(model, data, rows))
         guesses = [_joined([next(found) for _ in range(count)]) for count in counts]
         for example, one in zip(data, guesses, strict=True):
             if example.own and not one.likely:
