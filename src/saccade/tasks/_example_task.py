@@ -173,7 +173,7 @@ class ExampleObjective(Objective):
         return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        """Over all validation examples, in every process: then all of them agree, and none has to wait."""
+        """Over all validation examples, in every process: from the same weights and statistics all get the same."""
         task, outputs = self._task, dict[int, Any]()
 
         def keep(numbers: Sequence[int], result: Any, batch: Batch) -> None:

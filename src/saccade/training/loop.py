@@ -20,6 +20,7 @@ from .memory import LOOK_SMALLER, OPTIMIZER_SMALLER, is_out_of_memory, memory_to
 from .norms import gradient_norms, weight_norms
 from .objective import Evaluation, Objective
 from .processes import accelerator_for, any_of, is_sharded, own_parts, slowest
+from .running_statistics import frozen_norms, share_statistics
 from .settings import EvaluationSettings, Settings
 from .state import capture, restore, step_seed, whole_weights
 from .stopping import Stopped
@@ -212,6 +213,7 @@ class _LoopState:
     def evaluate(self, step: int) -> Evaluation:
         # Weights in one piece need no gathering, and the model as it is no compiling for another batch.
         model = self.prepared if is_sharded(self.accelerator) else self.model
+        share_statistics(self.accelerator, self.model)  # or processes would not agree on when to stop
         with memory_told(f"training: the look after step {step}", lambda: LOOK_SMALLER):
             return self.objective.evaluate(model, self.accelerator)
 
@@ -219,6 +221,8 @@ class _LoopState:
         """One optimizer step: the mean loss of its batch, and the gradient's norm before it is clipped."""
         settings = self.settings
         self.model.train(step >= settings.opening)
+        for norm in frozen_norms(self.model):
+            norm.eval()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.objective.batch(step)
