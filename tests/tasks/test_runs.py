@@ -92,6 +92,24 @@ def test_a_run_that_is_over_goes_on_with_more_steps(files, tmp_path):
     assert notes.steps == list(range(8, 30))
 
 
+def test_a_run_goes_on_without_what_it_began_with(learned, files, tmp_path):
+    """The checkpoint has all of it; another beginning that is there is still one."""
+    begun, other = (shutil.copytree(learned.folder, tmp_path / name) for name in ("begun", "other"))
+    weights = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    tasks.train("classify", files / "reviews.csv", tmp_path / "whole", initial=begun, **SHORT)
+    with pytest.raises(Stopped):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=begun, reporter=Notes(3), **SHORT)
+    shutil.rmtree(begun)
+    with pytest.raises(ValueError, match="is of another run: from [0-9a-f]{12} .asked for. / [0-9a-f]{12}"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=other, resume=True, **SHORT)
+    tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=begun, resume=True, **SHORT)
+    whole, out = (without_times(tmp_path / name)[2] for name in ("whole", "out"))
+    assert all(torch.equal(tensor, out[name]) for name, tensor in whole.items())
+    with pytest.raises(FileNotFoundError, match="begun: no such model folder"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "new", initial=begun, **SHORT)
+
+
 def test_resuming_asks_for_the_same_data_and_options(files, tmp_path):
     data = shutil.copy(files / "reviews.csv", tmp_path / "reviews.csv")
     with pytest.raises(Stopped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,8 +37,11 @@ class PreparedTaskRun(PreparedRun):
         examples = [*run.training, *run.validation] if run.distillation is not None else []
         self.run = run = run.read_by(model)
         self.settings, self.trained, self.state = run.settings, model, None
-        self.described, self.kept = description(run), {"files": small_files(model)}
-        if found is not None and found.path is not None:
+        self.kept = {"files": small_files(model)}
+        if found is None or found.path is None:
+            self.described = description(run)
+        else:
+            self.described = description(run, found.state["run"]["from"])
             check_same(self.described, found.state, found.path)
             self.state = found.state
         run.tuning.apply(model)
@@ -100,8 +104,12 @@ def _with_own_folder(model: Model) -> Model:
     return kept_while_used(model, folder)
 
 
-def description(run: TaskRun) -> dict[str, Any]:
-    """Everything that decides what a run learns: settings, the task's options, and what it reads."""
+def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
+    """Everything that decides what a run learns: settings, the task's options, and what it reads.
+
+    Args:
+        known: the digest of the weights that the run began with, where a checkpoint has it.
+    """
     source = run.source
     options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}
     named = {"training data": source.digests[str(source.data)]}
@@ -109,7 +117,7 @@ def description(run: TaskRun) -> dict[str, Any]:
         named["validation data"] = source.digests[str(source.validation)]
     initial = "random weights"
     if run.initial is not None:
-        initial = weights_digest(run.initial)
+        initial = _initial_digest(run.initial, known)
     return {
         "task": run.task,
         **settings_described(run.settings),
@@ -120,3 +128,13 @@ def description(run: TaskRun) -> dict[str, Any]:
         **({} if run.distillation is None else run.distillation.described()),
         **named,
     }
+
+
+def _initial_digest(source: str, known: str | None) -> str:
+    """The digest of a run's first weights; where they are gone, what its checkpoint says of them."""
+    try:
+        return weights_digest(source)
+    except (FileNotFoundError, ValueError):
+        if known is None or Path(source).expanduser().exists():
+            raise
+        return known
