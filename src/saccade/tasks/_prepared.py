@@ -72,7 +72,8 @@ class PreparedTaskRun(PreparedRun):
 
     def conclusion(self, stored: Evaluation) -> str:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
-        return f"best weights, over all validation data: {metrics}, loss {stored.loss:.4f}"
+        scored = self.run.kind.scored(len(self.run.validation))
+        return f"best weights, {scored}: {metrics}, loss {stored.loss:.4f}"
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole = merged({name: tensor.detach() for name, tensor in weights.items()})

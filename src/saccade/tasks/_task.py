@@ -155,6 +155,10 @@ class Task(ABC):
     ) -> Objective:
         """What the loop trains. Its evaluations have the metrics of `scores`."""
 
+    def scored(self, count: int) -> str:
+        """What the metrics of a look at so many validation examples are of, for a line about them."""
+        return "over all validation data"
+
     @abstractmethod
     def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
         """What the model says of each example; dropout is off meanwhile."""

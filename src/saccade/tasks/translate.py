@@ -193,6 +193,11 @@ class Translate(TextTask):
         tokenizer = target_tokenizer(translator)
         return [tokenizer.decode(texts[0]).strip() for texts in found.texts()]
 
+    def scored(self, count: int) -> str:
+        if count <= LOOKED:
+            return f"{super().scored(count)}, translated without beams"
+        return f"over {LOOKED} of {count:,} validation pairs, translated without beams, and the loss of all"
+
     def predict(self, model: Model, data: Sequence[Pair], rows: int = JUDGED) -> list[str]:
         return super().predict(model, [dataclasses.replace(pair, target=None) for pair in data], rows)
 
