@@ -79,8 +79,8 @@ class TaskRun:
         settings = self.settings
         if self.counted is not None:
             # The precision may be a checkpoint's, and the minutes those that a search has left.
-            now = {"execution": settings.execution, "minutes": settings.minutes}
-            settings = dataclasses.replace(self.counted(len(training)), **now)
+            execution, minutes = settings.execution, settings.minutes
+            settings = dataclasses.replace(self.counted(len(training)), execution=execution, minutes=minutes)
         return dataclasses.replace(self, training=training, validation=validation, settings=settings)
 
 

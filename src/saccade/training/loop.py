@@ -221,8 +221,8 @@ class _LoopState:
         """One optimizer step: the mean loss of its batch, and the gradient's norm before it is clipped."""
         settings = self.settings
         self.model.train(step >= settings.opening)
-        for norm in frozen_norms(self.model):
-            norm.eval()
+        for frozen in frozen_norms(self.model):
+            frozen.eval()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.objective.batch(step)
