@@ -223,6 +223,12 @@ def test_long_contexts_are_slid_over(untrained):
         task.outputs(model, task.forward(model, batch), batch) for batch in (task.collate(model, [[r]]) for r in rows)
     ]
     assert (found.start, found.stop) in [(alone.start, alone.stop) for (alone,) in each]
+    counts = []
+    hook = model.register_forward_pre_hook(lambda *given: counts.append(len(given[-1]["input_ids"])), with_kwargs=True)
+    (apart,) = task.predict(model, [late], rows=2)  # where memory is too little for all windows of one text
+    hook.remove()
+    assert max(counts) == 2 and (apart.start, apart.stop) == (found.start, found.stop)
+    assert apart.probability == pytest.approx(found.probability, rel=1e-5)
     (cut,) = task.changed({"long": "cut"}).encode(model, [late])
     assert [row.ids for row in cut] == [rows[0].ids] and cut[0].ends == (0, 0)
     with pytest.raises(ValueError, match=r"q: \d+ tokens are more than the 23 that are read; .* give --long slide"):

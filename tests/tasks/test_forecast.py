@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import itertools
 import json
@@ -17,7 +18,8 @@ from saccade.tasks._dates import continued
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._linear_forecast import STRENGTHS, linear
 from saccade.tasks._series import SeriesTable, Windows
-from saccade.training import Settings
+from saccade.training import Reporter, Settings
+from saccade.training.running_statistics import running_norms
 from tasks.conftest import write_csv
 from tasks.test_kills import survives_kills
 from training.test_killing import server
@@ -167,8 +169,49 @@ def test_parts_of_a_batch_add_up_to_the_whole(noise, tables):
     parts = made.split(batch, 3)
     assert [len(part["past"]) for part in parts] == [5, 4, 4]
     shares = [made.weight(part) / made.weight(batch) for part in parts]
-    joined = sum(share * made.loss(made.model, part) for share, part in zip(shares, parts, strict=True))
-    torch.testing.assert_close(joined, made.loss(made.model, batch))
+
+    model = copy.deepcopy(noise.model)
+
+    def losses():
+        joined = sum(share * made.loss(model, part) for share, part in zip(shares, parts, strict=True))
+        return joined, made.loss(model, batch)
+
+    torch.testing.assert_close(*losses())
+    model.train()
+    joined, whole = losses()
+    assert abs(joined - whole) > 1e-4  # each part has means and variances of its own
+    for norm in running_norms(model):
+        norm.eval()
+    torch.testing.assert_close(*losses())
+
+
+def test_parts_with_statistics_of_their_own_are_told(tables, tmp_path):
+    told = []
+
+    class Told(Reporter):
+        def warned(self, message):
+            told.append(message)
+
+    for accumulate in (1, 3):
+        few = {**SMALL, "steps": 1, "accumulate": accumulate}
+        tasks.train("forecast", tables / "series.csv", tmp_path / str(accumulate), reporter=Told(), **few)
+    assert told == [
+        "batch norm: each of 3 parts of a step has means and variances of its own 11 items, so the model learns "
+        "something else than from undivided batches of 31"
+    ]
+
+
+@pytest.mark.parametrize("tuning", [{"last": 1}, {"lora": 2}])
+def test_norms_that_do_not_learn_keep_their_statistics(tables, tmp_path, tuning):
+    shape = {**SMALL, "layers": 2, "steps": 2}
+    first = tasks.train("forecast", tables / "series.csv", tmp_path / "first", **shape)
+    few = {**SMALL, "steps": 3, "every": 2}  # two steps after a look
+    run = tasks.train("forecast", tables / "series.csv", tmp_path / "run", initial=first.folder, **few, **tuning)
+    before, after = first.model.state_dict(), run.model.state_dict()
+    moved = {
+        name.split("blocks.")[1][0] for name in before if "running_" in name and (before[name] != after[name]).any()
+    }
+    assert moved == ({"1"} if "last" in tuning else set())
 
 
 def test_transformers_opens_the_run_and_says_the_same(noise, tables):

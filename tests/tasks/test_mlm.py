@@ -11,6 +11,8 @@ import torch
 from saccade import tasks
 from saccade.models.heads import IGNORED
 from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._prepared import PreparedTaskRun
+from saccade.tasks._training import request
 from saccade.training import Settings
 from tasks.conftest import SMALL, reviews, write_csv
 
@@ -148,6 +150,42 @@ def test_long_texts_are_slid_over(learned, tmp_path):
     assert [len(found) for found in cut.windows(model, examples)] == [1, 1]
     with pytest.raises(ValueError, match=r"long.txt: line 1: 37 tokens are more than the 11 that are read"):
         task.changed({"long": "refuse"}).windows(model, examples)
+
+
+def numbers(*between):
+    return " ".join(f"w{n}" for n in range(*between))
+
+
+def test_an_epoch_is_all_windows(tmp_path):
+    """Not all texts, of which a long one has many windows."""
+    data = written(tmp_path / "long.txt", [numbers(n, n + 200) for n in range(5)])
+    sizes = {"width": 8, "layers": 1, "heads": 1, "vocabulary": 300, "longest": 12, "precision": "no"}
+    run = request("mlm", data, tmp_path / "run", {**sizes, "epochs": 4, "accumulate": 30})
+    assert run.settings.batch < 30  # fewer texts than parts, but more windows
+    prepared = PreparedTaskRun.of(run, None)
+    windows = sum(map(len, run.kind.windows(prepared.trained, run.training)))
+    assert windows > 64 and prepared.settings.batch == 32
+    assert prepared.settings.steps == 4 * (windows // 32) and prepared.settings.looks.every == windows // 32
+    seen = [prepared.objective.batch(step)["input_ids"] for step in range(windows // 32)]
+    assert sum(map(len, seen)) == windows // 32 * 32
+    assert prepared.introduction[-1].startswith(f"{windows} examples to train on")
+    out = tasks.train("mlm", data, tmp_path / "run", **sizes, steps=2, accumulate=30).folder
+    assert f"2, 32 examples each, {64 / windows:.1f} times the data" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lines", [[numbers(2000)], [numbers(40), numbers(100, 150), numbers(200, 205)]])
+def test_a_long_text_is_split_inside(tmp_path, lines):
+    """Each word is in one part, in its order, and neighbouring stretches are one text."""
+    texts = tasks.Mlm(longest=20).read(written(tmp_path / "long.txt", lines))
+    training, judged = tasks.Mlm(longest=20).split(texts, 0.2, 3)
+    found = [word for part in (training, judged) for text in part for word in text.text.split()]
+    assert sorted(found) == sorted(" ".join(lines).split())
+    assert 0 < sum(len(text.text.split()) for text in judged) <= 0.4 * len(found)
+    for text in [*training, *judged]:
+        assert any(text.text.strip() in line for line in lines)
+    assert any(len(text.text.split()) > 20 for text in training)
+    whole, _ = tasks.Mlm(longest=20, long="cut").split([*texts, *texts], 0.2, 3)
+    assert {text.text for text in whole} <= set(lines)
 
 
 def test_other_tasks_begin_from_it(learned, tmp_path):

@@ -92,6 +92,24 @@ def test_a_run_that_is_over_goes_on_with_more_steps(files, tmp_path):
     assert notes.steps == list(range(8, 30))
 
 
+def test_a_run_goes_on_without_what_it_began_with(learned, files, tmp_path):
+    """The checkpoint has all of it; another beginning that is there is still one."""
+    begun, other = (shutil.copytree(learned.folder, tmp_path / name) for name in ("begun", "other"))
+    weights = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    tasks.train("classify", files / "reviews.csv", tmp_path / "whole", initial=begun, **SHORT)
+    with pytest.raises(Stopped):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=begun, reporter=Notes(3), **SHORT)
+    shutil.rmtree(begun)
+    with pytest.raises(ValueError, match="is of another run: from [0-9a-f]{12} .asked for. / [0-9a-f]{12}"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=other, resume=True, **SHORT)
+    tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=begun, resume=True, **SHORT)
+    whole, out = (without_times(tmp_path / name)[2] for name in ("whole", "out"))
+    assert all(torch.equal(tensor, out[name]) for name, tensor in whole.items())
+    with pytest.raises(FileNotFoundError, match="begun: no such model folder"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "new", initial=begun, **SHORT)
+
+
 def test_resuming_asks_for_the_same_data_and_options(files, tmp_path):
     data = shutil.copy(files / "reviews.csv", tmp_path / "reviews.csv")
     with pytest.raises(Stopped):
@@ -296,24 +314,70 @@ def test_the_picture(learned, files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "advice"),
+    ("room", "options", "advice"),
     [
-        ({}, "give --batch 19 --accumulate 2, the same step in parts of 10; if that is too much as well, a larger"),
-        ({"accumulate": 7}, "give --batch 19 --accumulate 14, the same step in parts of 2; if that"),
-        ({"accumulate": 12}, "give --batch 19 --accumulate 19, the same step in parts of 1; if that"),
-        ({"accumulate": 19}, "its parts are of one item already; give --checkpointing, shorter items or a smaller"),
+        (10, {}, "give --batch 19 --accumulate 2, the same step in parts of 10, which fit"),
+        (9, {}, "give --batch 19 --accumulate 4, the same step in parts of 5, which fit"),
+        (2, {"accumulate": 7}, "give --batch 19 --accumulate 14, the same step in parts of 2, which fit"),
+        (1, {"accumulate": 12}, "give --batch 19 --accumulate 19, the same step in parts of 1, which fit"),
+        (0, {"accumulate": 12}, "parts of one item do not fit either; give --checkpointing, shorter"),
+        (0, {"accumulate": 19}, "its parts are of one item already; give --checkpointing, shorter items or a smaller"),
     ],
 )
-def test_too_little_memory_says_which_parts_would_be_smaller(files, tmp_path, monkeypatch, options, advice):
+def test_too_little_memory_says_which_parts_fit(files, tmp_path, monkeypatch, room, options, advice):
     """By the allocator's own error, in the second step: what is there stays."""
 
     class Greedy(Notes):
         def step(self, step, loss, norm, rate, tokens_per_second):
-            monkeypatch.setattr(tasks.Classify, "loss", lambda *given, **how: torch.empty(2**46, dtype=torch.uint8))
+            with_room_for(monkeypatch, room)
 
     with pytest.raises(ValueError, match=f"training: step 2 needs more memory than there is; {advice}"):
         tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, **options})
     assert list((tmp_path / "out" / "checkpoints").glob("*.checkpoint"))
+
+
+def with_room_for(monkeypatch, rows):
+    """More rows at once get the allocator's own error."""
+    forward = tasks.Classify.forward
+
+    def greedy(self, model, batch, observe=None):
+        if len(batch["input_ids"]) > rows:
+            torch.empty(2**46, dtype=torch.uint8)
+        return forward(self, model, batch, observe)
+
+    monkeypatch.setattr(tasks.Classify, "forward", greedy)
+
+
+def test_a_look_has_no_more_rows_than_parts_of_a_step(files, tmp_path, monkeypatch):
+    sizes, forward = [], tasks.Classify.forward
+
+    def noted(self, model, batch, observe=None):
+        sizes.append((model.training, len(batch["input_ids"])))
+        return forward(self, model, batch, observe)
+
+    monkeypatch.setattr(tasks.Classify, "forward", noted)
+    tasks.train("classify", files / "reviews.csv", tmp_path / "out", **{**SHORT, "accumulate": 4})
+    assert max(size for learns, size in sizes if learns) == 5 and max(size for learns, size in sizes if not learns) == 4
+
+
+def test_a_look_that_needs_too_much_says_so_in_a_line(files, tmp_path, monkeypatch):
+    class Greedy(Notes):
+        def step(self, step, loss, norm, rate, tokens_per_second):
+            with_room_for(monkeypatch, 0)
+
+    with pytest.raises(ValueError, match="training: the look after step 1 needs more memory than there is; give a"):
+        tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, "every": 1})
+
+
+def test_what_is_predicted_is_split_until_it_fits(learned, files, monkeypatch):
+    inputs = [text for text, _ in reviews(53, 7)]
+    expected = tasks.predict(learned, inputs)
+    with_room_for(monkeypatch, 5)
+    for one, other in zip(tasks.predict(learned, inputs), expected, strict=True):
+        assert one["text"] == other["text"] and one["probabilities"] == pytest.approx(other["probabilities"], rel=1e-5)
+    with_room_for(monkeypatch, 0)
+    with pytest.raises(ValueError, match="classify: one input alone needs more memory than there is; give shorter"):
+        tasks.predict(learned, inputs)
 
 
 def test_another_error_stays_what_it_is(files, tmp_path, monkeypatch):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 
 import pytest
 
 from saccade import cli, tasks
 from tasks.conftest import SMALL
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--resume"]])
+def test_a_folder_that_is_a_run_is_refused(files, learned, tmp_path, capsys, more):
+    """A test of it would judge the run that was there before."""
+    out = shutil.copytree(learned.folder, tmp_path / "run")
+    command = ["train", "classify", str(files / "reviews.csv"), "--out", str(out), "--seeds=2", "--steps=1", *more]
+    assert cli.main(command) == 2
+    assert "run: holds README.md, expected a new folder or one of seed-* folders alone" in capsys.readouterr().err
+    assert not list(out.glob("seed-*"))
 
 
 @pytest.mark.slow

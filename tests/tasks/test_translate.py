@@ -25,7 +25,9 @@ from saccade.tasks import translate
 from saccade.tasks._alignment import alignment, cross_attention, information
 from saccade.tasks._lexicon import Lexicon, words_of
 from saccade.tasks._pairs import Pair
-from saccade.training import Settings
+from saccade.tasks._prepared import PreparedTaskRun
+from saccade.tasks._training import request
+from saccade.training import Evaluation, Settings
 from tasks.test_kills import server, survives_kills
 
 __all__ = ["server"]  # a fixture
@@ -276,6 +278,18 @@ def test_a_look_translates_a_few_pairs_without_beams(untrained, monkeypatch):
     assert seen == [(1, [pairs[0], pairs[4], pairs[8]])] and looked.cost == -1.0
     batch = task.collate(model, task.encode(model, pairs[:9]))
     assert looked.loss == pytest.approx(task.loss(task.forward(model, batch), batch, learning=False).item(), rel=1e-5)
+
+
+def test_a_run_says_how_many_pairs_it_translated(corpus, tmp_path, monkeypatch):
+    wanted = request("translate", corpus / "unseen", tmp_path / "out", {**SMALL, "steps": 1})
+    run, found = PreparedTaskRun.of(wanted, None), Evaluation(2.0, {"BLEU": 1.0})
+    count = len(wanted.validation)
+    scored = "over all validation data, translated without beams"
+    assert run.conclusion(found) == f"best weights, {scored}: BLEU 1.0000, loss 2.0000"
+    monkeypatch.setattr(translate, "LOOKED", 3)
+    scored = f"over 3 of {count} validation pairs, translated without beams, and the loss of all"
+    assert run.conclusion(found).startswith(f"best weights, {scored}: BLEU")
+    assert f"| best weights, {scored} | BLEU 1.0000 |" in run.card([], 1, found)
 
 
 def test_predictions_do_not_hang_on_the_references(untrained):

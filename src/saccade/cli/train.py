@@ -175,7 +175,9 @@ def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> 
     """A run for each seed, one after another; minutes are those of all together. What is there is gone on with."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    from ..tasks._seeds import seed_folder, spread
+    from ..tasks._seeds import check_for_seeds, seed_folder, spread
+
+    check_for_seeds(files.out)
 
     if options["minutes"] is not None:
         options["minutes"] /= seeds

@@ -12,7 +12,7 @@ from ._tuning import parameter_count
 
 def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how good it is on the validation data."""
-    rows = {**_training(run, model, steps_done), **_result(curve, stored)}
+    rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
     return "\n".join(
         [
             f"# {run.out.resolve().name}",
@@ -46,14 +46,14 @@ def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
     }
 
 
-def _result(curve: list[CurveEntry], stored: Evaluation | None) -> dict[str, str]:
+def _result(run: TaskRun, curve: list[CurveEntry], stored: Evaluation | None) -> dict[str, str]:
     rows = {}
     if curve:
         metrics = {name: value for name, value in curve[-1].items() if name not in COMMON}
         rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
         rows["last look at validation"] = _shown(metrics)
     if stored is not None:
-        rows["best weights, on the validation data"] = _shown(stored.metrics)
+        rows[f"best weights, {run.kind.scored(len(run.validation))}"] = _shown(stored.metrics)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,19 +111,20 @@ def distill_request(
     )
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
     anew = wanted.initial is None and not wanted.blocks(model)
-    settings = settings_for(kind.scratch if anew else kind.tuning, len(training), options)
+    counted = functools.partial(settings_for, kind.scratch if anew else kind.tuning, given=options)
     return TaskRun(
         kind,
         source,
         training,
         judged,
         out,
-        settings,
+        counted(len(training)),
         wanted.initial,
         overwrite=overwrite,
         resume=resume,
         distillation=distillation,
         origin="" if wanted.initial else distillation.origin,
+        counted=counted,
     )
 
 

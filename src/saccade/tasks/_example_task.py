@@ -6,6 +6,7 @@ All tasks but those on one graph are of this kind. Shape legend: B examples of a
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ..models import Model
 from ..monitoring import Observations, watch
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
+from ..training.memory import INPUT_SMALLER, is_out_of_memory, memory_told
 from ._task import Task
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 """Tensors (B, ...) by name."""
-JUDGED = 32  # rows of a batch that nothing is learned from
+JUDGED = 32  # rows of a batch that nothing is learned from, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +122,24 @@ class ExampleTask(Task):
         """What the tokens of a batch of one example stand for, where they are no text."""
         raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
-    def predict(self, model: Model, data: Sequence[Any]) -> list[Any]:
+    def predict(self, model: Model, data: Sequence[Any], rows: int = JUDGED) -> list[Any]:
+        """With half as many rows at once, again and again, where memory is too little; TooLittleMemory at one row."""
         found: dict[int, Any] = {}
         items = self.encode(model, data)
-        with evaluating(model), torch.no_grad():
-            for numbers, batch in judged_batches(self, model, items):
-                found |= dict(zip(numbers, self.outputs(model, self.forward(model, batch), batch), strict=True))
-        return [found[n] for n in range(len(items))]
+        while True:
+            left = [n for n in range(len(items)) if n not in found]
+            try:
+                with evaluating(model), torch.no_grad():
+                    for numbers, batch in judged_batches(self, model, items, rows, left):
+                        result = forward_in_parts(self, model, batch, rows)
+                        found |= dict(zip(numbers, self.outputs(model, result, batch), strict=True))
+                return [found[n] for n in range(len(items))]
+            except (RuntimeError, MemoryError) as error:
+                if rows == 1 or not is_out_of_memory(error):
+                    with memory_told(f"{self.name}: one input alone", lambda: INPUT_SMALLER):
+                        raise
+                traceback.clear_frames(error.__traceback__)  # they hold what was computed until then
+                rows //= 2
 
 
 class ExampleObjective(Objective):
@@ -142,6 +155,7 @@ class ExampleObjective(Objective):
         self, task: ExampleTask, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ):
         self.model, self._task, self._validation, self._seed = model, task, validation, settings.seed
+        self._batch, self._parts = settings.batch, settings.execution.accumulate
         self._items = task.encode(model, training)
         self._judged = task.encode(model, validation)
         lengths = [max(task.length(item), 1) for item in self._items]
@@ -171,35 +185,53 @@ class ExampleObjective(Objective):
         return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        """Over all validation examples, in every process: then all of them agree, and none has to wait."""
+        """Over all validation examples, in every process: from the same weights and statistics all get the same."""
         task, outputs = self._task, dict[int, Any]()
 
         def keep(numbers: Sequence[int], result: Any, batch: Batch) -> None:
             outputs.update(zip(numbers, task.outputs(model, result, batch), strict=True))
 
-        loss = self.mean_loss(model, keep)
+        loss = self.mean_loss(model, self.judged_rows(accelerator), keep)
         scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
         return Evaluation(loss, scores, task.cost(scores))
 
+    def judged_rows(self, accelerator: Accelerator | None) -> int:
+        """How many rows a look computes at once: not more than a micro-batch has, which is known to fit."""
+        processes = 1 if accelerator is None else accelerator.num_processes
+        return max(1, min(JUDGED, self._batch // (self._parts * processes)))
+
     def mean_loss(
-        self, model: nn.Module, keep: Callable[[Sequence[int], Any, Batch], None] = lambda *computed: None
+        self, model: nn.Module, rows: int, keep: Callable[[Sequence[int], Any, Batch], None] = lambda *computed: None
     ) -> float:
         """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
         task, total, whole = self._task, 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for numbers, batch in judged_batches(task, self.model, self._judged):
-                result = task.forward(model, batch)
+            for numbers, batch in judged_batches(task, self.model, self._judged, rows):
+                result = forward_in_parts(task, model, batch, rows)
                 weight = task.weight(batch, learning=False)
                 total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
                 keep(numbers, result, batch)
         return total / whole
 
 
-def judged_batches(task: ExampleTask, model: Model, items: Sequence[Any]) -> Iterator[tuple[list[int], Batch]]:
-    """Numbers of items and their batch on the model's device, the longest first; see `_judged`."""
-    for numbers in _judged(task, items):
+def judged_batches(
+    task: ExampleTask, model: Model, items: Sequence[Any], rows: int = JUDGED, chosen: Sequence[int] | None = None
+) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers of items (`chosen` ones) and their batch on the model's device, the longest first; see `_judged`."""
+    for numbers in _judged(task, items, rows, range(len(items)) if chosen is None else chosen):
         batch = task.collate(model, [items[n] for n in numbers])
         yield numbers, {name: tensor.to(model.device) for name, tensor in batch.items()}
+
+
+def forward_in_parts(task: ExampleTask, model: nn.Module, batch: Batch, rows: int) -> Any:
+    """`forward` of a judged batch; of one example with more rows than that, some rows after the other."""
+    if len(next(iter(batch.values()))) <= rows:
+        return task.forward(model, batch)
+    parts = zip(*(tensor.split(rows) for tensor in batch.values()), strict=True)
+    results = [task.forward(model, dict(zip(batch, part, strict=True))) for part in parts]
+    if isinstance(results[0], Tensor):
+        return torch.cat(results)
+    return tuple(torch.cat(tensors) for tensors in zip(*results, strict=True))
 
 
 def widened(logits: Tensor) -> Tensor:
@@ -212,14 +244,14 @@ def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], lis
     return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
 
 
-def _judged(task: ExampleTask, items: Sequence[Any]) -> Iterator[list[int]]:
+def _judged(task: ExampleTask, items: Sequence[Any], most: int, chosen: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
-    lengths = [task.length(item) for item in items]
+    lengths = {n: task.length(items[n]) for n in chosen}
     batch: list[int] = []
     filled = 0
-    for number in sorted(range(len(items)), key=lambda n: -lengths[n]):
+    for number in sorted(chosen, key=lambda n: -lengths[n]):
         rows = task.rows(items[number])
-        if batch and filled + rows > JUDGED:
+        if batch and filled + rows > most:
             yield batch
             batch, filled = [], 0
         batch.append(number)

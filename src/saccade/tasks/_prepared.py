@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,29 +29,37 @@ class PreparedTaskRun(PreparedRun):
     """A task, its examples and its model.
 
     Args:
-        state: see `PreparedRun`.
+        run: as it is asked for.
+        found: the checkpoint that it continues from.
     """
 
-    def __init__(self, run: TaskRun, model: Model, state: dict[str, Any] | None):
+    def __init__(self, run: TaskRun, model: Model, found: LatestCheckpoint | None = None):
+        examples = [*run.training, *run.validation] if run.distillation is not None else []
+        self.run = run = run.read_by(model)
+        self.settings, self.trained, self.state = run.settings, model, None
+        self.kept = {"files": small_files(model)}
+        if found is None or found.path is None:
+            self.described = description(run)
+        else:
+            self.described = description(run, found.state["run"]["from"])
+            check_same(self.described, found.state, found.path)
+            self.state = found.state
         run.tuning.apply(model)
-        self.run, self.settings, self.trained, self.state = run, run.settings, model, state
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
-            self.objective = run.distillation.objective(self.objective, [*run.training, *run.validation])
+            self.objective = run.distillation.objective(self.objective, examples)
         self.unit = run.kind.unit
-        self.described, self.kept = description(run), {"files": small_files(model)}
 
     @classmethod
     def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
         """Make the model or restore it. Raises what is wrong with the input."""
         torch.manual_seed(run.settings.seed)
         if found is not None and found.path is not None:
-            check_same(description(run), found.state, found.path)
-            return cls(run, from_small_files(found.state["files"]), found.state)
+            return cls(run, from_small_files(found.state["files"]), found)
         if run.initial is None:
             taught = run.distillation
-            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student(), None)
-        return cls(run, _with_own_folder(run.kind.open_model(run.initial)), None)
+            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())
+        return cls(run, _with_own_folder(run.kind.open_model(run.initial)))
 
     @property
     def introduction(self) -> list[str]:
@@ -63,7 +72,8 @@ class PreparedTaskRun(PreparedRun):
 
     def conclusion(self, stored: Evaluation) -> str:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
-        return f"best weights, over all validation data: {metrics}, loss {stored.loss:.4f}"
+        scored = self.run.kind.scored(len(self.run.validation))
+        return f"best weights, {scored}: {metrics}, loss {stored.loss:.4f}"
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole = merged({name: tensor.detach() for name, tensor in weights.items()})
@@ -95,8 +105,12 @@ def _with_own_folder(model: Model) -> Model:
     return kept_while_used(model, folder)
 
 
-def description(run: TaskRun) -> dict[str, Any]:
-    """Everything that decides what a run learns: settings, the task's options, and what it reads."""
+def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
+    """Everything that decides what a run learns: settings, the task's options, and what it reads.
+
+    Args:
+        known: the digest of the weights that the run began with, where a checkpoint has it.
+    """
     source = run.source
     options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}
     named = {"training data": source.digests[str(source.data)]}
@@ -104,7 +118,7 @@ def description(run: TaskRun) -> dict[str, Any]:
         named["validation data"] = source.digests[str(source.validation)]
     initial = "random weights"
     if run.initial is not None:
-        initial = weights_digest(run.initial)
+        initial = _initial_digest(run.initial, known)
     return {
         "task": run.task,
         **settings_described(run.settings),
@@ -115,3 +129,13 @@ def description(run: TaskRun) -> dict[str, Any]:
         **({} if run.distillation is None else run.distillation.described()),
         **named,
     }
+
+
+def _initial_digest(source: str, known: str | None) -> str:
+    """The digest of a run's first weights; where they are gone, what its checkpoint says of them."""
+    try:
+        return weights_digest(source)
+    except (FileNotFoundError, ValueError):
+        if known is None or Path(source).expanduser().exists():
+            raise
+        return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import shutil
 import time
@@ -156,7 +157,7 @@ def without_heads(
     layers_now = all_layers(layers, attention_layers(model), pruning)
     forward = judge.times(whole, model, told)
     made = PrunedRun(TrainedRun(wanted.out, task, model), pruning, layers_now, metrics, len(judged), forward)
-    settings = settings_for(task.tuning, len(training), {**options} if learns else {"steps": 1})
+    counted = functools.partial(settings_for, task.tuning, given={**options} if learns else {"steps": 1})
     gone = sum(len(layer.removed) for layer in pruning.layers)
     run = TaskRun(
         task,
@@ -164,10 +165,11 @@ def without_heads(
         training,
         judged,
         wanted.out,
-        settings,
+        counted(len(training)),
         overwrite=overwrite,
         resume=resume,
         origin=f"{wanted.folder} without {gone} heads",
+        counted=counted,
     )
     return HeadsRemoved(made, run, judge, learns)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..models import Model
 from ..training import EvaluationSettings, Execution, Settings
 from ..training.prepared import check_one
 from ..training.resume import digest
@@ -35,6 +36,7 @@ class TaskRun:
         resume: continue the run in `out` where it stopped.
         distillation: the teacher whose outputs the model learns beside the truth; None: it learns the truth alone.
         origin: what the run starts from, as it is told; "" is `initial`, or random weights.
+        counted: the settings for a number of examples; None: `settings`, whatever the number.
     """
 
     kind: Task
@@ -50,6 +52,7 @@ class TaskRun:
 
     distillation: Distillation | None = None
     origin: str = ""
+    counted: Callable[[int], Settings] | None = None
 
     def __post_init__(self) -> None:
         check_one(self)
@@ -70,6 +73,16 @@ class TaskRun:
     def recipe(self) -> Recipe:
         """What is usual for it."""
         return self.kind.scratch if self.initial is None else self.kind.tuning
+
+    def read_by(self, model: Model) -> TaskRun:
+        """The run over the examples as the model reads them, with the settings for so many."""
+        training, validation = (self.kind.read_by(model, part) for part in (self.training, self.validation))
+        settings = self.settings
+        if self.counted is not None:
+            # The precision may be a checkpoint's, and the minutes those that a search has left.
+            execution, minutes = settings.execution, settings.minutes
+            settings = dataclasses.replace(self.counted(len(training)), execution=execution, minutes=minutes)
+        return dataclasses.replace(self, training=training, validation=validation, settings=settings)
 
 
 def read_data(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -82,13 +83,14 @@ class SearchRequest:
         own = {field.name for field in dataclasses.fields(self.run.kind)} & settings.keys()
         kind = dataclasses.replace(self.run.kind, **{name: settings[name] for name in own})
         others = {name: value for name, value in settings.items() if name not in own}
-        wanted = settings_for(self.run.recipe, len(self.run.training), {**self.given, **others})
+        counted = functools.partial(settings_for, self.run.recipe, given={**self.given, **others})
         return dataclasses.replace(
             self.run,
             kind=kind,
             source=dataclasses.replace(self.run.source, task=kind),
             out=out,
-            settings=dataclasses.replace(wanted, minutes=minutes),
+            settings=dataclasses.replace(counted(len(self.run.training)), minutes=minutes),
+            counted=counted,
             overwrite=False,
             resume=resume,
         )

@@ -19,6 +19,16 @@ def seed_folder(out: Path, seed: int) -> Path:
     return out / f"{PREFIX}{seed}"
 
 
+def check_for_seeds(out: Path) -> None:
+    """FileExistsError where a folder holds more than runs of seeds, such as a run that a test would take for them."""
+    others = sorted(path.name for path in out.glob("*") if not (path.is_dir() and path.name.startswith(PREFIX)))
+    if others:
+        raise FileExistsError(
+            f"{out}: holds {others[0]}, expected a new folder or one of {PREFIX}* folders alone for --seeds; "
+            "choose another --out"
+        )
+
+
 def seed_folders(folder: Path) -> list[Path]:
     """The folders of several seeds' runs in `folder`, by seed; none where it is itself a run, or holds none."""
     if (folder / TASK).exists():

@@ -113,6 +113,10 @@ class Task(ABC):
         """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
         return self
 
+    def read_by(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
+        """What an epoch has once each: the data, or the parts in which the model reads them."""
+        return data
+
     @abstractmethod
     def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
         """Examples without truth, of one input each."""
@@ -161,6 +165,10 @@ class Task(ABC):
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ) -> Objective:
         """What the loop trains. Its evaluations have the metrics of `scores`."""
+
+    def scored(self, count: int) -> str:
+        """What the metrics of a look at so many validation examples are of, for a line about them."""
+        return "over all validation data"
 
     @abstractmethod
     def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import time
 from collections.abc import Mapping
@@ -111,9 +112,11 @@ def request(
         kind, data, validation, given.get("seed") or 0, SHARE if share is None else share
     )
     recipe = kind.scratch if initial is None else kind.tuning
-    settings = settings_for(recipe, len(training), given)
-    tuning = Tuning(last, lora)
-    return TaskRun(source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume)
+    counted, tuning = functools.partial(settings_for, recipe, given=given), Tuning(last, lora)
+    settings = counted(len(training))
+    return TaskRun(
+        source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume, counted=counted
+    )
 
 
 def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:

@@ -20,6 +20,7 @@ from .._evaluating import evaluating
 from ..models import Model, load, new_graph_model
 from ..monitoring import Observations
 from ..training import Objective, Settings
+from ..training.memory import INPUT_SMALLER, memory_told
 from ._class_results import class_details, class_scores, listed, stratified
 from ._confusion import confusion_table
 from ._examples import read_lines
@@ -244,7 +245,7 @@ class ClassifyNodes(Task):
         """The probabilities (K,) of each node, float64."""
         nodes = _nodes(data)
         x, edges = self.tensors(nodes.graph)
-        with evaluating(model), torch.no_grad():
+        with memory_told("graph: the whole graph", lambda: INPUT_SMALLER), evaluating(model), torch.no_grad():
             logits = node_logits(model, (x.to(model.device), edges.to(model.device))).cpu()
         return list(logits[nodes.numbers].double().softmax(-1).numpy())
 

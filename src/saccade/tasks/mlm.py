@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +25,10 @@ from torch import Tensor, nn
 from ..models import Model
 from ..models.heads import IGNORED
 from ..nn.stacks import LayerObserver
-from ._example_task import Batch, widened
+from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
+from ._text_task import LONGEST, TextTask
 
 MASKED, REPLACED = 0.8, 0.9  # of the chosen tokens: up to here the mask, up to there any token, the rest as it is
 LIKELY = 5  # guesses that are told of a mask
@@ -125,8 +127,21 @@ class Mlm(TextTask):
         for file in files:
             yield from ((f"{file}: line {n}", line) for n, line in enumerate(read_lines(file), 1))
 
+    def split(self, data: Sequence[MaskedText], share: float, seed: int) -> tuple[list[MaskedText], list[MaskedText]]:
+        """Texts that windows slide over are split inside, since there may be one alone: in stretches of as many words
+        as a window has tokens. Windows themselves need a tokenizer, which is learned from the training part."""
+        if self.long != "slide":
+            return super().split(data, share, seed)
+        words = self.longest or LONGEST
+        stretches = [(n, part) for n, one in enumerate(data) for part in _stretches(one.text, words)]
+        training, judged = (_grown(data, part) for part in super().split(stretches, share, seed))
+        return training, judged
+
     def text_of(self, example: MaskedText) -> str:
         return example.text
+
+    def read_by(self, model: Model, data: Sequence[MaskedText]) -> list[Window]:
+        return [window for windows in self.windows(model, data) for window in windows]
 
     def windows(self, model: Model, examples: Sequence[MaskedText]) -> list[list[Window]]:
         """The windows of each text, of which a long one has several (`long="slide"`)."""
@@ -142,11 +157,14 @@ class Mlm(TextTask):
         windows = [([*before, *part, *after], example.own) for part in parts if part]
         return windows[:1] if self.long == "cut" else windows
 
-    def encode(self, model: Model, examples: Sequence[MaskedText]) -> list[Window]:
-        """All windows of all texts, one text's behind the other's."""
+    def encode(self, model: Model, examples: Sequence[MaskedText | Window]) -> list[Window]:
+        """All windows of all texts, one text's behind the other's; those of `read_by` are what they are."""
         if "mask" not in model.tokenizer.named:
             raise ValueError("initial: its tokenizer has no mask, which this task hides tokens by")
-        return [window for windows in self.windows(model, examples) for window in windows]
+        found: list[Window] = []
+        for one in examples:
+            found += self.read_by(model, [one]) if isinstance(one, MaskedText) else [one]
+        return found
 
     def length(self, item: Window) -> int:
         return len(item[0])
@@ -213,9 +231,9 @@ class Mlm(TextTask):
             for ids, nats, hits, of in parts
         ]
 
-    def predict(self, model: Model, data: Sequence[MaskedText]) -> list[Guesses]:
+    def predict(self, model: Model, data: Sequence[MaskedText], rows: int = JUDGED) -> list[Guesses]:
         counts = [len(windows) for windows in self.windows(model, data)]
-        found = iter(super().predict(model, data))
+        found = iter(super().predict(model, data, rows))
         guesses = [_joined([next(found) for _ in range(count)]) for count in counts]
         for example, one in zip(data, guesses, strict=True):
             if example.own and not one.likely:
@@ -276,6 +294,22 @@ class Mlm(TextTask):
     def line(self, shown: Mapping[str, Any]) -> str:
         guesses = [", ".join(f"{one['piece']} {one['probability']:.3f}" for one in likely) for likely in shown["masks"]]
         return f"{' | '.join(guesses)}  {' '.join(shown['text'].split())}"
+
+
+def _stretches(text: str, words: int) -> list[range]:
+    """The characters of so many words each, all of the text together."""
+    starts = [match.start() for match in re.finditer(r"\S+", text)][words::words]
+    return [range(*ends) for ends in itertools.pairwise([0, *starts, len(text)])]
+
+
+def _grown(data: Sequence[MaskedText], stretches: Sequence[tuple[int, range]]) -> list[MaskedText]:
+    """The stretches of texts with these numbers as texts, neighbours of one text as one."""
+    found: list[tuple[int, range]] = []
+    for number, part in stretches:
+        if found and (found[-1][0], found[-1][1].stop) == (number, part.start):
+            part = range(found.pop()[1].start, part.stop)
+        found.append((number, part))
+    return [dataclasses.replace(data[n], text=data[n].text[part.start : part.stop]) for n, part in found]
 
 
 def _likely(model: nn.Module, scores: Tensor) -> tuple[tuple[tuple[str, float], ...], ...]:

@@ -25,7 +25,7 @@ from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._alignment import alignment, alignment_picture
-from ._example_task import Batch, ExampleObjective, widened
+from ._example_task import JUDGED, Batch, ExampleObjective, widened
 from ._lexicon import Lexicon
 from ._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
 from ._task import Baseline, Recipe, Tested
@@ -193,8 +193,13 @@ class Translate(TextTask):
         tokenizer = target_tokenizer(translator)
         return [tokenizer.decode(texts[0]).strip() for texts in found.texts()]
 
-    def predict(self, model: Model, data: Sequence[Pair]) -> list[str]:
-        return super().predict(model, [dataclasses.replace(pair, target=None) for pair in data])
+    def scored(self, count: int) -> str:
+        if count <= LOOKED:
+            return f"{super().scored(count)}, translated without beams"
+        return f"over {LOOKED} of {count:,} validation pairs, translated without beams, and the loss of all"
+
+    def predict(self, model: Model, data: Sequence[Pair], rows: int = JUDGED) -> list[str]:
+        return super().predict(model, [dataclasses.replace(pair, target=None) for pair in data], rows)
 
     # --- metric and picture -------------------------------------------------------------------------------------------
 
@@ -267,12 +272,13 @@ class TranslationObjective(ExampleObjective):
         return int(self.weight(batch))
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        loss = self.mean_loss(model)
+        rows = self.judged_rows(accelerator)
+        loss = self.mean_loss(model, rows)
         if accelerator is not None and is_sharded(accelerator):  # no process has a model that could write
             return Evaluation(loss)
         chosen = np.linspace(0, len(self._validation) - 1, min(LOOKED, len(self._validation))).astype(int)
         looked, greedy = [self._validation[n] for n in chosen], dataclasses.replace(self._task, beams=1)
-        scores = greedy.scores(greedy.predict(_translator(model), looked), looked)
+        scores = greedy.scores(greedy.predict(_translator(model), looked, rows), looked)
         return Evaluation(loss, scores, greedy.cost(scores))
 
 

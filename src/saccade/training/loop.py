@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import time
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from ..monitoring import AttentionMonitor
 from .anomaly import AnomalyReport, locate_anomaly
-from .memory import memory_told
+from .memory import LOOK_SMALLER, OPTIMIZER_SMALLER, is_out_of_memory, memory_told, smaller_parts
 from .norms import gradient_norms, weight_norms
 from .objective import Evaluation, Objective
 from .processes import accelerator_for, any_of, is_sharded, own_parts, slowest
+from .running_statistics import frozen_norms, share_statistics
 from .settings import EvaluationSettings, Settings
 from .state import capture, restore, step_seed, whole_weights
 from .stopping import Stopped
@@ -164,7 +166,7 @@ def train(
         progress.moved_to(run.clock(began))
         monitor.step(progress.step, loss, norm, rate, progress.tokens / progress.seconds)
         if progress.look_due(settings) or progress.out_of_time(settings):
-            evaluation = run.evaluate()
+            evaluation = run.evaluate(progress.step)
             progress.validation = evaluation.loss
             counts, second = progress.step > settings.opening, None if evaluation.cost is None else evaluation.loss
             mean = progress.looked(evaluation.judged, settings.looks, counts=counts, loss=second)
@@ -208,20 +210,24 @@ class _LoopState:
         """The weights in one piece; where they are sharded, all processes call this and the main one gets them."""
         return whole_weights(self.accelerator, self.model, self.prepared)
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self, step: int) -> Evaluation:
         # Weights in one piece need no gathering, and the model as it is no compiling for another batch.
         model = self.prepared if is_sharded(self.accelerator) else self.model
-        return self.objective.evaluate(model, self.accelerator)
+        share_statistics(self.accelerator, self.model)  # or processes would not agree on when to stop
+        with memory_told(f"training: the look after step {step}", lambda: LOOK_SMALLER):
+            return self.objective.evaluate(model, self.accelerator)
 
     def step(self, step: int, rate: float, monitor: Monitor) -> tuple[float, float]:
         """One optimizer step: the mean loss of its batch, and the gradient's norm before it is clipped."""
         settings = self.settings
         self.model.train(step >= settings.opening)
+        for frozen in frozen_norms(self.model):
+            frozen.eval()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = self.objective.batch(step)
         self.tokens = self.objective.tokens(batch)
-        with self._watched(step), memory_told(step + 1, settings, self.accelerator.num_processes):
+        with memory_told(f"training: step {step + 1}", lambda: self._smaller_parts(batch)), self._watched(step):
             loss = self._gradients(step, batch)
         norm = float(self.accelerator.clip_grad_norm_(self.prepared.parameters(), settings.clip))
         if not self._sound(loss, norm):
@@ -229,9 +235,28 @@ class _LoopState:
             raise self._divergence(step, batch, loss)
         if (step + 1) % settings.looks.log_every == 0 and settings.looks.tensorboard:
             monitor.norms(step + 1, self._norms_before_clipping(norm), weight_norms(self.model))
-        self.optimizer.step()
+        with memory_told(f"training: the optimizer at step {step + 1}", lambda: OPTIMIZER_SMALLER):
+            self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
+
+    def _smaller_parts(self, batch: Any) -> str:
+        # Of several processes the others wait for this step's gradients, with which tries would be mixed up.
+        processes = self.accelerator.num_processes
+        return smaller_parts(self.settings, processes, None if processes > 1 else functools.partial(self._fits, batch))
+
+    def _fits(self, batch: Any, parts: int) -> bool:
+        """Whether gradients can be computed in so many micro-batches. The second one finds those of the first there."""
+        self.optimizer.zero_grad()
+        try:
+            for part in own_parts(self.accelerator, self.objective.split, batch, parts)[:2]:
+                self.accelerator.backward(self.objective.loss(self.model, part))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            return False
+        return True
 
     def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
         if self.attention is None:

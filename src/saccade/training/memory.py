@@ -1,50 +1,61 @@
-"""Too little memory for a step: what to do about it."""
+"""Too little memory for a step or a look: what to do about it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 
 import torch
 
 from .settings import Settings
 
 _ON_CPU = ("can't allocate memory", "not enough memory")
+LOOK_SMALLER = "give a larger --accumulate, shorter items or a smaller model"
+INPUT_SMALLER = "give shorter or smaller inputs, or a device with more memory"
+OPTIMIZER_SMALLER = "it keeps two numbers for each weight that learns; let fewer weights learn, or give a smaller model"
+_SMALLER = "give --checkpointing, shorter items or a smaller model"
 
 
 class TooLittleMemory(ValueError):
-    """A step does not fit in memory; it was not made. The message says which options make it smaller."""
+    """Something does not fit in memory; a step that does not was not made. The message says what would be smaller."""
 
 
 @contextlib.contextmanager
-def memory_told(step: int, settings: Settings, processes: int = 1) -> Iterator[None]:
+def memory_told(what: str, advice: Callable[[], str]) -> Iterator[None]:
     """What comes of too little memory becomes `TooLittleMemory`.
 
     Args:
-        step: counted from 1.
+        what: needs it, for the message.
+        advice: asked when nothing of what did not fit is held any more.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        raise TooLittleMemory(
-            f"training: step {step} needs more memory than there is; {_advice(settings, processes)}"
-        ) from None
+        traceback.clear_frames(error.__traceback__)  # they hold what was computed until then
+        raise TooLittleMemory(f"{what} needs more memory than there is; {advice()}") from None
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(words in str(error) for words in _ON_CPU)
 
 
-def _advice(settings: Settings, processes: int) -> str:
-    """Parts of half the size, of the same step; where parts are of one item already, smaller models."""
+def smaller_parts(settings: Settings, processes: int, fits: Callable[[int], bool] | None) -> str:
+    """The same step in the largest parts that fit, each time of half the size; where none do, smaller models.
+
+    Args:
+        fits: tries so many micro-batches of the step; None where that cannot be tried.
+    """
     parts, most = settings.execution.accumulate, settings.batch // processes
-    if parts < most:
-        wanted = min(2 * parts, most)
-        return (
-            f"give --batch {settings.batch} --accumulate {wanted}, the same step in parts of "
-            f"{-(-most // wanted)}; if that is too much as well, a larger --accumulate or --checkpointing"
-        )
-    return "its parts are of one item already; give --checkpointing, shorter items or a smaller model"
+    if parts >= most:
+        return f"its parts are of one item already; {_SMALLER}"
+    while parts < most:
+        parts = min(2 * parts, most)
+        if fits is None or fits(parts):
+            told = "; if that is too much as well, a larger --accumulate" if fits is None else ", which fit"
+            size = -(-most // parts)
+            return f"give --batch {settings.batch} --accumulate {parts}, the same step in parts of {size}{told}"
+    return f"parts of one item do not fit either; {_SMALLER}"

@@ -26,6 +26,7 @@ from .prepared import PreparedRun, Reporter, RunRequest
 from .processes import accelerator_for, is_sharded, joined, together
 from .resume import LatestCheckpoint, as_begun, newest
 from .run_writer import RunWriter
+from .running_statistics import parts_told
 from .stopping import StopAtSignal, Stopped
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def carry_out(
             held.callback(lock.close)
         found = together(processes, lambda: newest(run.out, run.task) if run.resume else None)
         run = as_begun(run, found)
-        accelerator = together(processes, lambda: accelerator_for(run.settings))
         prepared = together(processes, lambda: _prepared(run, prepare, found, reporter))
+        accelerator = together(processes, lambda: accelerator_for(prepared.settings))
+        if told := parts_told(prepared.objective.model, prepared.settings, processes.num_processes):
+            reporter.warned(told)
         together(processes, lambda: _open_folder(run, prepared, reporter, lock, held) if main else None)
         reporter.started(prepared)
         trained = _train(run, prepared, reporter, accelerator, spent=time.perf_counter() - began)

@@ -14,6 +14,7 @@ from ..monitoring import Alarm, AttentionMonitor
 from .files import prune, write_checkpoint
 from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, unfinished_files
 from .loop import Monitor
+from .memory import LOOK_SMALLER, memory_told
 from .objective import Evaluation
 from .prepared import CurveEntry, PreparedRun, Reporter, RunRequest
 from .resume import VERSION
@@ -168,7 +169,8 @@ class RunWriter(Monitor):
             raise OSError(
                 f"{out}: could not be written ({_reason(error)}); make room and go on with --resume"
             ) from None
-        best, evaluation = self._prepared.stored()
+        with memory_told("training: the look at the stored weights", lambda: LOOK_SMALLER):
+            best, evaluation = self._prepared.stored()
         write_text(self._run.out / CARD, self._card(evaluation))
         self._reporter.finished(self._prepared, evaluation)
         return best

@@ -33,6 +33,8 @@ def _at_least(values: Any, least: int, names: Iterable[str]) -> None:
 class Execution:
     """How a step is computed. But for rounding, none of it changes what is learned.
 
+    With one exception: batch norm takes its means and variances from each micro-batch of each process.
+
     Args:
         precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
             "bf16" where the machine is fast at it, else "no"; a run that is resumed keeps what it began with.

@@ -161,6 +161,20 @@ def test_training_masks_frames_and_channels(tmp_path):
         assert 4 <= replaced.sum() < len(replaced)  # two spans of three
 
 
+@pytest.mark.parametrize(
+    ("masks", "learns"),
+    [({}, True), ({"mask_time_prob": 0.0}, False), ({"apply_spec_augment": False}, False)],
+)
+def test_the_vector_of_masked_frames_learns_where_there_are_any(tmp_path, masks, learns):
+    """Several processes wait for the gradients of all that learns."""
+    usual = {"mask_time_prob": 0.1, "mask_feature_prob": 0.4, "mask_feature_length": 5, "layerdrop": 0.0}
+    written(tmp_path, "Wav2Vec2ForCTC", config(**{**usual, **masks}))
+    model = models.load(tmp_path).train()
+    model(**batch()).logits.sum().backward()
+    assert (model.augment.vector.grad is not None) == learns
+    assert all(one.grad is not None for one in model.parameters() if one.requires_grad)
+
+
 def test_as_many_frames_are_masked_as_in_transformers():
     transformers()
     from transformers.models.wav2vec2.modeling_wav2vec2 import _compute_mask_indices

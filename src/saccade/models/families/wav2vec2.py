@@ -54,6 +54,8 @@ class Wav2Vec2(SoundEncoder):
         time, features = _spans(settings, "time", 0.05, 2), _spans(settings, "feature", 0.0, 0)
         self.augmented = settings.flag("apply_spec_augment", True)
         self.augment = SpecAugment(width, time, features) if time[0] or features[0] else None
+        if self.augment is not None and not (self.augmented and time[0]):
+            self.augment.vector.requires_grad_(False)  # no frame gets it, and several processes wait for all gradients
         self.head = _head(settings, request, block)
 
 
