@@ -299,7 +299,7 @@ def test_a_student_of_another_kind_is_refused(learned, tmp_path, objective, monk
     with pytest.raises(ValueError, match="student: .*other has the labels negative!, positive!; its teacher has neg"):
         objective(learned, other.folder)
     (other.folder / "task.json").unlink()
-    with pytest.raises(ValueError, match="student: it does not read the tokens or pixels that .*learned reads"):
+    with pytest.raises(ValueError, match="student: it does not read the tokens, pixels or samples that .*ned reads"):
         objective(learned, other.folder)
     forward = tasks.Classify.forward
     monkeypatch.setattr(tasks.Classify, "forward", lambda self, model, batch, observe=None: forward(self, model, batch))
@@ -385,7 +385,7 @@ def test_every_task_with_logits_can_be_taught(tmp_path, task, made, rows):
         assert all(len(found) == rows * same.weight(batch) for found in logits)
         assert abs(float(same.loss(same.model, batch))) < 1e-6
     run = distill_request(
-        teacher, "layers=1,width=9,heads=3", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}
+        teacher, "layers=1,width=8,heads=4", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}
     )
     other = PreparedTaskRun.of(run, None).objective
     other.model.eval()

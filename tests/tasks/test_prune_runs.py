@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import saccade
+from pruning.masked import masked
 from saccade import cli, tasks
 from saccade.intervention import Ablate
 from saccade.models import load
@@ -18,7 +19,6 @@ from saccade.tasks import _prune
 from saccade.tasks._examples import TextExample
 from saccade.tasks._training import open_run
 from saccade.training import Reporter, Stopped
-from pruning.masked import masked
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_distill import images, questioned, sounds, tagged
 from tasks.test_forecast import SHAPE, series, table
