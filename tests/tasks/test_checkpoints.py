@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from published import transformers, written, written_words
-from saccade import tasks
+from saccade import cli, tasks
 from saccade.models import load
-from tasks.conftest import BAD, FILLING, GOOD
+from tasks.conftest import BAD, FILLING, GOOD, reviews, write_csv
 
 LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}
 KINDS = {  # an encoder without a pooler, a decoder that reads the last token, an encoder-decoder
@@ -38,6 +38,15 @@ def test_every_kind_of_checkpoint_learns(files, tmp_path, kind):
     assert tasks.test(run, files / "unseen.csv", baseline=False).metrics["accuracy"] == 1.0
     assert load(run.folder).label_names == ["negative", "positive"]
     assert (run.folder / "vocab.txt").read_bytes() == (tmp_path / "published" / "vocab.txt").read_bytes()
+
+
+@pytest.mark.parametrize(("labels", "anew"), [(("aaa", "zzz"), True), (("negative", "positive"), False)])
+def test_a_run_says_whether_its_head_begins_anew(learned, files, tmp_path, capsys, labels, anew):
+    data = write_csv(tmp_path / "data.csv", [(text, labels[label == "positive"]) for text, label in reviews(41, 3)])
+    given = [str(data), "--from", str(learned.folder), "--out", str(tmp_path / "run"), "--steps=1", "--precision=no"]
+    assert cli.main(["train", "classify", *given]) == 0
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.endswith(f"parameters, from {learned.folder}" + "; its head begins anew" * anew)
 
 
 def test_a_language_model_of_saccades_own_is_no_classifier(files, tmp_path):
