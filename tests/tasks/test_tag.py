@@ -29,7 +29,7 @@ NAMES = {
 FILLING = ["we", "saw", "the", "new film", "at", "old", "and", "then", "near"]  # "new" stands in a name, too
 SMALL = {
     "width": 32, "layers": 1, "heads": 2, "vocabulary": 300, "steps": 200, "rate": 6e-3, "batch": 19, "dropout": 0.1,
-    "precision": "no", "tensorboard": False,
+    "precision": "no", "tensorboard": False, "cased": False,
 }  # fmt: skip
 Sentence = list[tuple[str, str]]
 
@@ -74,7 +74,7 @@ def learned(files):
 @pytest.fixture(scope="module")
 def untrained(files):
     """The task and a model with new weights, where it does not matter what they are."""
-    options = {name: SMALL[name] for name in ("width", "layers", "heads", "vocabulary")}
+    options = {name: SMALL[name] for name in ("width", "layers", "heads", "vocabulary", "cased")}
     task = tasks.Tag(**options).fitted(tasks.Tag().read(files / "names.conll"))
     return task, task.new_model(task.read(files / "names.conll")).eval()
 
