@@ -10,6 +10,7 @@ import pytest
 import torch
 from seqeval.metrics.sequence_labeling import get_entities
 
+import published
 from looped import looped
 from saccade import cli, tasks
 from saccade.models import load
@@ -118,6 +119,20 @@ def test_transformers_opens_the_run_and_says_the_same(learned):
     (output,) = learned.task.predict(learned.model, learned.task.changed({"words": "spaces"}).inputs([" ".join(words)]))
     assert output.tags == [theirs.config.id2label[int(numbers[n])] for n in firsts]
     np.testing.assert_allclose(output.probabilities, probabilities[firsts], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_from_a_checkpoint(files, tmp_path):
+    """It learns with the checkpoint's own pieces, a head that begins anew, and the checkpoint's limit of tokens."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = published.transformers().BertConfig(**sizes, vocab_size=97, max_position_embeddings=24)
+    published.written(tmp_path / "published", "BertModel", config)
+    published.written_words(tmp_path / "published", [" ".join(word for word, _ in one) for one in sentences(60, 3)])
+    options = {name: SMALL[name] for name in ("steps", "rate", "batch", "precision", "tensorboard")}
+    run = tasks.train("tag", files / "names.conll", tmp_path / "run", initial=tmp_path / "published", **options)
+    assert tasks.test(run, files / "unseen.conll", baseline=False).metrics["entity F1"] > 0.95
+    assert (run.folder / "vocab.txt").read_bytes() == (tmp_path / "published" / "vocab.txt").read_bytes()
+    assert load(run.folder).label_names == list(run.task.tags)
 
 
 @pytest.mark.slow
