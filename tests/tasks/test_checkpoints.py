@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from published import transformers, written, written_words
 from saccade import cli, tasks
 from saccade.models import load
+from saccade.models.families import FAMILIES
+from saccade.tasks._registry import TASKS
 from tasks.conftest import BAD, FILLING, GOOD, reviews, write_csv
 
 LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}
@@ -47,6 +51,27 @@ def test_a_run_says_whether_its_head_begins_anew(learned, files, tmp_path, capsy
     assert cli.main(["train", "classify", *given]) == 0
     told = capsys.readouterr().out.splitlines()[0]
     assert told.endswith(f"parameters, from {learned.folder}" + "; its head begins anew" * anew)
+
+
+HEADS = {
+    **{name: TASKS[name].head for name in ("classify", "tag", "answer", "mlm")},
+    "translate": "conditional-generation",
+    "image": "image-classification",
+    "speech": "ctc",
+    "forecast": "prediction",
+    "graph": "node-classification",
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_page_names_the_families_that_a_task_starts_from(task):
+    """Those with its head, and no others."""
+    page = (Path(__file__).parents[2] / "docs" / "tasks" / "README.md").read_text()
+    table = page.partition("## Where --from may start")[2].partition("## ")[0]
+    (row,) = (line.split("|")[2] for line in table.splitlines() if line.startswith(f"| `{task}` |"))
+    told = row.partition(", with ")[0].strip().split(", ")
+    others = {"classify": {"wav2vec 2.0"}}.get(task, set())  # a classifier of sounds has the same name
+    assert told == [family.name for family in FAMILIES if HEADS[task] in family.heads and family.name not in others]
 
 
 def test_a_language_model_of_saccades_own_is_no_classifier(files, tmp_path):

@@ -1,4 +1,4 @@
-"""Tasks of text: an encoder with word pieces of the user's own texts, or any checkpoint that reads text.
+"""Tasks of text: an encoder with word pieces of the user's own texts, or a checkpoint with the head of the task.
 
 Shape legend: B texts of a batch, L tokens of the longest.
 """
