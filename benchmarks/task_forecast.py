@@ -65,7 +65,7 @@ def check_repeated(files: dict[str, Path], past: int, horizon: int) -> None:
     task = Forecast(past=past, horizon=horizon)
     task = task.fitted(task.read(files["train"]))
     data = task.read(files["test"])
-    outputs = repeated(task.scaled(data), data)
+    outputs = repeated(task.scaled(data.table), data)
     whole, dropped = task.scores(outputs, data)["MSE"], without_last_batch(task, outputs, data)["MSE"]
     told = f"horizon {horizon}: last value repeated {whole:.4f}, without the last partial batch {dropped:.4f}"
     print(f"{told}, published {REPEATED[horizon]}", flush=True)

@@ -15,6 +15,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from saccade import tasks
 from saccade.tasks._graph_baselines import graph_convolution
 from saccade.tasks._training import open_run
@@ -60,7 +62,8 @@ def gcn_accuracy(task: tasks.ClassifyNodes, data: Path, seed: int) -> float:
     tested = task.tested(nodes)
     graph = task.tensors(nodes.graph)
     numbers, classes = training.numbers.tolist(), task.truth(training).tolist()
-    outputs = graph_convolution(graph, numbers, classes, graph, len(task.labels), seed)
+    torch.manual_seed(seed)
+    outputs = graph_convolution(graph, numbers, classes, graph, len(task.labels))
     return task.scores(list(outputs[tested.numbers]), tested)["accuracy"]
 
 

@@ -305,6 +305,32 @@ def test_a_classifier_of_another_number_of_labels_begins_anew(tmp_path):
     refused(tmp_path / "three", r"of another shape: classifier.weight", head="sequence-classification")
 
 
+def test_a_classifier_of_other_labels_begins_anew(tmp_path):
+    """As many labels: each keeps its row under its name; other names mean other things."""
+    made(tmp_path, "BertModel")
+    models.load(tmp_path, head="sequence-classification", labels=["no", "yes", "so"]).save(tmp_path / "three")
+    first = models.load(tmp_path / "three")
+    moved = models.load(tmp_path / "three", head="sequence-classification", labels=["so", "no", "yes"])
+    assert torch.equal(moved(IDS).logits, first(IDS).logits[:, [2, 0, 1]]) and not moved.report.initialised
+    moved.save(tmp_path / "moved")
+    assert models.load(tmp_path / "moved").label_names == ["so", "no", "yes"]
+    other = models.load(tmp_path / "three", head="sequence-classification", labels=["no", "yes", "aha"])
+    assert other.report.initialised == ("head.inner.out.weight", "head.inner.out.bias")
+    assert not torch.isclose(other(IDS).logits, first(IDS).logits).any()
+    numbered = models.load(tmp_path / "three", head="sequence-classification", labels=3)
+    assert torch.equal(numbered(IDS).logits, first(IDS).logits)
+
+
+def test_labels_in_another_order_of_a_head_that_is_attention(tmp_path):
+    """GAT names classes by the mean of heads side by side, and labels are an axis of its scores, too."""
+    sizes = {"num_features": 5, "hidden_size": 6, "num_attention_heads": 2, "num_output_heads": 2}
+    model = models.new_graph_model("saccade-gat", head="node-classification", labels=["a", "b", "c"], **sizes).eval()
+    model.save(tmp_path)
+    moved = models.load(tmp_path, head="node-classification", labels=["c", "a", "b"])
+    graph = torch.randn(4, 5), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    torch.testing.assert_close(moved(*graph).logits, model(*graph).logits[:, [2, 0, 1]])
+
+
 def test_a_new_classifier_begins_with_a_pooler_where_the_files_have_none(tmp_path):
     theirs = made(tmp_path)  # of a masked language model
     model = models.load(theirs, head="sequence-classification", labels=3)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from published import transformers, written, written_words
-from saccade import tasks
+from saccade import cli, tasks
 from saccade.models import load
-from tasks.conftest import BAD, FILLING, GOOD
+from saccade.models.families import FAMILIES
+from saccade.tasks._registry import TASKS
+from tasks.conftest import BAD, FILLING, GOOD, reviews, write_csv
 
 LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}
 KINDS = {  # an encoder without a pooler, a decoder that reads the last token, an encoder-decoder
@@ -38,6 +42,36 @@ def test_every_kind_of_checkpoint_learns(files, tmp_path, kind):
     assert tasks.test(run, files / "unseen.csv", baseline=False).metrics["accuracy"] == 1.0
     assert load(run.folder).label_names == ["negative", "positive"]
     assert (run.folder / "vocab.txt").read_bytes() == (tmp_path / "published" / "vocab.txt").read_bytes()
+
+
+@pytest.mark.parametrize(("labels", "anew"), [(("aaa", "zzz"), True), (("negative", "positive"), False)])
+def test_a_run_says_whether_its_head_begins_anew(learned, files, tmp_path, capsys, labels, anew):
+    data = write_csv(tmp_path / "data.csv", [(text, labels[label == "positive"]) for text, label in reviews(41, 3)])
+    given = [str(data), "--from", str(learned.folder), "--out", str(tmp_path / "run"), "--steps=1", "--precision=no"]
+    assert cli.main(["train", "classify", *given]) == 0
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.endswith(f"parameters, from {learned.folder}" + "; its head begins anew" * anew)
+
+
+HEADS = {
+    **{name: TASKS[name].head for name in ("classify", "tag", "answer", "mlm")},
+    "translate": "conditional-generation",
+    "image": "image-classification",
+    "speech": "ctc",
+    "forecast": "prediction",
+    "graph": "node-classification",
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_page_names_the_families_that_a_task_starts_from(task):
+    """Those with its head, and no others."""
+    page = (Path(__file__).parents[2] / "docs" / "tasks" / "README.md").read_text()
+    table = page.partition("## Where --from may start")[2].partition("## ")[0]
+    (row,) = (line.split("|")[2] for line in table.splitlines() if line.startswith(f"| `{task}` |"))
+    told = row.partition(", with ")[0].strip().split(", ")
+    others = {"classify": {"wav2vec 2.0"}}.get(task, set())  # a classifier of sounds has the same name
+    assert told == [family.name for family in FAMILIES if HEADS[task] in family.heads and family.name not in others]
 
 
 def test_a_language_model_of_saccades_own_is_no_classifier(files, tmp_path):

@@ -172,6 +172,27 @@ def test_word_pieces_are_the_same_each_time():
     assert set(SPECIAL) <= set(first.get_vocab())
 
 
+@pytest.mark.parametrize(("task", "cased"), [("classify", False), ("classify", True), ("tag", True)])
+def test_a_cased_encoder_reads_capitals_and_accents(tmp_path, task, cased):
+    """And transformers the same; of tags it is usual."""
+    transformers = pytest.importorskip("transformers")
+    texts = ["Die Grünen sind grün.", "Der Weg ist schon schön, PARIS."] * 3
+    sizes = {"width": 6, "heads": 2, "layers": 1}
+    kind = (
+        tasks.Tag(**sizes, tags=("O", "B-x"))
+        if task == "tag"
+        else tasks.Classify(**sizes, labels=("a", "b"), cased=cased)
+    )
+    model = kind.new_model(kind.inputs(texts))
+    model.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*texts, "grun SCHÖN Zürich [MASK] 漢字"]:
+        assert model.tokenizer.encode(text).ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert load(tmp_path).tokenizer.encode(text).ids == model.tokenizer.encode(text).ids
+    for one, other in (("schon", "schön"), ("Grünen", "grünen"), ("PARIS", "paris")):
+        assert (model.tokenizer.encode(one).ids != model.tokenizer.encode(other).ids) == cased
+
+
 def test_long_texts_are_cut_or_refused(learned):
     task, text = learned.task, "film " * 300
     cut = task.inputs([text])

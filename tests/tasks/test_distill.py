@@ -299,7 +299,7 @@ def test_a_student_of_another_kind_is_refused(learned, tmp_path, objective, monk
     with pytest.raises(ValueError, match="student: .*other has the labels negative!, positive!; its teacher has neg"):
         objective(learned, other.folder)
     (other.folder / "task.json").unlink()
-    with pytest.raises(ValueError, match="student: it does not read the tokens or pixels that .*learned reads"):
+    with pytest.raises(ValueError, match="student: it does not read the tokens, pixels or samples that .*ned reads"):
         objective(learned, other.folder)
     forward = tasks.Classify.forward
     monkeypatch.setattr(tasks.Classify, "forward", lambda self, model, batch, observe=None: forward(self, model, batch))
@@ -350,6 +350,13 @@ def images(folder):
     return folder / "images", {}
 
 
+def sounds(folder):
+    pytest.importorskip("soundfile")
+    from tasks.sounds import write_classes
+
+    return write_classes(folder / "sounds", 23, 3), {"dropout": 0.0, "mask_time": 0.0, "mask_channels": 0.0}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "task, made, rows",
@@ -358,6 +365,7 @@ def images(folder):
         ("answer", questioned, 1),
         ("mlm", plain_texts, 1),
         ("image", images, 1),
+        ("speech", sounds, 1),
         ("classify", several, 2),
     ],
 )
@@ -365,7 +373,7 @@ def test_every_task_with_logits_can_be_taught(tmp_path, task, made, rows):
     """The rows of logits are those that the task's loss is a mean over, padding and other words are none of them; a
     student that says what its teacher says has nothing to learn; parts add up."""
     data, options = made(tmp_path)
-    sizes = {"width": 12, "layers": 3, "heads": 2, **({} if task == "image" else {"vocabulary": 60})}
+    sizes = {"width": 12, "layers": 3, "heads": 2, **({} if task in ("image", "speech") else {"vocabulary": 60})}
     few = {**FEW, "steps": 2, "batch": 7, "every": 2}
     teacher = tasks.train(task, data, tmp_path / "teacher", **sizes, **options, **few)
     run = distill_request(teacher, "layers=3", data, tmp_path / "out", {**few, "weight": 1.0, "relations": 1.0})
@@ -377,7 +385,7 @@ def test_every_task_with_logits_can_be_taught(tmp_path, task, made, rows):
         assert all(len(found) == rows * same.weight(batch) for found in logits)
         assert abs(float(same.loss(same.model, batch))) < 1e-6
     run = distill_request(
-        teacher, "layers=1,width=9,heads=3", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}
+        teacher, "layers=1,width=8,heads=4", data, tmp_path / "out", {**few, "hidden": 0.7, "relations": 0.4}
     )
     other = PreparedTaskRun.of(run, None).objective
     other.model.eval()

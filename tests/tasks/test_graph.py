@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,9 @@ def communities(seed: int = 3) -> dict[str, np.ndarray]:
     return {"features": features, "edges": np.array(edges), "labels": labels, **parts}
 
 
+ALL_TESTED = {"train": None, "validation": None, "test": np.arange(MARKED, MARKED + PLAIN)}
+
+
 def write_npz(path, arrays, **changes):
     kept = {name: value for name, value in {**arrays, **changes}.items() if value is not None}
     np.savez(path, **kept)
@@ -90,6 +94,23 @@ def test_learns_from_neighbours_what_no_node_tells_of_itself(learned, data):
     names = [f"{number}" for number in communities()["test"][:3]]
     truth = communities()["labels"][communities()["test"][:3]].tolist()
     assert [one["label"] for one in tasks.predict(learned.folder, names)] == truth
+
+
+def test_a_graph_of_test_nodes_alone(learned, data):
+    """There is nothing to learn from in it, and a test does not want to."""
+    asked = write_npz(data.parent / "asked.npz", communities(), **ALL_TESTED)
+    report = tasks.test(learned, asked)
+    assert len(report.tested.data) == PLAIN and report.metrics["accuracy"] > 0.9 and len(report.baselines) == 2
+
+
+def test_the_gcn_has_the_seed_of_the_run(learned, data, tmp_path):
+    other = shutil.copytree(learned.folder, tmp_path / "other")
+    told = json.loads((other / "task.json").read_text())
+    (other / "task.json").write_text(json.dumps({**told, "seed": 1}))
+    (plain, one), (same, two), (_, again) = (tasks.test(run, data).tested.baselines for run in (learned, other, other))
+    np.testing.assert_array_equal(plain.outputs, same.outputs)
+    np.testing.assert_array_equal(two.outputs, again.outputs)
+    assert np.abs(np.subtract(one.outputs, two.outputs)).max() > 1e-4
 
 
 @pytest.mark.slow
@@ -364,6 +385,7 @@ ARRAYS = [
     ({"test": [0.5]}, r"test: expected a mask of the 102 nodes or their numbers, got float64 \(1,\)"),
     ({"test": [True]}, r"test: expected a mask of the 102 nodes or their numbers, got bool \(1,\)"),
     ({"test": [0]}, r"the node '0' is to test and has no label"),
+    (ALL_TESTED, r"graph.npz: label: expected two classes or more, there is no node to learn from"),
 ]
 
 
@@ -384,12 +406,17 @@ def test_other_input_that_is_wrong(learned, data, tmp_path):
     new = write_npz(tmp_path / "new.npz", arrays, labels=new)
     wide = write_npz(tmp_path / "wide.npz", arrays, features=np.ones((102, 6)))
     known = write_npz(tmp_path / "known.npz", arrays, labels=np.array(["left"] * 102))
+    asked = write_npz(tmp_path / "asked.npz", arrays, **ALL_TESTED)
     (tmp_path / "text.npz").write_text("no archive")
     middle = r"node '\d+': no training node has the label 'middle'; they have 'left', 'right'"
     cases = [
         (lambda: tasks.test(learned, both), rf"the node '{arrays['train'][0]}' is in train and in test"),
         (lambda: tasks.test(learned, none), r"none.npz: no node to test; expected 'test' in the column 'split'"),
         (lambda: tasks.test(learned, new), middle),
+        (
+            lambda: tasks.train("graph", data, tmp_path / "out", validation=asked, **SMALL),
+            r"asked.npz: no example to validate on",
+        ),
         (lambda: tasks.test(learned, wide), r"wide.npz: expected the 5 features of training, got 6"),
         (
             lambda: tasks.predict(learned, "102"),

@@ -10,14 +10,19 @@ import pytest
 import torch
 
 import saccade
+from pruning.masked import masked
 from saccade import cli, tasks
 from saccade.intervention import Ablate
 from saccade.models import load
+from saccade.pruning._layers import attention_layers
 from saccade.tasks import _prune
 from saccade.tasks._examples import TextExample
 from saccade.tasks._training import open_run
 from saccade.training import Reporter, Stopped
-from tasks.conftest import SMALL
+from tasks.conftest import SMALL, reviews, write_csv
+from tasks.test_distill import images, questioned, sounds, tagged
+from tasks.test_forecast import SHAPE, series, table
+from tasks.test_translate import LANGUAGES, phrases, write_pair
 
 FEW = {"steps": 9, "batch": 19, "precision": "no", "rate": 6e-3, "every": 3, "tensorboard": False}
 
@@ -46,6 +51,59 @@ def test_a_pruned_run_is_the_run_with_its_heads_masked(wide, pruned, files):
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
     whole = tasks.test(wide, files / "unseen.csv", baseline=False)
     assert (mine - torch.from_numpy(np.array(whole.tested.outputs))).abs().max() > 1e-4  # or this would show nothing
+
+
+def classified(folder):
+    return write_csv(folder / "reviews.csv", reviews(41, 3)), {"vocabulary": 60}
+
+
+def forecast(folder):
+    return table(folder / "series.csv", series(101)), {**SHAPE, "patch": 5}
+
+
+def written(folder):
+    from tasks.sounds import write_words
+
+    return write_words(folder / "words", 23, 3), {"text": "text"}
+
+
+def translated(folder):
+    return write_pair(folder / "pairs", phrases(41, 3)), {**LANGUAGES, "vocabulary": 300}
+
+
+@pytest.mark.parametrize(
+    "task, made",
+    [
+        ("classify", classified),
+        ("forecast", forecast),
+        ("image", images),
+        ("tag", tagged),
+        ("answer", questioned),
+        ("speech", sounds),
+        ("speech", written),
+        ("translate", translated),
+    ],
+)
+def test_heads_of_every_task_are_ranked_and_removed(tmp_path, task, made):
+    """Each example's loss is that of the whole model with the same heads masked."""
+    data, options = made(tmp_path)
+    given = {"width": 24, "heads": 2, "layers": 2, "steps": 2, "batch": 7, "precision": "no", "tensorboard": False}
+    run = tasks.train(task, data, tmp_path / "run", **{**given, **options, "layers": 2})
+    pruned = tasks.prune(run, tmp_path / "pruned", keep=0.5)
+    removed = {layer.path: layer.removed for layer in pruned.pruning.layers}
+    whole, left = (open_run(folder, {}) for folder in (run.folder, tmp_path / "pruned"))
+    examples = run.task.read(data)
+
+    def losses(model):
+        batches = [run.task.collate(model, [item]) for item in run.task.encode(model, examples)]
+        with torch.no_grad():
+            return torch.stack([run.task.loss(run.task.forward(model, one), one, learning=False) for one in batches])
+
+    unmasked = losses(whole.model)
+    for layer in attention_layers(whole.model):
+        masked(layer.output, removed.get(layer.path, ()), layer.value_width)
+    torch.testing.assert_close(losses(left.model), losses(whole.model), atol=1e-6, rtol=1e-6)
+    assert (losses(left.model) - unmasked).abs().max() > 1e-5  # or this would show nothing
 
 
 @pytest.mark.slow

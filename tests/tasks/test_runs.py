@@ -296,6 +296,28 @@ def test_no_baseline_without_its_data(files, tmp_path):
     )
 
 
+def emoji(folder):
+    return write_csv(folder / "data.csv", [("🙂 🙂", "good"), ("🙁 🙁", "bad")] * 20)
+
+
+def answers_of_all_words(folder):
+    one = {"question": "who ?", "context": "Ada", "answers": [{"text": "Ada", "start": 0}]}
+    (folder / "data.jsonl").write_text(f"{json.dumps(one)}\n" * 40)
+    return folder / "data.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("task", "made", "reason"),
+    [("classify", emoji, "empty vocabulary"), ("answer", answers_of_all_words, "needs samples of at least 2 classes")],
+)
+def test_a_baseline_that_cannot_learn_leaves_the_models_figures(tmp_path, task, made, reason):
+    data = made(tmp_path)
+    run = tasks.train(task, data, tmp_path / "out", **{**SHORT, "steps": 1})
+    report = tasks.test(run, data)
+    assert report.metrics == tasks.test(run, data, baseline=False).metrics and not report.baselines
+    assert report.note.startswith("no baseline: ") and reason in report.note and "\n" not in report.note
+
+
 def test_the_picture(learned, files, tmp_path):
     report = tasks.test(learned, files / "unseen.csv", baseline=False)
     report.save_picture(tmp_path / "confusion.svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -189,6 +190,13 @@ def test_from_a_published_model(sounds, tmp_path):
             torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=1e-5)
     classes = tasks.train("speech", sounds / "tones", tmp_path / "tones", initial=begin, steps=3, precision="no")
     assert classes.model.label_names == ["high", "low", "rising"]
+    taught = functools.partial(tasks.distill, classes, out=tmp_path / "taught", data=sounds / "tones", precision="no")
+    with pytest.raises(ValueError, match="hidden, relations: a wav2vec 2.0 of this kind reads each item of a batch al"):
+        taught("layers=1", hidden=1.0, steps=1)
+    other = tasks.train("speech", sounds / "tones", tmp_path / "other", **{**SMALL, "steps": 1, "precision": "no"})
+    with pytest.raises(ValueError, match="student: it does not read the tokens, pixels or samples that"):
+        taught(other.folder, steps=1)
+    assert taught("layers=1", steps=1).model.label_names == classes.model.label_names
 
 
 @pytest.mark.slow

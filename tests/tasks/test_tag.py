@@ -10,6 +10,7 @@ import pytest
 import torch
 from seqeval.metrics.sequence_labeling import get_entities
 
+import published
 from looped import looped
 from saccade import cli, tasks
 from saccade.models import load
@@ -29,7 +30,7 @@ NAMES = {
 FILLING = ["we", "saw", "the", "new film", "at", "old", "and", "then", "near"]  # "new" stands in a name, too
 SMALL = {
     "width": 32, "layers": 1, "heads": 2, "vocabulary": 300, "steps": 200, "rate": 6e-3, "batch": 19, "dropout": 0.1,
-    "precision": "no", "tensorboard": False,
+    "precision": "no", "tensorboard": False, "cased": False,
 }  # fmt: skip
 Sentence = list[tuple[str, str]]
 
@@ -74,7 +75,7 @@ def learned(files):
 @pytest.fixture(scope="module")
 def untrained(files):
     """The task and a model with new weights, where it does not matter what they are."""
-    options = {name: SMALL[name] for name in ("width", "layers", "heads", "vocabulary")}
+    options = {name: SMALL[name] for name in ("width", "layers", "heads", "vocabulary", "cased")}
     task = tasks.Tag(**options).fitted(tasks.Tag().read(files / "names.conll"))
     return task, task.new_model(task.read(files / "names.conll")).eval()
 
@@ -118,6 +119,20 @@ def test_transformers_opens_the_run_and_says_the_same(learned):
     (output,) = learned.task.predict(learned.model, learned.task.changed({"words": "spaces"}).inputs([" ".join(words)]))
     assert output.tags == [theirs.config.id2label[int(numbers[n])] for n in firsts]
     np.testing.assert_allclose(output.probabilities, probabilities[firsts], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_from_a_checkpoint(files, tmp_path):
+    """It learns with the checkpoint's own pieces, a head that begins anew, and the checkpoint's limit of tokens."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = published.transformers().BertConfig(**sizes, vocab_size=97, max_position_embeddings=24)
+    published.written(tmp_path / "published", "BertModel", config)
+    published.written_words(tmp_path / "published", [" ".join(word for word, _ in one) for one in sentences(60, 3)])
+    options = {name: SMALL[name] for name in ("steps", "rate", "batch", "precision", "tensorboard")}
+    run = tasks.train("tag", files / "names.conll", tmp_path / "run", initial=tmp_path / "published", **options)
+    assert tasks.test(run, files / "unseen.conll", baseline=False).metrics["entity F1"] > 0.95
+    assert (run.folder / "vocab.txt").read_bytes() == (tmp_path / "published" / "vocab.txt").read_bytes()
+    assert load(run.folder).label_names == list(run.task.tags)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 
 import pytest
@@ -12,6 +13,7 @@ from saccade.models import load
 from saccade.tasks._tuning import Tuning, merged
 from saccade.training import Reporter, Stopped
 from tasks.conftest import SMALL
+from tasks.test_translate import LANGUAGES, phrases, write_pair
 
 FAST = {"steps": 40, "rate": 1e-2, "batch": 19, "precision": "no", "every": 10}
 
@@ -64,6 +66,42 @@ def test_merged_is_unmerged(begun):
     linears = {"attention.projection", "attention.output", "feed_forward.up", "feed_forward.down"}
     blocks = {f"encoder.blocks.{n}.{part}" for n in (1, 2) for part in linears}
     assert {name for name in learning if name.startswith("encoder.")} == blocks
+
+
+def translator(folder):
+    task = tasks.Translate(**LANGUAGES, width=12, layers=2, heads=2, vocabulary=300)
+    return task, task.read(write_pair(folder / "pairs", phrases(41, 3)))
+
+
+def hearing(folder):
+    pytest.importorskip("soundfile")
+    from tasks.sounds import write_words
+
+    task = tasks.Speech(text="text", width=12, layers=2, heads=2)
+    examples = task.read(write_words(folder / "words", 7, 3))
+    return task.fitted(examples), examples
+
+
+@pytest.mark.parametrize(
+    ("made", "learned"), [(translator, "decoder.blocks.1.cross.query"), (hearing, "attention.projection")]
+)
+def test_merged_is_unmerged_with_cross_attention_and_convolutions(tmp_path, made, learned):
+    task, examples = made(tmp_path)
+    torch.manual_seed(0)
+    begun = task.new_model(examples).double().eval()
+    batch = {name: x.double() if x.is_floating_point() else x for name, x in task.collate(
+        begun, task.encode(begun, examples[:5])).items()}  # fmt: skip
+    model, plain = copy.deepcopy(begun), copy.deepcopy(begun)
+    Tuning(lora=5).apply(model)
+    ups = [parameter for name, parameter in model.named_parameters() if name.endswith(".up")]
+    for up in ups:
+        torch.nn.init.normal_(up)
+    plain.load_state_dict(merged(model.state_dict()))
+    whole, unmerged, before = (task.forward(one, batch) for one in (plain, model, begun))
+    torch.testing.assert_close(unmerged, whole, rtol=1e-10, atol=1e-10)
+    assert (unmerged - before).abs().max() > 1e-3
+    changed = changed_tensors(begun, plain)
+    assert any(learned in name for name in changed) and all(".blocks." in name for name in changed)
 
 
 @pytest.mark.slow

@@ -123,6 +123,7 @@ class TextModelOptions:
     """Model"""
 
     vocabulary: int = option(4096, "Word pieces of a new encoder, at most.")
+    cased: bool = option(False, "Let capitals and accents tell its words apart.", "--cased/--no-cased")
     layers: int = option(2, "Its blocks.")
     heads: int = option(4, "Its heads of each block.")
     width: int = option(128, "Its width.")
@@ -237,6 +238,13 @@ class SlidingTextModelOptions(TextModelOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class TagModelOptions(SlidingTextModelOptions):
+    """Model"""
+
+    cased: bool = option(True, "Let capitals and accents tell its words apart.", "--cased/--no-cased")
+
+
+@dataclasses.dataclass(frozen=True)
 class TagOptions:
     """Words and tags"""
 
@@ -264,7 +272,7 @@ TASK_COMMANDS = {
         "Find entities in texts.",
         "Train a tagger of words on DATA: an encoder of its own, or from a checkpoint.",
         "Columns (a word and its tag a line, an empty line between sentences), or a .jsonl with text and spans.",
-        (TagOptions, SlidingTextModelOptions),
+        (TagOptions, TagModelOptions),
         epochs="20, with --from 5",
         rate="1e-3, with --from 5e-5",
     ),

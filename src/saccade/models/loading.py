@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,8 @@ def load(
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
             configuration names, "none" the body alone. A classifying head that the files lack begins anew.
         labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. Of a head in
-            the files that tells another number of labels apart, what is of another size begins anew.
+            the files that tells another number of labels apart, what is of another size begins anew, and of one whose
+            labels have other names, what is of labels. The same names in another order change the order of its rows.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
@@ -162,19 +165,45 @@ def _published(
         remove_saved(model, settings)
     model.settings, model.request, model.family, model.folder = settings, request, family, folder
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
+    axes = {} if request.rows is None else _label_axes(model)
     wanted = plan(
         family.keys(model),
         shapes,
         {name: tensor.shape for name, tensor in stored.tensors.items()},
         new_head=head in family.new_heads,
         relabelled=request.relabelled,
+        drawn=axes if not request.rows else (),
         where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
     )
     model = materialised(model, dtype or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
+    if request.rows:
+        _reorder(model, axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
     model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out))
     return model.eval()
+
+
+def _label_axes(model: Model) -> dict[str, int]:
+    """The tensors of a head that are of labels, and along which axis: what one label more makes larger."""
+    settings = Settings(model.settings.values, model.settings.path, model.settings.stored)
+    with torch.device("meta"):
+        wider = model.family.build(settings, dataclasses.replace(model.request, labels=model.request.labels + 1))
+    pairs = ((name, tensor.shape, wider.state_dict()[name].shape) for name, tensor in model.state_dict().items())
+    found = {}
+    for name, shape, other in pairs:
+        if name.startswith("head.") and shape != other:
+            found[name] = next(axis for axis in range(len(shape)) if shape[axis] != other[axis])
+    return found
+
+
+@torch.no_grad()
+def _reorder(model: Model, axes: Mapping[str, int], rows: Sequence[int]) -> None:
+    """Give each label its own row of the files, in each of the heads side by side that GAT has."""
+    tensors = model.state_dict()
+    for name, axis in axes.items():
+        labels = tensors[name].unflatten(axis, (-1, len(rows)))
+        labels.copy_(labels.index_select(axis + 1, torch.tensor(rows, device=labels.device)))
 
 
 def _family(settings: Settings) -> Family:
@@ -223,15 +252,27 @@ def _request(
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
     if isinstance(labels, str):
         raise ValueError(f"labels: expected how many, or a list of names, got {labels!r}")
+    rows = None
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
         if not names:
             raise ValueError("labels: expected at least one")
+        rows = None if chosen in family.of_tokens else _rows(settings, names)
         settings.values.update(_named(names) if chosen not in family.of_tokens else _tokens(names))
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
-    return Request(chosen, count, mechanism, relabelled=labels is not None)
+    return Request(chosen, count, mechanism, labels is not None, rows)
+
+
+def _rows(settings: Settings, names: Sequence[str]) -> tuple[int, ...] | None:
+    """As `Request.rows`. Labels that are only numbered, as where nobody has named them, may be any."""
+    named = settings.get("id2label")
+    before = [str(named.get(str(n))) for n in range(len(named))] if isinstance(named, dict) else []
+    numbered = any(re.fullmatch(r"LABEL_\d+", name) for name in (*before, *names))
+    if numbered or before == list(names) or len(before) != len(names):
+        return None
+    return tuple(before.index(name) for name in names) if {*before} == {*names} else ()
 
 
 def _named(labels: Sequence[str]) -> dict[str, Any]:

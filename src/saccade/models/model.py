@@ -80,12 +80,15 @@ class Request:
         labels: how many labels a classifying head tells apart.
         mechanism: in the place of softmax attention; None is the published attention.
         relabelled: whether the caller says how many labels, and not config.json.
+        rows: which label of the files each of them is, where both have the same names in another order; () where they
+            have others, so that the head begins anew; None: the head is taken as it is.
     """
 
     head: str | None = None
     labels: int = 2
     mechanism: MechanismConfig | None = None
     relabelled: bool = False
+    rows: tuple[int, ...] | None = None
 
     def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
         """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, which is told."""

@@ -42,7 +42,7 @@ def distill(
     et al., "Distilling the Knowledge in a Neural Network", 2015). Everything else is as in `train`.
 
     Args:
-        teacher: a run of `answer`, `classify`, `image`, `mlm` or `tag`, or its folder.
+        teacher: a run of `answer`, `classify`, `image`, `mlm`, `speech` (of classes) or `tag`, or its folder.
         student: what differs from the teacher's configuration, such as {"layers": 2} or "layers=2,width=128" (`layers`,
             `width`, `heads`, `hidden`, and names of its config.json); the file of a whole config.json; or a run, a
             published model or a name on the hub to start from. A new student reads with the teacher's tokenizer or

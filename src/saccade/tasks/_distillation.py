@@ -127,8 +127,8 @@ class DistilledObjective(Objective):
         self._teacher.requires_grad_(False)
         if not self._task.reads_alike(plain.model, self._teacher, examples):
             raise ValueError(
-                f"student: it does not read the tokens or pixels that {distillation.folder} reads; expected a student "
-                "with its tokenizer or image processor"
+                f"student: it does not read the tokens, pixels or samples that {distillation.folder} reads; expected "
+                "a student with its tokenizer or processor"
             )
         self._check()
 
@@ -138,8 +138,8 @@ class DistilledObjective(Objective):
         return self._plain.batch(step)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        """Each part knows how much its tokens weigh: by them distances of states are means, the loss by examples."""
-        ratio = self.weight(batch) / self.tokens(batch)
+        """Each part knows how much its states weigh: by them distances of states are means, the loss by examples."""
+        ratio = self.weight(batch) / self._states(batch)
         return [{**part, _RATIO: torch.tensor(ratio)} for part in self._plain.split(batch, parts)]
 
     def weight(self, part: Batch) -> float:
@@ -165,7 +165,7 @@ class DistilledObjective(Objective):
         if not (teaching.hidden or teaching.relations):
             return total
         weight = self.weight(batch)
-        scale = 1.0 if ratio is None or not weight else float(ratio) * self.tokens(batch) / weight
+        scale = 1.0 if ratio is None or not weight else float(ratio) * self._states(batch) / weight
         return total + scale * self._inside(student, teacher, batch)
 
     def _computed(self, model: nn.Module, inner: Model, batch: Batch, observe: LayerObserver | None = None) -> Computed:
@@ -180,10 +180,19 @@ class DistilledObjective(Objective):
                 observe(layer, call)
 
         wanted = self._teaching
-        with _outputs_of(inner, outputs) if wanted.hidden else contextlib.nullcontext(), self._padding():
+        with _outputs_of(inner, outputs), self._padding():
             result = self._task.forward(model, batch, keep if wanted.relations else observe)
+        if len(outputs) > 1 and (wanted.hidden or wanted.relations):
+            raise ValueError(
+                f"hidden, relations: a {inner.family.name} of this kind reads each item of a batch alone; expected 0"
+            )
         state = outputs[-1].last_hidden_state if outputs else None
         return Computed(result, state, calls[0] if calls else None)
+
+    def _states(self, batch: Batch) -> int:
+        """How many hidden states of the input there are, or items where each has as many."""
+        counts = self._task.state_counts(batch)
+        return self._task.counted(batch) if counts is None else int(counts.sum())
 
     def _padding(self) -> contextlib.AbstractContextManager[None]:
         # Relations are of items and positions, which a row of all items' tokens has not.
@@ -209,7 +218,11 @@ class DistilledObjective(Objective):
         teaching, total = self._teaching, torch.zeros((), device=self.model.device)
         if teaching.hidden:
             assert student.state is not None and teacher.state is not None
-            real = batch["attention_mask"].bool() if "attention_mask" in batch else None
+            counts, places = (
+                self._task.state_counts(batch),
+                torch.arange(student.state.shape[1], device=self.model.device),
+            )
+            real = None if counts is None else places < counts[:, None]
             projection = getattr(self.model, PROJECTION, None)
             projected = None if projection is None else projection(student.state)
             total = total + teaching.hidden * state_distance(student.state, teacher.state, real, projected)
@@ -228,7 +241,7 @@ class DistilledObjective(Objective):
             ValueError: what does not fit.
         """
         batch = self.batch(0)
-        item = self.split(batch, len(next(iter(batch.values()))))[0]
+        item = self.split(batch, max(len(next(iter(batch.values()))) // 2, 1))[0]  # two rows, or some more
         batch = {name: tensor for name, tensor in item.items() if name != _RATIO}
         with evaluating(self.model), evaluating(self._teacher):
             found = [self._computed(model, model, batch) for model in (self.model, self._teacher)]
@@ -269,7 +282,7 @@ class DistilledObjective(Objective):
             raise ValueError(f"relations: the student has {lengths[0]} tokens of an input, its teacher {lengths[1]}")
 
 
-_RATIO = "weight of a token"  # in a part of a batch
+_RATIO = "weight of a state"  # in a part of a batch
 
 
 @contextlib.contextmanager

@@ -102,6 +102,10 @@ class ExampleTask(Task):
         """What each of these rows weighs (N,) while learning; None: all alike."""
         return None
 
+    def state_counts(self, batch: Batch) -> Tensor | None:
+        """How many hidden states (B,) of each row are of the input, before those of padding; None: all."""
+        return batch["attention_mask"].sum(1) if "attention_mask" in batch else None
+
     def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
         """Whether both models get the same batches of these examples."""
         return self.encode(student, examples) == self.encode(teacher, examples)

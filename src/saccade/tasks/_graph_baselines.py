@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._seeding import seeded
 from ..models.graphs.heads import feature_dropout
 from ._baselines import STRENGTHS
 
@@ -70,29 +69,28 @@ class GCN(nn.Module):
 
 
 def graph_convolution(
-    training: Input, numbers: Sequence[int], classes: Sequence[int], tested: Input, labels: int, seed: int = 0
+    training: Input, numbers: Sequence[int], classes: Sequence[int], tested: Input, labels: int
 ) -> np.ndarray:
     """The probabilities (N, K) of all nodes of the graph `tested`, by a GCN trained as published.
 
     16 hidden units, dropout 0.5, 200 steps of Adam at a rate of 0.01 on the whole graph, L2 5e-4 on the first layer.
-    The weights are those of the last step, so no validation data are used.
+    The weights are those of the last step, so no validation data are used. PyTorch's generator draws them.
 
     Args:
         numbers, classes: of the nodes that are learned from.
     """
     x, known = training[0], torch.tensor(numbers)
     spread, truth = propagation(training[1], len(x)), torch.tensor(classes)
-    with seeded(seed):
-        model = GCN(x.shape[1], 16, labels)
-        groups = [
-            {"params": model.first.parameters(), "weight_decay": 5e-4},
-            {"params": model.second.parameters(), "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.Adam(groups, lr=0.01)  # its decay is L2: it is added to the gradient
-        for _ in range(200):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x, spread)[known], truth).backward()
-            optimizer.step()
+    model = GCN(x.shape[1], 16, labels)
+    groups = [
+        {"params": model.first.parameters(), "weight_decay": 5e-4},
+        {"params": model.second.parameters(), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.Adam(groups, lr=0.01)  # its decay is L2: it is added to the gradient
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, spread)[known], truth).backward()
+        optimizer.step()
     model.eval()
     with torch.no_grad():
         logits = model(tested[0], propagation(tested[1], len(tested[0])))

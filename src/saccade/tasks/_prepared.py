@@ -64,8 +64,10 @@ class PreparedTaskRun(PreparedRun):
     @property
     def introduction(self) -> list[str]:
         run, count = self.run, parameter_count(self.trained)
+        anew = any(name.startswith("head.") for name in self.trained.report.initialised)
         return [
-            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}",
+            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}"
+            + "; its head begins anew" * anew,
             *([] if run.distillation is None else [f"taught by {run.distillation.told}"]),
             f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
         ]

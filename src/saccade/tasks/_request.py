@@ -105,6 +105,8 @@ def read_data(
     else:
         training, kind = examples, kind.fitted(examples) if fit else kind
         judged = kind.read(validation)
+        if not judged:
+            raise ValueError(f"{validation}: no example to validate on")
     # Absolute: a test may be asked for from another folder.
     data, validation = data.resolve(), None if validation is None else validation.resolve()
     digests = {str(path): digest(kind.files(path)) for path in (data, validation) if path is not None}

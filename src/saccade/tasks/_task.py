@@ -198,8 +198,13 @@ class Task(ABC):
     ) -> list[Baseline]:
         """What a careful person would try first, trained on the same examples, and what it says of those tested.
 
+        New weights are drawn with PyTorch's generator, which starts at the run's seed.
+
         Args:
             model: whose test it is, for what both read alike, such as tokens.
+
+        Raises:
+            ValueError: the training examples are not enough for it; a test gives the reason in its place.
         """
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tasks of text: an encoder with word pieces of the user's own texts, or any checkpoint that reads text.
+"""Tasks of text: an encoder with word pieces of the user's own texts, or a checkpoint with the head of the task.
 
 Shape legend: B texts of a batch, L tokens of the longest.
 """
@@ -68,33 +68,6 @@ class TextTask(ExampleTask):
     def text_of(self, example: Any) -> str:
         """The text of an example."""
 
-    @property
-    def deviation(self) -> float:
-        """Of a new encoder's matrices at the beginning; BERT's."""
-        return 0.02
-
-    def new_model(self, training: Sequence[Any]) -> Model:
-        folder = temporary_folder()
-        longest = self.longest or LONGEST
-        pieces = train_word_pieces([self.text_of(example) for example in training], self.vocabulary)
-        write_tokenizer(folder, pieces.to_str(pretty=True), longest)
-        model = new_model(
-            folder,
-            head=self.head,
-            labels=self.label_names or None,
-            model_type="bert",
-            vocab_size=pieces.get_vocab_size(),
-            hidden_size=self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            intermediate_size=4 * self.width,
-            max_position_embeddings=longest,
-            initializer_range=self.deviation,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
-        )
-        return kept_while_used(model, folder)
-
     def open_model(self, source: Path | str) -> Model:
         return load(source, head=self.head, labels=list(self.label_names) or None, dtype=torch.float32)
 
@@ -138,12 +111,50 @@ class TextTask(ExampleTask):
         return output
 
 
-def write_tokenizer(folder: Path, content: str, longest: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class EncoderTask(TextTask):
+    """A task of texts whose new model is a BERT with word pieces of the training texts. Abstract.
+
+    Args:
+        cased: whether capitals and accents tell its words apart; a checkpoint's tokenizer has its own way.
+    """
+
+    cased: bool = False
+
+    @property
+    def deviation(self) -> float:
+        """Of a new encoder's matrices at the beginning; BERT's."""
+        return 0.02
+
+    def new_model(self, training: Sequence[Any]) -> Model:
+        folder = temporary_folder()
+        longest = self.longest or LONGEST
+        pieces = train_word_pieces([self.text_of(example) for example in training], self.vocabulary, cased=self.cased)
+        write_tokenizer(folder, pieces.to_str(pretty=True), longest, cased=self.cased)
+        model = new_model(
+            folder,
+            head=self.head,
+            labels=self.label_names or None,
+            model_type="bert",
+            vocab_size=pieces.get_vocab_size(),
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=4 * self.width,
+            max_position_embeddings=longest,
+            initializer_range=self.deviation,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+        )
+        return kept_while_used(model, folder)
+
+
+def write_tokenizer(folder: Path, content: str, longest: int, *, cased: bool) -> None:
     """Word pieces as the files that published models have."""
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     settings = {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": True,
+        "do_lower_case": not cased,
         "model_max_length": longest,
         "pad_token": PAD,
         "unk_token": UNKNOWN,

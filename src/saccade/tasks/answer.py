@@ -25,7 +25,7 @@ from ._squad_scores import exact_match, word_f1
 from ._tagged import TaggedText, split_text
 from ._tagged_picture import ComparedText, tagged_picture
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
+from ._text_task import EncoderTask
 from ._windows import windows
 
 NOWHERE = -1  # characters of a token that is not of the context
@@ -59,7 +59,7 @@ class ContextRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer(TextTask):
+class Answer(EncoderTask):
     """Answers to questions, as spans of a context.
 
     Args:

@@ -23,7 +23,7 @@ from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table
 from ._media import Media
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
+from ._text_task import EncoderTask
 from ._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._word_shares import word_shares
 
@@ -31,7 +31,7 @@ TEXTS = Media("a .txt file", (".txt",))
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(ClassTask, TextTask):
+class Classify(ClassTask, EncoderTask):
     """Texts of classes.
 
     Args:
@@ -59,7 +59,7 @@ class Classify(ClassTask, TextTask):
 
     def __post_init__(self) -> None:
         ClassTask.__post_init__(self)
-        TextTask.__post_init__(self)
+        EncoderTask.__post_init__(self)
         if self.takes_several != bool(self.several):
             raise ValueError(
                 f"several: expected what stands between labels, such as ';', in a ClassifySeveral, got {self.several!r}"

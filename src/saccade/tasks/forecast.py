@@ -27,7 +27,7 @@ from ._dates import continued
 from ._example_task import Batch, ExampleTask
 from ._forecast_picture import forecast_picture, forecast_table
 from ._linear_forecast import linear, repeated
-from ._series import Window, Windows, read_series
+from ._series import SeriesTable, Window, Windows, read_series
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
 
@@ -127,9 +127,9 @@ class Forecast(ExampleTask):
         now = len(table.values)
         return Windows(table, self.past, self.horizon, range(now - self.past, now - self.past + 1))
 
-    def encode(self, model: Model, examples: Windows) -> list[Item]:  # type: ignore[override]
-        values = torch.from_numpy(self.scaled(examples)).float()
-        return [(values[one.start : one.now], values[one.now : one.end]) for one in examples]
+    def encode(self, model: Model, examples: Sequence[Window]) -> list[Item]:
+        scaled = {table: torch.from_numpy(self.scaled(table)).float() for table in {one.table for one in examples}}
+        return [(scaled[one.table][one.start : one.now], scaled[one.table][one.now : one.end]) for one in examples]
 
     def length(self, item: Item) -> int:
         return len(item[0])
@@ -146,9 +146,9 @@ class Forecast(ExampleTask):
         ends = range(-((model.steps - model.patch) // model.stride) * model.stride, 1, model.stride)
         return ["[cls]"] * (model.cls is not None) + [f"{end - model.patch + 1} to {end}" for end in ends]
 
-    def scaled(self, windows: Windows) -> np.ndarray:
-        """All rows of the windows' table, (T, C), by the scale of the training rows."""
-        return (windows.table.values - np.array(self.means)) / np.array(self.deviations)
+    def scaled(self, table: SeriesTable) -> np.ndarray:
+        """All rows, (T, C), by the scale of the training rows."""
+        return (table.values - np.array(self.means)) / np.array(self.deviations)
 
     def _wanted(self) -> Sequence[str] | None:
         """The series to read, None for all; those that were learned where there are any."""
@@ -230,7 +230,7 @@ class Forecast(ExampleTask):
     def baselines(  # type: ignore[override]
         self, model: Model, training: Windows, validation: Windows, tested: Windows
     ) -> list[Baseline]:
-        known, judged, asked = ((self.scaled(part), part) for part in (training, validation, tested))
+        known, judged, asked = ((self.scaled(part.table), part) for part in (training, validation, tested))
         forecasts, kind = linear(known, judged, asked)
         return [Baseline("last value repeated", repeated(*asked)), Baseline(f"linear ({kind})", forecasts)]
 
@@ -269,7 +269,7 @@ class Forecast(ExampleTask):
 
     def _errors(self, outputs: Sequence[np.ndarray], data: Windows) -> tuple[np.ndarray, np.ndarray]:
         """Squared and absolute errors (F, C), each a mean over the windows."""
-        truth = self.scaled(data)
+        truth = self.scaled(data.table)
         squared, absolute = (np.zeros((self.horizon, len(self.names))) for _ in range(2))
         for output, window in zip(outputs, data, strict=True):
             error = output - truth[window.now : window.end]

@@ -107,9 +107,7 @@ class ClassifyNodes(Task):
     def read(self, path: Path) -> Nodes:
         """The nodes to train and to validate on."""
         graph = self._graph(path)
-        nodes = Nodes(graph, graph.learning)
-        if not len(nodes):
-            raise ValueError(f"{path}: no node to learn from; expected nodes with a label, or named by 'train'")
+        nodes = Nodes(graph, graph.learning)  # none where a graph is only tested
         self._check_labels(nodes)
         return nodes
 
@@ -140,7 +138,8 @@ class ClassifyNodes(Task):
         nodes = _nodes(training)
         labels = tuple(sorted({label for label in nodes.labels if label is not None}))
         if len(labels) < 2:
-            named = f"every training node is {labels[0]!r}" if labels else "there is no training node"
+            none = "there is no node to learn from, with a label or named by 'train'"
+            named = f"every training node is {labels[0]!r}" if labels else none
             raise ValueError(f"{nodes.graph.place}: label: expected two classes or more, {named}")
         features, means, deviations = nodes.graph.features, (), ()
         if self.scale == "columns":

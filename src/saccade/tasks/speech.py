@@ -193,6 +193,20 @@ class Speech(TranscriptTask):
         store = SoundStore(examples, SoundInputs.of_folder(model.folder).rate, model.features.least)
         return [SoundItem(store, n, said) for n, said in enumerate(self._said_of(examples))]
 
+    def state_counts(self, batch: Batch) -> Tensor:
+        """Frames; the batch's mask is of samples."""
+        return batch["frames"]
+
+    def reads_alike(self, student: Model, teacher: Model, examples: Sequence[SoundExample]) -> bool:
+        """By what decides their batches; the samples themselves are in a store of each model."""
+        return self._reading(_hearing(student), examples) == self._reading(_hearing(teacher), examples)
+
+    def _reading(self, model: SoundEncoder, examples: Sequence[SoundExample]) -> tuple[Any, ...]:
+        """How samples become a batch, and the frames of each sound."""
+        reader, features = SoundInputs.of_folder(model.folder), model.features
+        counts = (resampled_length(example.samples, example.rate, reader.rate) for example in examples)
+        return reader, features.over_time, features.least, [model.frames(max(n, features.least)) for n in counts]
+
     def _said_of(self, examples: Sequence[SoundExample]) -> Sequence[int | tuple[int, ...] | None]:
         if self.text is None:
             return self.class_numbers(examples)

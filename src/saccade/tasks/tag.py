@@ -25,7 +25,7 @@ from ._example_task import Batch, parted, widened
 from ._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
 from ._tagged_picture import ComparedText, tagged_picture
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
+from ._text_task import EncoderTask
 from ._windows import innermost, windows
 
 NO_WORD = -1  # in a row of a batch: a token that speaks for no word
@@ -70,7 +70,7 @@ class WordItem:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(TextTask):
+class Tag(EncoderTask):
     """Entities in texts, and whatever else has words tagged by BIO or IOBES.
 
     Args:
@@ -79,10 +79,12 @@ class Tag(TextTask):
             or by "spaces" alone.
         long: "slide": overlapping windows over texts that are too long, each word judged in the one in which it stands
             furthest from an edge; "cut": words behind the limit are not judged; "refuse".
+        cased: as in every task of texts; names are capitals in many languages.
         tags: in the order of the model's logits; learned from the training data.
     """
 
     long: str = "slide"
+    cased: bool = True
     column: int | None = None
     words: str = "signs"
     tags: tuple[str, ...] = ()

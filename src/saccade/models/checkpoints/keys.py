@@ -7,7 +7,7 @@ what is missing, unused, or of another shape.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -128,6 +128,7 @@ def plan(
     *,
     new_head: bool,
     relabelled: bool = False,
+    drawn: Collection[str] = (),
     where: str,
 ) -> Plan:
     """How to fill our tensors from the stored ones, by names and shapes alone.
@@ -135,6 +136,7 @@ def plan(
     Args:
         new_head: whether a head that the files lack begins anew.
         relabelled: whether what is of another size in such a head does, too: it told other labels apart.
+        drawn: our tensors of such a head that do in any case.
         where: begins the error.
 
     Raises:
@@ -163,7 +165,7 @@ def plan(
                 continue
             given = stored[names[there]]
             taken.add(there)
-            if given != expected and new_head and relabelled and name.startswith("head."):
+            if new_head and (name in drawn or (given != expected and relabelled and name.startswith("head."))):
                 result.new.append(name)
                 result.unused.append(names[there])
                 continue

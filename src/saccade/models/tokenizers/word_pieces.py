@@ -13,16 +13,19 @@ _ALPHABET = 1000  # characters that get a piece of their own; rarer ones make a 
 _LEAST = 2  # occurrences of a piece that is learned
 
 
-def train_word_pieces(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """A tokenizer of at most `vocabulary` pieces, lower case, with `[CLS]` before and `[SEP]` after a text.
+def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer of at most `vocabulary` pieces, with `[CLS]` before and `[SEP]` after a text.
 
     The same texts give the same pieces: left alone, the library's trainer numbers characters by the order of a hash
     map, which differs from process to process, and breaks ties by these numbers.
 
+    Args:
+        cased: whether pieces keep capitals and accents; else texts are made lower case, without accents.
+
     Raises:
         ValueError: no room for the special tokens and the characters of the texts.
     """
-    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=not cased), pre_tokenizers.BertPreTokenizer()
     characters = _characters(texts, normalizer)
     fixed = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
     if vocabulary < len(fixed):
