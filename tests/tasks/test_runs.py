@@ -301,8 +301,11 @@ def emoji(folder):
 
 
 def answers_of_all_words(folder):
-    one = {"question": "who ?", "context": "Ada", "answers": [{"text": "Ada", "start": 0}]}
-    (folder / "data.jsonl").write_text(f"{json.dumps(one)}\n" * 40)
+    names = ("Ada", "Eva")
+    lines = [
+        json.dumps({"question": "who ?", "context": name, "answers": [{"text": name, "start": 0}]}) for name in names
+    ]
+    (folder / "data.jsonl").write_text("".join(f"{line}\n" for line in lines * 20))
     return folder / "data.jsonl"
 
 

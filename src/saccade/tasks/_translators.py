@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..models import Model
 from ..models.checkpoints.generation import GENERATION
+from ..models.families.bart import SKIPPED, Bart
 from ..models.loading import new_model
 from ..models.tokenizers.byte_pairs import END, PAD, SPECIAL, START, train_byte_pairs, write_byte_pairs
 from ..models.tokenizers.sentencepiece import open_sentencepiece
 from ..models.tokenizers.sentencepiece_files import MARIAN_SPECIAL, write_marian_pieces
+from ..positions import Sinusoidal
 from ._temporary import kept_while_used, temporary_folder
 from ._text_task import LONGEST
 
@@ -80,17 +84,25 @@ def new_bart(sources: Sequence[str], targets: Sequence[str], sizes: TranslatorSi
     pieces = train_byte_pairs([*sources, *targets], sizes.vocabulary)
     write_byte_pairs(folder, pieces, sizes.positions)
     _write_generation(folder, BART_TOKENS, beams, max(len(pieces.encode(text).ids) for text in targets), sizes)
-    return kept_while_used(
-        new_model(
-            folder,
-            head="conditional-generation",
-            model_type="bart",
-            vocab_size=pieces.get_vocab_size(),
-            **sizes.settings(),
-            **BART_TOKENS,
-        ),
+    model = new_model(
         folder,
+        head="conditional-generation",
+        model_type="bart",
+        vocab_size=pieces.get_vocab_size(),
+        **sizes.settings(),
+        **BART_TOKENS,
     )
+    assert isinstance(model, Bart)
+    _begin_as_sines(model, sizes)
+    return kept_while_used(model, folder)
+
+
+def _begin_as_sines(model: Bart, sizes: TranslatorSizes) -> None:
+    """Positions that are learned begin as waves, as large as tokens: a place of the target then resembles the same
+    place of the source, and a decoder learns sooner where to read."""
+    waves = Sinusoidal(sizes.width)(torch.zeros(1, sizes.positions, sizes.width))[0]
+    for places in (model.source_places, model.target_places):
+        places.weight.data[SKIPPED:] = waves * sizes.width**-0.5
 
 
 def new_marian(sources: Sequence[str], targets: Sequence[str], sizes: TranslatorSizes, beams: int) -> Model:
