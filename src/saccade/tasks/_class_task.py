@@ -131,6 +131,10 @@ class ClassTask(ExampleTask):
         calibration = expected_calibration_error(np.asarray(outputs), truth)
         return {**class_scores(outputs, truth), "calibration error": calibration}
 
+    @property
+    def protocol(self) -> str:
+        return "accuracy and macro F1 as scikit-learn counts them, calibration error over 15 bins"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric or "accuracy"]]
 

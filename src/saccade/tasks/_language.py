@@ -113,6 +113,14 @@ class Language(Task):
             "bits per character": nats / math.log(2) / sum(len(one.text) for one in data),
         }
 
+    @property
+    def protocol(self) -> str:
+        words = "words are runs of letters, digits or signs, and ends of lines"
+        return f"each token from half a context before it at least; {words}"
+
+    def validated_by(self, share: float, seed: int) -> str:
+        return ", ".join(self.hold_out) or f"the last {share:g} of it"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return next(iter(scores.values()))
 

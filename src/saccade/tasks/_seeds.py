@@ -86,7 +86,7 @@ class SeedsReport:
             for title, found in rows.items()
         }
         notes = dict.fromkeys(report.note for report in self.reports if report.note)
-        return "\n".join([*lines, *aligned(shown), *notes])
+        return "\n".join([*lines, *aligned(shown), *([first.protocol] if first.protocol else []), *notes])
 
     def save_picture(self, path: str | Path) -> None:
         """The picture of the first seed's run."""

@@ -136,6 +136,10 @@ class ClassifySeveral(Classify):
     def scores(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, float]:
         return several_scores(outputs, self.truth(data))
 
+    @property
+    def protocol(self) -> str:
+        return "F1 as scikit-learn counts it; a label is said where its probability is above one half"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
 

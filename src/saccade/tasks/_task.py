@@ -192,6 +192,15 @@ class Task(ABC):
         """What a run is judged by, the lower the better: the first metric, where high is good."""
         return -next(iter(scores.values()))
 
+    @property
+    def protocol(self) -> str:
+        """How the metrics are counted, in a line of a report."""
+        return ""
+
+    def validated_by(self, share: float, seed: int) -> str:
+        """What `split` splits off, in words."""
+        return f"a share of {share:g} of it (seed {seed})"
+
     @abstractmethod
     def baselines(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]

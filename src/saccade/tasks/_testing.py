@@ -28,6 +28,7 @@ class TestReport:
         metrics: of the model; the first is the one to compare by.
         baselines: the metrics of the task's simple models by their names.
         note: why there are none, if so.
+        protocol: what the model learned from, what its weights were chosen by, and how metrics are counted.
     """
 
     run: Path
@@ -37,6 +38,7 @@ class TestReport:
     metrics: dict[str, float]
     baselines: dict[str, dict[str, float]]
     note: str = ""
+    protocol: str = ""
 
     __test__ = False  # no test of pytest's, whatever its name
 
@@ -57,6 +59,7 @@ class TestReport:
             "baselines": self.baselines,
             "better_baselines": self.better,
             "note": self.note,
+            "protocol": self.protocol,
             **self.tested.details,
         }
 
@@ -66,7 +69,8 @@ class TestReport:
         rows = {"this model": self.metrics, **self.baselines}
         lines += aligned({title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()})
         table = self.task.table(self.tested.details)
-        return "\n".join([*lines, *([self.note] if self.note else []), *(["", table] if table else [])])
+        told = [line for line in (self.protocol, self.note) if line]
+        return "\n".join([*lines, *told, *(["", table] if table else [])])
 
     def save_picture(self, path: str | Path) -> None:
         """Write the task's picture, .png or .svg, whole or not at all."""
@@ -114,13 +118,23 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     import_required(type(task))
     examples = task.tested(task.read(path))
     outputs = task.predict(opened.model, examples)
-    found, note = _baselines(opened.model, read_task_file(opened.folder), examples) if baseline else ([], "")
+    source = read_task_file(opened.folder)
+    found, note = _baselines(opened.model, source, examples) if baseline else ([], "")
     tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), found)
     simple = {one.name: task.scores(one.outputs, examples) for one in found}
-    return TestReport(opened.folder, path, task, tested, task.scores(outputs, examples), simple, note)
+    metrics = task.scores(outputs, examples)
+    return TestReport(opened.folder, path, task, tested, metrics, simple, note, _protocol(source, task))
 
 
 test.__test__ = False  # type: ignore[attr-defined]  # as above
+
+
+def _protocol(source: TaskFile, task: Task) -> str:
+    if not source.digests:
+        return ""
+    judged = source.validation or task.validated_by(source.share, source.seed)
+    counted = f"; {task.protocol}" if task.protocol else ""
+    return f"protocol: learned from {source.data}, weights chosen on {judged}{counted}"
 
 
 def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:

@@ -111,6 +111,12 @@ class TranscriptTask(MediaTask):
             return super().scores(outputs, data)
         return error_rates([example.text for example in data], outputs)
 
+    @property
+    def protocol(self) -> str:
+        if self.text is None:
+            return super().protocol
+        return "edits over all texts together, as jiwer counts them; capitals and signs count"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return super().cost(scores) if self.text is None else scores["character error"]
 

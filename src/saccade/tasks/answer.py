@@ -250,6 +250,10 @@ class Answer(EncoderTask):
             lines.append(f"{question:.60}  expected {one['expected']!r:.40}, got {one['answer']!r:.40}")
         return "\n".join(lines)
 
+    @property
+    def protocol(self) -> str:
+        return "exact match and F1 as of SQuAD: without capitals, signs and articles, the best of all answers given"
+
     def picture(self, tested: Tested, kind: str) -> bytes:
         texts = []
         for example, found in zip(tested.data, tested.outputs, strict=True):

@@ -224,6 +224,13 @@ class Forecast(ExampleTask):
         squared, absolute = self._errors(outputs, data)
         return {"MSE": float(squared.mean()), "MAE": float(absolute.mean())}
 
+    @property
+    def protocol(self) -> str:
+        return (
+            f"every window of {self.past} + {self.horizon} steps, errors over all steps and series together, each series "
+            "scaled by mean and deviation of the training rows"
+        )
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return scores["MSE"]
 

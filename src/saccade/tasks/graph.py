@@ -261,6 +261,13 @@ class ClassifyNodes(Task):
     def scores(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, float]:
         return class_scores(outputs, self.truth(_nodes(data)))
 
+    @property
+    def protocol(self) -> str:
+        return "all features and edges are read, labels of test nodes are not"
+
+    def validated_by(self, share: float, seed: int) -> str:
+        return f"its validation nodes, or where it names none {super().validated_by(share, seed)}"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
 

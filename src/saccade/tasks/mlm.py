@@ -248,6 +248,10 @@ class Mlm(EncoderTask):
         surprise, right = (np.concatenate([getattr(one, name) for one in outputs]) for name in ("surprise", "right"))
         return {"perplexity": math.exp(surprise.mean()), "accuracy": float(right.mean())}
 
+    @property
+    def protocol(self) -> str:
+        return f"of each window the same {self.masked:.0%} of the pieces are guessed in every test"
+
     def cost(self, scores: Mapping[str, float]) -> float:
         return scores["perplexity"]
 

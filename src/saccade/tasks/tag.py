@@ -284,6 +284,10 @@ class Tag(EncoderTask):
             lines.append(f"{kind:<{wide}}  {shares}  {int(row['count']):>6,}")
         return "\n".join(lines) if kinds else ""
 
+    @property
+    def protocol(self) -> str:
+        return "entities as seqeval counts them by default: kind, first and last word have to be right"
+
     def picture(self, tested: Tested, kind: str) -> bytes:
         texts = []
         for example, output in zip(tested.data, tested.outputs, strict=True):

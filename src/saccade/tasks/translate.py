@@ -218,6 +218,10 @@ class Translate(TextTask):
         references = [[pair.target or "" for pair in data]]
         return {name: float(metric.corpus_score(outputs, references).score) for name, metric in self._metrics().items()}
 
+    @property
+    def protocol(self) -> str:
+        return f"sacrebleu on texts as they are; {self.beams} beams"
+
     def baselines(
         self, model: Model, training: Sequence[Pair], validation: Sequence[Pair], tested: Sequence[Pair]
     ) -> list[Baseline]:
