@@ -96,6 +96,7 @@ def run_shell(command: str, folder: Path) -> str:
     novel = folder / "my-novel.txt"
     if not novel.exists():
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
+        (folder / "my-other-novel.txt").write_text("It was a dark and stormy night.\n" * 40, encoding="utf-8")
         for name, count in (("my-reviews.csv", 90), ("unseen.csv", 30)):
             (folder / name).write_text(_reviews(count), encoding="utf-8")
         for name, first, count in (("my-series.csv", 0, 640), ("later.csv", 640, 480)):

@@ -330,8 +330,8 @@ def test_the_picture(learned, files, tmp_path):
     with pytest.raises(ValueError, match="path: pictures are written to a name that ends in .png or .svg, got"):
         report.save_picture(tmp_path / "confusion.gif")
     assert report.protocol in str(report).splitlines() and report.protocol == (
-        f"protocol: learned from {files / 'reviews.csv'}, weights chosen on a share of 0.1 of it (seed 0); accuracy and "
-        "macro F1 as scikit-learn counts them, calibration error over 15 bins"
+        f"protocol: learned from {files / 'reviews.csv'}, weights chosen on a share of 0.1 of it (seed 0); accuracy "
+        "and macro F1 as scikit-learn counts them, calibration error over 15 bins"
     )
     rows = [line.split() for line in str(report).splitlines()[-2:]]
     counts = np.array([[int(count) for count in row[1:]] for row in rows])

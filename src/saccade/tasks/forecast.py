@@ -227,8 +227,8 @@ class Forecast(ExampleTask):
     @property
     def protocol(self) -> str:
         return (
-            f"every window of {self.past} + {self.horizon} steps, errors over all steps and series together, each series "
-            "scaled by mean and deviation of the training rows"
+            f"every window of {self.past} + {self.horizon} steps, errors over all steps and series together, each "
+            "series scaled by mean and deviation of the training rows"
         )
 
     def cost(self, scores: Mapping[str, float]) -> float:
