@@ -7,7 +7,7 @@ sentences. RUNS keeps all runs; one that is there is not trained again, but for 
 chosen by dev.tsv: the best weights of a run, and of each way of training the rate, by one seed. test.tsv is read for
 the figures alone.
 
-The whole model has 4 blocks of 6 heads and width 192 and is trained
+The whole model has 3 blocks of 4 heads and width 128 and is trained
 
 - from random weights,
 - from an encoder that has guessed masked pieces of train.tsv (and of --text): all weights, the last block, changes of
@@ -34,8 +34,8 @@ from saccade import tasks
 from saccade.tasks._examples import read_table
 from saccade.training import Reporter
 
-WHOLE = {"layers": 4, "width": 192, "heads": 6, "dropout": 0.2}
-STUDENT = {"layers": 2, "width": 112}
+WHOLE = {"layers": 3, "width": 128, "heads": 4, "dropout": 0.2}
+STUDENT = {"layers": 1, "width": 64}
 RATES = (3e-4, 1e-3)
 TUNED = {"epochs": 8}
 MASKED = {"epochs": 40, "rate": 1e-3}
