@@ -18,7 +18,8 @@ from saccade import cli, tasks
 from saccade.tasks._augmenting import Augmentation
 from saccade.tasks._class_results import worst
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._image_picture import class_token_attention
+from saccade.tasks._confusion import side_of
+from saccade.tasks._image_picture import WORDS, ImagePanel, class_token_attention, image_picture
 from saccade.tasks._images import IMAGES, PixelStore, decoded, read_image, usual_size
 from saccade.tasks._neighbours import nearest_neighbours
 from saccade.training import Settings
@@ -297,6 +298,21 @@ def test_the_picture_shows_the_surest_mistakes():
     outputs = [np.array(row) for row in ([0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.05, 0.95], [0.55, 0.45])]
     assert worst(outputs, np.array([1, 1, 1, 0, 0])) == [3, 0, 2, 4, 1]
     assert worst(outputs, np.array([0, 1, 0, 1, 0])) == [4, 2, 1, 0, 3]  # none is wrong: the least sure first
+
+
+def test_a_picture_says_taken_for_of_wrong_ones_only():
+    """And two rows of images are as high as the images, with no empty band between them."""
+    weights = np.array([0.3, 0.1, 0.2, 0.05, 0.25, 0.03, 0.07])
+    pixels = np.full((13, 26, 3), 90, np.uint8)
+    right, wrong = (ImagePanel(pixels, weights, (2, 3), "flat", found, 0.7) for found in ("flat", "steep"))
+    counts = [[1, 1], [0, 0]]
+    for panels, heading in (([right], "Right, and"), ([wrong], "Wrong, and"), ([wrong, right], "The wrong ones, and")):
+        drawn = image_picture(["flat", "steep"], counts, panels, "svg").decode()
+        assert drawn.count("taken for") == panels.count(wrong) and drawn.count("rightly named") == panels.count(right)
+        assert f"<!-- {heading}" in drawn and "weight of a patch" in drawn
+    height = float(drawn.split('height="')[1].split("pt")[0]) / 72
+    assert height == pytest.approx(side_of(["flat", "steep"]) + WORDS + 2 * 1.5 * 13 / 26)
+    np.testing.assert_array_equal(right.of_patches, [[0.1, 0.2, 0.05], [0.25, 0.03, 0.07]])  # without the class token
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._mfcc import BANDS, log_mel, mel_filters, mfcc_regression, mfcc_statistics
 from saccade.tasks._sound_changes import SoundChanges
 from saccade.tasks._sound_model import mel_bank
-from saccade.tasks._sound_picture import heard, rows_of_characters
+from saccade.tasks._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters
 from saccade.tasks._sounds import SoundStore
 from saccade.tasks._transcript_task import error_rates
 from saccade.training import Settings
@@ -488,6 +488,8 @@ def test_the_picture(learned_tones, learned_words, sounds, tmp_path):
         for kind, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
             report.save_picture(tmp_path / f"sounds.{kind}")
             assert (tmp_path / f"sounds.{kind}").read_bytes().startswith(start)
+        mistaken = data == "unseen-tones" and report.metrics["accuracy"] < 1
+        assert ("taken for" in (tmp_path / "sounds.svg").read_text()) == mistaken
 
 
 @pytest.mark.slow
@@ -508,7 +510,11 @@ def test_rows_are_the_frames_that_write_characters():
     rows, names, marks = rows_of_characters(weights, ["", "a", "a", "", "a", " "])
     assert (names, marks) == (("a", "a", "space"), [1, 4, 5])
     np.testing.assert_array_equal(rows, weights.mean(0)[[1, 4, 5]])
-    assert rows_of_characters(weights, [""] * 6)[1:] == (("nothing",), [])
+    silent = rows_of_characters(weights, [""] * 6)
+    assert silent[1:] == (("all frames",), [])
+    for found, told in (((rows, names, marks), 1), (silent, 0)):  # where nothing is written, there are no dots
+        panel = SoundPanel("a", np.ones((5, 7)), 0.3, *found)  # type: ignore[arg-type]
+        assert picture_of_panels([panel], "Some", "svg", None).count(b"dots: the frames") == told
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
