@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from saccade import cli, tasks
 from saccade.tasks import Forecast
 from saccade.tasks._dates import continued
 from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._forecast_picture import forecast_picture
 from saccade.tasks._linear_forecast import STRENGTHS, linear
 from saccade.tasks._series import SeriesTable, Windows
 from saccade.training import Settings
@@ -346,6 +348,19 @@ def test_other_bad_input(noise, tables, tmp_path):
     data = table(tmp_path / "days.csv", series(50), days)
     with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of 'h', got 2024-01-02"):
         tasks.test(noise, data)
+
+
+def test_a_picture_says_whose_error_it_has_and_of_which_windows():
+    import pandas as pd
+
+    dates = pd.date_range("2024-01-28", periods=23, freq="D")
+    found = SeriesTable(Path("a.csv"), ("$a$",), np.arange(23.0)[:, None], dates, "D", "2024-02-19")
+    for count, told in ((6, "The last two windows that do not overlap, of 6"), (3, "The last window, of 3")):
+        data = Windows(found, 7, 5, range(count))
+        forecasts = {"this model": [np.zeros((5, 1))] * count}
+        drawn = forecast_picture(data, forecasts, [0.25], (np.zeros(1), np.ones(1)), "svg").decode()
+        assert told in drawn and "MSE: this model" in drawn and "$a$: MSE 0.250" in drawn
+        assert "<!-- Feb -->" in drawn and "2024-02-0" not in drawn  # short dates, which do not collide
 
 
 def test_a_run_starts_from_another(noise, tables, tmp_path):

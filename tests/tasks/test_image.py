@@ -17,8 +17,8 @@ from published import transformers, written
 from saccade import cli, tasks
 from saccade.tasks._augmenting import Augmentation
 from saccade.tasks._class_results import worst
-from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._confusion import side_of
+from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._image_picture import WORDS, ImagePanel, class_token_attention, image_picture
 from saccade.tasks._images import IMAGES, PixelStore, decoded, read_image, usual_size
 from saccade.tasks._neighbours import nearest_neighbours
