@@ -119,7 +119,10 @@ class Forecast(ExampleTask):
         )
 
     def inputs(self, texts: Sequence[str]) -> Windows:
-        raise ValueError(f"inputs: forecast reads a .csv, .tsv or .jsonl of series, got the text {texts[0]!r:.40}")
+        raise ValueError(
+            "inputs: forecast reads a file of series, .csv, .tsv or .jsonl, no texts or standard input; got the text "
+            f"{texts[0]!r:.40}"
+        )
 
     def read_inputs(self, path: Path) -> Windows:
         """The last window of a table, whose future nobody knows."""
