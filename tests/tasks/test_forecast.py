@@ -341,7 +341,8 @@ def test_other_bad_input(noise, tables, tmp_path):
     ):
         tasks.test(noise, tables / "later.csv", horizon=11)
     with pytest.raises(
-        ValueError, match="forecast reads a file of series, .csv, .tsv or .jsonl, no texts or standard input; got the text 'rain'"
+        ValueError,
+        match="forecast reads a file of series, .csv, .tsv or .jsonl, no texts or standard input; got the text 'rain'",
     ):
         tasks.predict(noise, "rain")
     days = [str(datetime.date(2024, 1, 1) + datetime.timedelta(days=n)) for n in range(50)]

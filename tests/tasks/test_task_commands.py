@@ -80,7 +80,11 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         (command(files, out, "--text", "review"), "reviews.csv: no column 'review'; it has 'text', 'label'"),
         (command(files, out, "--minutes", "0"), "minutes: must be finite and positive, got 0.0"),
         (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),
-        (["predict", run, ""], "text 1: the text is empty"),
+        (
+            ["predict", run, ""],
+            "text 1: the text is empty (1 of 1 are); remove such texts, or let --set skip_empty=true",
+        ),
+        (command(files, out, "--last", "0"), "error: --last: "),
         (["predict", run, "nowhere.csv"], "nowhere.csv: no such file or folder"),
         (["predict", str(tmp_path / "no"), "a film"], "no: no such folder; expected the --out of `saccade train`"),
         (["test", run, unseen, "--picture", "a.pdf"], "ends in .png or .svg"),

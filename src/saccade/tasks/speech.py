@@ -326,5 +326,5 @@ def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -
 def _hearing(model: nn.Module) -> SoundEncoder:
     """ValueError for a model of another kind."""
     if not isinstance(model, SoundEncoder):
-        raise ValueError(f"--from: expected a model of sounds, such as wav2vec 2.0, got {type(model).__name__}")
+        raise ValueError(f"expected a model of sounds, such as wav2vec 2.0, got {type(model).__name__}")
     return model
