@@ -275,17 +275,17 @@ def spoiled(line, cell, value):
         ),
         (
             spoiled(7, 0, "2024-02-28 02:30:00"),
-            r"line 7: expected 2024-02-28 02:00:00 at even steps of 'h', got 2024-0",
+            r"line 7: expected 2024-02-28 02:00:00 at even steps of hours, got 2024-0",
         ),
         (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 2 and later: dates are not of one time zone"),
         (spoiled(9, 2, "n/a"), r"line 9: expected a number in column 'sun', got 'n/a' \(1 of 50 cells have none\)"),
         (spoiled(9, 2, ""), "line 9: expected a number in column 'sun', got ''"),
         (spoiled(9, 3, "nan"), "line 9: expected a number in column 'ramp', got 'nan'"),
         (spoiled(9, 1, "inf"), "line 9: expected a number in column 'tide', got 'inf'"),
-        (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, the steps of one window$"),
+        (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, one window of past=29 and horizon=7$"),
         (
             spoiled(2, 0, "x")[1:43],
-            r"bad.csv: 42 rows, expected at least 43: 7 to validate, and the 29 \+ 7 of one win",
+            r"bad.csv: 42 rows, expected at least 43: 7 to validate, and one window of past=29 and ho",
         ),
         ([], "bad.csv: holds no examples$"),
     ],
@@ -304,7 +304,7 @@ def test_a_missing_month_is_found(tmp_path):
     dates = [f"{year}-{month:02}-01" for year in (2021, 2022, 2023) for month in range(1, 13)]
     del dates[19]
     data = table(tmp_path / "a.csv", np.arange(35.0)[:, None], dates, ("date", "a"))
-    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 00:00:00 at even steps of 'MS', got 2022-09-01"):
+    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 at even steps of months, got 2022-09-01$"):
         Forecast(past=5, horizon=3, patch=2).read(data)
 
 
@@ -347,7 +347,7 @@ def test_other_bad_input(noise, tables, tmp_path):
         tasks.predict(noise, "rain")
     days = [str(datetime.date(2024, 1, 1) + datetime.timedelta(days=n)) for n in range(50)]
     data = table(tmp_path / "days.csv", series(50), days)
-    with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of 'h', got 2024-01-02"):
+    with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of hours, got 2024-01-02"):
         tasks.test(noise, data)
 
 

@@ -359,7 +359,7 @@ def test_a_warning_is_a_line(learned_images, images, tmp_path, capsys):
         (
             "file,label\ngood.png,x\ngood.png,x\n",
             ValueError,
-            r"label: expected two classes or more, every image is 'x'$",
+            r"label: expected two classes or more, every image is 'x' \(one of them: .*a.csv: line",
         ),
         (
             "file,label\ngood.png,x\ngood.png,x\ngood.png,y\n",
@@ -386,10 +386,13 @@ def test_bad_folders_and_options(images, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copytree(images / "unseen" / "flat", tmp_path / "some" / "flat")
     (tmp_path / "some" / "dog").mkdir()
+    (tmp_path / "other" / "dog").mkdir(parents=True)  # files of another kind in each class
+    (tmp_path / "other" / "dog" / "a.wav").touch()
     cases = [
         (tmp_path / "no", {}, FileNotFoundError, "no: no such file or folder"),
-        (tmp_path / "empty", {}, ValueError, "empty: holds no examples; expected a folder for each class with images"),
-        (images / "unseen" / "flat", {}, ValueError, "flat: holds no examples; expected a folder for each class"),
+        (tmp_path / "empty", {}, ValueError, "empty: holds no images; expected a folder for each class with images"),
+        (images / "unseen" / "flat", {}, ValueError, "flat: holds no images; expected a folder for each class"),
+        (tmp_path / "other", {}, ValueError, "other: holds no images; expected a folder for each class"),
         (tmp_path / "some", {}, ValueError, "dog: holds no images; remove the folder, or put images of the class in"),
         (images / "unseen", {"shift": 1.0}, ValueError, r"shift: must be in \[0, 1\), got 1.0"),
         (images / "unseen", {"patch": 99}, ValueError, "patch: must be at most longest=64, got 99"),
@@ -413,7 +416,7 @@ def test_broken_images_may_be_left_out(images, tmp_path):
     shutil.copytree(images / "unseen", tmp_path / "some")
     for name in ("000.png", "006.png"):
         (tmp_path / "some" / "flat" / name).write_bytes(b"not an image")
-    with pytest.raises(ValueError, match="000.png: damaged, or no image that Pillow reads .* let skip_broken leave it"):
+    with pytest.raises(ValueError, match=r"000.png: damaged, .* \(broken: 2 of 61 images\); .* let skip_broken leave it"):
         tasks.ClassifyImages().read(tmp_path / "some")
     task = tasks.ClassifyImages(skip_broken=True)
     with pytest.warns(UserWarning, match=r"^2 of 61 images are broken and left out: \S*000.png, \S*006.png$"):

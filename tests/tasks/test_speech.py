@@ -551,17 +551,17 @@ def odd_sounds(tmp_path_factory):
         ("file,label\ngood.wav,\n", {}, ValueError, r"a.csv: line 2: expected a label, a word or an integer, got ''$"),
         ("file,text\ngood.wav, \n", {"text": "text"}, ValueError, r"a.csv: line 2: the text is empty$"),
         ("file,text\ngood.wav,a|b\n", {"text": "text"}, ValueError, r"a.csv: line 2: the text has '\|', which stands"),
-        ("file,label\ntext.wav,y\n", {}, ValueError, r"a.csv: line 2: .*text.wav: damaged, or no sound .*; remove it"),
+        ("file,label\ntext.wav,y\n", {}, ValueError, r"a.csv: line 2: .*text.wav: damaged, or no sound .*; remove what"),
         ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file ends before its .*"),
-        ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples; remove it, or"),
+        ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples .*; remove what"),
         ("file,label\nsilent.wav,y\n", {}, ValueError, r"a.csv: line 2: .*silent.wav: is silent, all its samples are"),
-        ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity; remove it, or"),
+        ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity .*; remove what"),
         ("file,label\nlong.wav,y\n", {}, ValueError, r"line 2: .*long.wav: lasts 31.0 s, more than longest=30; remove"),
         (
             "file,label\ngood.wav,x\ngood.wav,x\n",
             {},
             ValueError,
-            r"label: expected two classes or more, every sound is 'x'$",
+            r"label: expected two classes or more, every sound is 'x' \(one of them: .*a.csv: line",
         ),
         (
             "file,label\ngood.wav,x\ngood.wav,x\ngood.wav,y\n",
@@ -594,7 +594,7 @@ def test_bad_folders_and_options(sounds, files, tmp_path):
     tones = sounds / "unseen-tones"
     cases = [
         (tmp_path / "no", {}, FileNotFoundError, "no: no such file or folder"),
-        (tmp_path / "empty", {}, ValueError, "empty: holds no examples; expected a folder for each class with sounds"),
+        (tmp_path / "empty", {}, ValueError, "empty: holds no sounds; expected a folder for each class with sounds"),
         (tmp_path / "some", {}, ValueError, "dog: holds no sounds; remove the folder, or put sounds of the class in"),
         (tones, {"text": "said"}, ValueError, "tones: a folder has no texts; give a .csv, .tsv or .jsonl with the col"),
         (tones, {"speed": 1.0}, ValueError, r"speed: must be in \[0, 1\), got 1.0"),
