@@ -395,6 +395,7 @@ def test_bad_folders_and_options(images, tmp_path):
         (tmp_path / "other", {}, ValueError, "other: holds no images; expected a folder for each class"),
         (tmp_path / "some", {}, ValueError, "dog: holds no images; remove the folder, or put images of the class in"),
         (images / "unseen", {"shift": 1.0}, ValueError, r"shift: must be in \[0, 1\), got 1.0"),
+        (images / "unseen", {"patch": 14}, ValueError, "patch: must be at most the 13 pixels of the images' long"),
         (images / "unseen", {"patch": 99}, ValueError, "patch: must be at most longest=64, got 99"),
         (images / "unseen", {"heads": 5}, ValueError, "heads: must divide the width, got heads=5 and width=24"),
         (images / "unseen", {"longest": 0}, ValueError, "longest: must be at least 1, got 0"),
@@ -416,7 +417,7 @@ def test_broken_images_may_be_left_out(images, tmp_path):
     shutil.copytree(images / "unseen", tmp_path / "some")
     for name in ("000.png", "006.png"):
         (tmp_path / "some" / "flat" / name).write_bytes(b"not an image")
-    with pytest.raises(ValueError, match=r"000.png: damaged, .* \(broken: 2 of 61 images\); .* let skip_broken leave it"):
+    with pytest.raises(ValueError, match=r"000.png: damaged, .* \(broken: 2 of 61 images\); .* let skip_broken"):
         tasks.ClassifyImages().read(tmp_path / "some")
     task = tasks.ClassifyImages(skip_broken=True)
     with pytest.warns(UserWarning, match=r"^2 of 61 images are broken and left out: \S*000.png, \S*006.png$"):

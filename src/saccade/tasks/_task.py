@@ -65,6 +65,10 @@ class Task(ABC):
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`. TypeError for another name."""
+        fields = {field.name for field in dataclasses.fields(self)}
+        strange = [name for name in options if name not in fields]
+        if strange:
+            raise TypeError(f"{strange[0]}: no option of {self.name}; expected one of {', '.join(self.reading)}")
         unknown = [name for name in options if name not in self.reading]
         if unknown:
             raise TypeError(
