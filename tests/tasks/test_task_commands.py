@@ -89,6 +89,7 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         (["predict", str(tmp_path / "no"), "a film"], "no: no such folder; expected the --out of `saccade train`"),
         (["test", run, unseen, "--picture", "a.pdf"], "ends in .png or .svg"),
         (["test", run, unseen, "--set", "text"], "--set text: expected NAME=VALUE"),
+        (["test", run, unseen, "--set", "txt=a"], "txt: no option of classify; expected one of text, label, skip_"),
         (["test", run, unseen, "--set", "width=3"], "width: cannot differ from what"),
     ]
     for arguments, message in cases:

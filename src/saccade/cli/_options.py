@@ -112,7 +112,8 @@ class GroupedCommand(TyperCommand):
             from ..tasks._registry import TASKS
 
             reading = {name for task in TASKS.values() for name in task.reading}
-            names |= {name: f"--set {name}=true" for name in reading if name.startswith("skip_")}
+            # Advice only: in a list of what may be set the name is right as it stands.
+            names |= {f"let {name}": f"let --set {name}=true" for name in reading if name.startswith("skip_")}
         return names
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
