@@ -122,11 +122,11 @@ def test_bad_input_is_one_line(arguments, message, capsys):
     assert compare(*arguments) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith(f"saccade: error: {message}") and told.err.count("\n") == 1
+    assert told.err.startswith(f"saccade: error: --{message}") and told.err.count("\n") == 1
 
 
 def test_records_without_the_task_are_named(tmp_path, capsys):
     records = tmp_path / "runs.jsonl"
     records.write_text("\n")
     assert compare("--task", "copy,needle", "--read", str(records)) == 2
-    assert capsys.readouterr().err == f"saccade: error: read: {records} has no run of copy, needle\n"
+    assert capsys.readouterr().err == f"saccade: error: --read: {records} has no run of copy, needle\n"

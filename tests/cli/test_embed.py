@@ -183,7 +183,7 @@ def test_a_killed_process_goes_on_to_equal_bytes(tmp_path, model):
         ("t.txt", b"\xff\xfe", [], "t.txt: not a text in UTF-8 (at byte 0)"),
         ("t.txt", "a\n", ["--out", "v.bin"], "--out v.bin: vectors are written to a name that ends in .npy or .jsonl"),
         ("t.txt", "a\n", ["--pooling", "sum"], "pooling: expected one of first, max"),
-        ("t.txt", "a\n", ["--tokens-per-batch", "0"], "tokens_per_batch: expected an int above 0, got 0"),
+        ("t.txt", "a\n", ["--tokens-per-batch", "0"], "--tokens-per-batch: expected an int above 0, got 0"),
         ("t.txt", "a\n", ["--model", "nowhere"], "nowhere: no such model folder"),
         ("none.txt", None, [], "none.txt: no such file"),
     ],

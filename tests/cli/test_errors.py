@@ -11,7 +11,7 @@ import typer
 from saccade import __version__, cli
 from saccade._extras import NotInstalled
 from saccade.cli import _app
-from saccade.cli._errors import UserError, one_line, require
+from saccade.cli._errors import UserError, one_line, require, with_options
 from saccade.cli._task_commands import TASK_COMMANDS
 
 
@@ -234,3 +234,18 @@ def test_a_missing_extra_is_the_command_that_installs_it():
 def test_an_os_error_without_a_path_is_its_reason():
     assert one_line(OSError(28, "No space left on device")) == "no space left on device"
     assert one_line(OSError("said otherwise")) == "said otherwise"
+
+
+def test_messages_name_options_and_nothing_else():
+    options = {"rate": "--rate", "initial": "--from", "low": "--low", "skip_empty": "--skip-empty", "past": "--past"}
+    for message, expected in (
+        ("rate: must be positive", "--rate: must be positive"),
+        ("initial: a/b is no start", "--from: a/b is no start"),
+        ("rate, low: rise", "--rate, --low: rise"),
+        ("rate, high: rise", "rate, high: rise"),  # one of them is no option
+        ("rate.csv: line 3: the rate", "rate.csv: line 3: the rate"),
+        ("a: skip_empty, not 'skip_empty' of skip_empty.csv", "a: --skip-empty, not 'skip_empty' of skip_empty.csv"),
+        ("got past=3, initial='a' and rate=0.5; end", "got --past 3, --from a and --rate 0.5; end"),
+    ):  # fmt: skip
+        assert with_options(message, options) == expected
+        assert with_options(message, {}) == message

@@ -6,6 +6,7 @@ import copy
 import datetime
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from saccade import cli, tasks
 from saccade.tasks import Forecast
 from saccade.tasks._dates import continued
 from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._forecast_picture import forecast_picture
 from saccade.tasks._linear_forecast import STRENGTHS, linear
 from saccade.tasks._series import SeriesTable, Windows
 from saccade.training import Reporter, Settings
@@ -316,17 +318,17 @@ def spoiled(line, cell, value):
         ),
         (
             spoiled(7, 0, "2024-02-28 02:30:00"),
-            r"line 7: expected 2024-02-28 02:00:00 at even steps of 'h', got 2024-0",
+            r"line 7: expected 2024-02-28 02:00:00 at even steps of hours, got 2024-0",
         ),
         (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 2 and later: dates are not of one time zone"),
         (spoiled(9, 2, "n/a"), r"line 9: expected a number in column 'sun', got 'n/a' \(1 of 50 cells have none\)"),
         (spoiled(9, 2, ""), "line 9: expected a number in column 'sun', got ''"),
         (spoiled(9, 3, "nan"), "line 9: expected a number in column 'ramp', got 'nan'"),
         (spoiled(9, 1, "inf"), "line 9: expected a number in column 'tide', got 'inf'"),
-        (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, the steps of one window$"),
+        (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, one window of past=29 and horizon=7$"),
         (
             spoiled(2, 0, "x")[1:43],
-            r"bad.csv: 42 rows, expected at least 43: 7 to validate, and the 29 \+ 7 of one win",
+            r"bad.csv: 42 rows, expected at least 43: 7 to validate, and one window of past=29 and ho",
         ),
         ([], "bad.csv: holds no examples$"),
     ],
@@ -345,7 +347,7 @@ def test_a_missing_month_is_found(tmp_path):
     dates = [f"{year}-{month:02}-01" for year in (2021, 2022, 2023) for month in range(1, 13)]
     del dates[19]
     data = table(tmp_path / "a.csv", np.arange(35.0)[:, None], dates, ("date", "a"))
-    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 00:00:00 at even steps of 'MS', got 2022-09-01"):
+    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 at even steps of months, got 2022-09-01$"):
         Forecast(past=5, horizon=3, patch=2).read(data)
 
 
@@ -382,13 +384,27 @@ def test_other_bad_input(noise, tables, tmp_path):
     ):
         tasks.test(noise, tables / "later.csv", horizon=11)
     with pytest.raises(
-        ValueError, match="inputs: forecast reads a .csv, .tsv or .jsonl of series, got the text 'rain'"
+        ValueError,
+        match="forecast reads a file of series, .csv, .tsv or .jsonl, no texts or standard input; got the text 'rain'",
     ):
         tasks.predict(noise, "rain")
     days = [str(datetime.date(2024, 1, 1) + datetime.timedelta(days=n)) for n in range(50)]
     data = table(tmp_path / "days.csv", series(50), days)
-    with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of 'h', got 2024-01-02"):
+    with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of hours, got 2024-01-02"):
         tasks.test(noise, data)
+
+
+def test_a_picture_says_whose_error_it_has_and_of_which_windows():
+    import pandas as pd
+
+    dates = pd.date_range("2024-01-28", periods=23, freq="D")
+    found = SeriesTable(Path("a.csv"), ("$a$",), np.arange(23.0)[:, None], dates, "D", "2024-02-19")
+    for count, told in ((6, "The last two windows that do not overlap, of 6"), (3, "The last window, of 3")):
+        data = Windows(found, 7, 5, range(count))
+        forecasts = {"this model": [np.zeros((5, 1))] * count}
+        drawn = forecast_picture(data, forecasts, [0.25], (np.zeros(1), np.ones(1)), "svg").decode()
+        assert told in drawn and "MSE: this model" in drawn and "$a$: MSE 0.250" in drawn
+        assert "<!-- Feb -->" in drawn and "2024-02-0" not in drawn  # short dates, which do not collide
 
 
 def test_a_run_starts_from_another(noise, tables, tmp_path):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from saccade import cli, tasks
 from saccade.models import load, new_graph_model
 from saccade.tasks._graph_baselines import GCN, propagation
-from saccade.tasks._graph_data import Nodes
+from saccade.tasks._graph_data import Graph, Nodes
 from saccade.tasks._graph_files import read_graph
 from saccade.tasks._graph_objective import GraphObjective
 from saccade.tasks._graph_picture import MOST, VIRTUAL, attended_by, chosen_nodes, neighbourhoods
@@ -340,6 +340,17 @@ def test_a_picture_of_every_size(learned, data):
         np.asarray(report.tested.outputs[:2]), learned.task.labels, "png",
     )  # fmt: skip
     assert drawn.startswith(b"\x89PNG")
+
+
+def test_nodes_of_unknown_labels_stand_in_the_legend():
+    x, edges = chain()
+    model = small_model("saccade-gat", num_features=5, num_hidden_layers=1, num_output_heads=2)
+    for unknown in (None, "a"):
+        labels = ("a", unknown, *["a"] * 9)
+        graph = Graph(x.numpy(), edges.numpy(), tuple(map(str, range(11))), labels, {}, "chain")
+        outputs = np.tile([0.7, 0.3], (2, 1))
+        drawn = neighbourhoods(model, (x, edges), Nodes(graph, np.array([0, 7])), outputs, ["a", "b"], "svg")
+        assert (b"label unknown" in drawn) == (unknown is None)
 
 
 # --- input ------------------------------------------------------------------------------------------------------------

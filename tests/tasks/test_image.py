@@ -17,8 +17,9 @@ from published import transformers, written
 from saccade import cli, tasks
 from saccade.tasks._augmenting import Augmentation
 from saccade.tasks._class_results import worst
+from saccade.tasks._confusion import side_of
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._image_picture import class_token_attention
+from saccade.tasks._image_picture import WORDS, ImagePanel, class_token_attention, image_picture
 from saccade.tasks._images import IMAGES, PixelStore, decoded, read_image, usual_size
 from saccade.tasks._neighbours import nearest_neighbours
 from saccade.training import Settings
@@ -299,6 +300,21 @@ def test_the_picture_shows_the_surest_mistakes():
     assert worst(outputs, np.array([0, 1, 0, 1, 0])) == [4, 2, 1, 0, 3]  # none is wrong: the least sure first
 
 
+def test_a_picture_says_taken_for_of_wrong_ones_only():
+    """And two rows of images are as high as the images, with no empty band between them."""
+    weights = np.array([0.3, 0.1, 0.2, 0.05, 0.25, 0.03, 0.07])
+    pixels = np.full((13, 26, 3), 90, np.uint8)
+    right, wrong = (ImagePanel(pixels, weights, (2, 3), "flat", found, 0.7) for found in ("flat", "steep"))
+    counts = [[1, 1], [0, 0]]
+    for panels, heading in (([right], "Right, and"), ([wrong], "Wrong, and"), ([wrong, right], "The wrong ones, and")):
+        drawn = image_picture(["flat", "steep"], counts, panels, "svg").decode()
+        assert drawn.count("taken for") == panels.count(wrong) and drawn.count("rightly named") == panels.count(right)
+        assert f"<!-- {heading}" in drawn and "weight of a patch" in drawn
+    height = float(drawn.split('height="')[1].split("pt")[0]) / 72
+    assert height == pytest.approx(side_of(["flat", "steep"]) + WORDS + 2 * 1.5 * 13 / 26)
+    np.testing.assert_array_equal(right.of_patches, [[0.1, 0.2, 0.05], [0.25, 0.03, 0.07]])  # without the class token
+
+
 @pytest.mark.slow
 def test_the_picture(learned_images, images, tmp_path):
     report = tasks.test(learned_images, images / "unseen", baseline=False)
@@ -343,7 +359,7 @@ def test_a_warning_is_a_line(learned_images, images, tmp_path, capsys):
         (
             "file,label\ngood.png,x\ngood.png,x\n",
             ValueError,
-            r"label: expected two classes or more, every image is 'x'$",
+            r"label: expected two classes or more, every image is 'x' \(one of them: .*a.csv: line",
         ),
         (
             "file,label\ngood.png,x\ngood.png,x\ngood.png,y\n",
@@ -370,12 +386,16 @@ def test_bad_folders_and_options(images, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copytree(images / "unseen" / "flat", tmp_path / "some" / "flat")
     (tmp_path / "some" / "dog").mkdir()
+    (tmp_path / "other" / "dog").mkdir(parents=True)  # files of another kind in each class
+    (tmp_path / "other" / "dog" / "a.wav").touch()
     cases = [
         (tmp_path / "no", {}, FileNotFoundError, "no: no such file or folder"),
-        (tmp_path / "empty", {}, ValueError, "empty: holds no examples; expected a folder for each class with images"),
-        (images / "unseen" / "flat", {}, ValueError, "flat: holds no examples; expected a folder for each class"),
+        (tmp_path / "empty", {}, ValueError, "empty: holds no images; expected a folder for each class with images"),
+        (images / "unseen" / "flat", {}, ValueError, "flat: holds no images; expected a folder for each class"),
+        (tmp_path / "other", {}, ValueError, "other: holds no images; expected a folder for each class"),
         (tmp_path / "some", {}, ValueError, "dog: holds no images; remove the folder, or put images of the class in"),
         (images / "unseen", {"shift": 1.0}, ValueError, r"shift: must be in \[0, 1\), got 1.0"),
+        (images / "unseen", {"patch": 14}, ValueError, "patch: must be at most the 13 pixels of the images' long"),
         (images / "unseen", {"patch": 99}, ValueError, "patch: must be at most longest=64, got 99"),
         (images / "unseen", {"heads": 5}, ValueError, "heads: must divide the width, got heads=5 and width=24"),
         (images / "unseen", {"longest": 0}, ValueError, "longest: must be at least 1, got 0"),
@@ -397,7 +417,7 @@ def test_broken_images_may_be_left_out(images, tmp_path):
     shutil.copytree(images / "unseen", tmp_path / "some")
     for name in ("000.png", "006.png"):
         (tmp_path / "some" / "flat" / name).write_bytes(b"not an image")
-    with pytest.raises(ValueError, match="000.png: damaged, or no image that Pillow reads .* let skip_broken leave it"):
+    with pytest.raises(ValueError, match=r"000.png: damaged, .* \(broken: 2 of 61 images\); .* let skip_broken"):
         tasks.ClassifyImages().read(tmp_path / "some")
     task = tasks.ClassifyImages(skip_broken=True)
     with pytest.warns(UserWarning, match=r"^2 of 61 images are broken and left out: \S*000.png, \S*006.png$"):

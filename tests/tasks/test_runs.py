@@ -137,6 +137,9 @@ def test_a_folder_of_another_task(files, learned, tmp_path):
     assert files_of(language.out) == before
     with pytest.raises(ValueError, match="learned: is a run of the task classify, not of lm; give a folder of lm"):
         train_language_model(dataclasses.replace(language, out=learned.folder, resume=True))
+    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="begun: has no model yet; give its `saccade train` again, with --resume to"):
+        tasks.predict(tmp_path / "begun", "a film")
     with pytest.raises(ValueError, match="is no run of `saccade train`, it has no task.json"):
         tasks.predict(tmp_path, "a film")
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder; expected the --out"):

@@ -19,6 +19,7 @@ from saccade.tasks import _search
 from saccade.tasks._proposals import Proposal, importance
 from saccade.tasks._registry import TASKS
 from saccade.tasks._search_folder import promote
+from saccade.tasks._search_result import SearchResult
 from saccade.tasks._space import Between, OneOf
 from saccade.tasks._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial
 from saccade.training import Stopped, loop, run
@@ -175,6 +176,15 @@ def test_trials_are_given_up_by_the_median_rule(searched):
         ]
         assert (trial.state == PRUNED) == bool(worse)
         assert trial.steps == (5 * worse[0] if worse else 20) and len(trial.looks) == trial.steps // 5
+
+
+def test_a_picture_has_numbers_of_trials_only(tmp_path):
+    """Rates by their logarithm; where all trials are equal one number, not the 0.96 to 1.04 around it."""
+    trials = [Trial(n, {"rate": n * 1e-3}, ENDED, (-1.0,), {"accuracy": 1.0}, cost=-1.0) for n in (1, 2)]
+    SearchResult(None, trials, {}, ["rate"]).save_picture(tmp_path / "equal.svg")  # type: ignore[arg-type]
+    drawn = (tmp_path / "equal.svg").read_text()
+    assert drawn.count("<!-- 1 -->") == 3  # of two axes, and the first trial
+    assert "0.001 -->" in drawn and "0.002 -->" in drawn and "0.98" not in drawn
 
 
 @pytest.mark.slow

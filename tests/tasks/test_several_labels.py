@@ -14,6 +14,7 @@ from saccade import cli, tasks
 from saccade.tasks._class_results import several_scores
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._examples import TextExample
+from saccade.tasks._label_picture import draw_labels
 from saccade.tasks._training import split_options
 from saccade.training import Settings
 from tasks.conftest import FILLING, SMALL, write_csv
@@ -209,6 +210,17 @@ def test_the_baseline_is_a_regression_of_each_label(learned, data):
         for column in learned.task.truth(training).T
     ]
     assert metrics == pytest.approx(several_scores(np.stack(columns, 1), learned.task.truth(report.tested.data)))
+
+
+def test_a_picture_shows_precision_and_recall_where_they_are_equal():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    draw_labels(figure, {"sad": {"precision": 0.7, "recall": 0.7, "count": 3}})
+    (axes,) = figure.axes
+    precision, recall = axes.collections[1:]
+    assert len(precision.get_facecolors()) and not len(recall.get_facecolors())  # hollow, around the other
+    assert recall.get_sizes() > precision.get_sizes() and axes.get_xlabel() == "precision, recall"
 
 
 @pytest.mark.slow

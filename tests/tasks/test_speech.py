@@ -22,7 +22,7 @@ from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._mfcc import BANDS, log_mel, mel_filters, mfcc_regression, mfcc_statistics
 from saccade.tasks._sound_changes import SoundChanges
 from saccade.tasks._sound_model import mel_bank
-from saccade.tasks._sound_picture import heard, rows_of_characters
+from saccade.tasks._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters
 from saccade.tasks._sounds import SoundStore
 from saccade.tasks._transcript_task import error_rates
 from saccade.training import Settings
@@ -351,7 +351,7 @@ def test_other_rates_and_channels_become_what_the_model_reads(begun, tmp_path):
     soundfile.write(tmp_path / "other.wav", np.stack([2 * wave, 2 * above], 1), 11025, subtype="FLOAT")
     (example,) = task.inputs([str(tmp_path / "other.wav")])
     assert (example.channels, example.rate) == (2, 11025)
-    told = "of 1 sounds 1 are resampled to 4,000 samples a second .from 11,025. and 1 have several channels, which are"
+    told = r"sounds changed, of 1: 1 resampled to 4,000 samples a second \(from 11,025\), 1 averaged over its channels$"
     with pytest.warns(UserWarning, match=told):
         (item,) = task.encode(model, [example])
     samples, expected = item.store.samples(0), tone(500, 0.5)
@@ -496,6 +496,8 @@ def test_the_picture(learned_tones, learned_words, sounds, tmp_path):
         for kind, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
             report.save_picture(tmp_path / f"sounds.{kind}")
             assert (tmp_path / f"sounds.{kind}").read_bytes().startswith(start)
+        mistaken = data == "unseen-tones" and report.metrics["accuracy"] < 1
+        assert ("taken for" in (tmp_path / "sounds.svg").read_text()) == mistaken
 
 
 @pytest.mark.slow
@@ -516,7 +518,11 @@ def test_rows_are_the_frames_that_write_characters():
     rows, names, marks = rows_of_characters(weights, ["", "a", "a", "", "a", " "])
     assert (names, marks) == (("a", "a", "space"), [1, 4, 5])
     np.testing.assert_array_equal(rows, weights.mean(0)[[1, 4, 5]])
-    assert rows_of_characters(weights, [""] * 6)[1:] == (("nothing",), [])
+    silent = rows_of_characters(weights, [""] * 6)
+    assert silent[1:] == (("all frames",), [])
+    for found, told in (((rows, names, marks), 1), (silent, 0)):  # where nothing is written, there are no dots
+        panel = SoundPanel("a", np.ones((5, 7)), 0.3, *found)  # type: ignore[arg-type]
+        assert picture_of_panels([panel], "Some", "svg", None).count(b"dots: the frames") == told
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -553,17 +559,17 @@ def odd_sounds(tmp_path_factory):
         ("file,label\ngood.wav,\n", {}, ValueError, r"a.csv: line 2: expected a label, a word or an integer, got ''$"),
         ("file,text\ngood.wav, \n", {"text": "text"}, ValueError, r"a.csv: line 2: the text is empty$"),
         ("file,text\ngood.wav,a|b\n", {"text": "text"}, ValueError, r"a.csv: line 2: the text has '\|', which stands"),
-        ("file,label\ntext.wav,y\n", {}, ValueError, r"a.csv: line 2: .*text.wav: damaged, or no sound .*; remove it"),
+        ("file,label\ntext.wav,y\n", {}, ValueError, r"a.csv: line 2: .*text.wav: damaged, or no sound .*; remove"),
         ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file ends before its .*"),
-        ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples; remove it, or"),
+        ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples .*; remove what"),
         ("file,label\nsilent.wav,y\n", {}, ValueError, r"a.csv: line 2: .*silent.wav: is silent, all its samples are"),
-        ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity; remove it, or"),
-        ("file,label\nlong.wav,y\n", {}, ValueError, r"line 2: .*long.wav: lasts 31.0 s, more than longest=30; remove"),
+        ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity .*; remove what"),
+        ("file,label\nlong.wav,y\n", {}, ValueError, r"line 2: .*long.wav: lasts 31.0 s, more than longest=30 "),
         (
             "file,label\ngood.wav,x\ngood.wav,x\n",
             {},
             ValueError,
-            r"label: expected two classes or more, every sound is 'x'$",
+            r"label: expected two classes or more, every sound is 'x' \(one of them: .*a.csv: line",
         ),
         (
             "file,label\ngood.wav,x\ngood.wav,x\ngood.wav,y\n",
@@ -596,7 +602,7 @@ def test_bad_folders_and_options(sounds, files, tmp_path):
     tones = sounds / "unseen-tones"
     cases = [
         (tmp_path / "no", {}, FileNotFoundError, "no: no such file or folder"),
-        (tmp_path / "empty", {}, ValueError, "empty: holds no examples; expected a folder for each class with sounds"),
+        (tmp_path / "empty", {}, ValueError, "empty: holds no sounds; expected a folder for each class with sounds"),
         (tmp_path / "some", {}, ValueError, "dog: holds no sounds; remove the folder, or put sounds of the class in"),
         (tones, {"text": "said"}, ValueError, "tones: a folder has no texts; give a .csv, .tsv or .jsonl with the col"),
         (tones, {"speed": 1.0}, ValueError, r"speed: must be in \[0, 1\), got 1.0"),
@@ -625,7 +631,10 @@ def test_bad_folders_and_options(sounds, files, tmp_path):
 @pytest.mark.slow
 def test_models_of_other_tasks(sounds, files, tmp_path):
     texts = tasks.train("classify", files / "reviews.csv", tmp_path / "texts", **{**SMALL_TEXT, "steps": 2})
-    with pytest.raises(ValueError, match="--from: expected a model of sounds, such as wav2vec 2.0, got Bert"):
+    with pytest.raises(
+        ValueError,
+        match=r"initial: .* is no start for speech \(expected a model of sounds, such as wav2vec 2.0, got Bert",
+    ):
         tasks.train("speech", sounds / "tones", tmp_path / "out", initial=texts.folder, **SMALL, steps=3)
     with pytest.raises(ValueError, match="is a run of the task classify"):
         tasks.train("speech", sounds / "tones", texts.folder, resume=True, **SMALL, steps=3)

@@ -24,7 +24,7 @@ from saccade.models.tokenizers.sentencepiece_files import MARIAN_SPECIAL, write_
 from saccade.tasks import translate
 from saccade.tasks._alignment import alignment, cross_attention, information
 from saccade.tasks._lexicon import Lexicon, words_of
-from saccade.tasks._pairs import Pair
+from saccade.tasks._pairs import Pair, read_pairs
 from saccade.tasks._prepared import PreparedTaskRun
 from saccade.tasks._training import request
 from saccade.training import Evaluation, Settings
@@ -378,6 +378,15 @@ def test_pairs_from_every_kind_of_file(tmp_path):
     assert task.files(tmp_path / "lines.jsonl") == [tmp_path / "lines.jsonl"]
 
 
+def test_one_file_of_two_is_known_as_such(tmp_path):
+    for name in ("a.xx", "a.yy.gz"):
+        (tmp_path / name).write_bytes(b"eins\n")
+    told = f"is one file of two; give what both begin with: {tmp_path}/a, with source='xx' target='yy'$"
+    for name in ("a.xx", "a.yy.gz"):
+        with pytest.raises(FileNotFoundError, match=told):
+            read_pairs(tmp_path / name, "source", "target")
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -385,7 +394,11 @@ def test_pairs_from_every_kind_of_file(tmp_path):
             {"a.xx": "eins\nzwei\n", "a.yy": "one\n"},
             r"a.xx: line 2 of 2 has no partner, .*a.yy ends at line 1; expected as many lines in both$",
         ),
-        ({"a.xx": "eins\n", "a.zz": "un\n"}, r"a.yy: no such file, nor a.yy.gz; .* begin with a.: a.xx, a.zz$"),
+        (
+            {"a.xx": "eins\n", "a.zz": "un\n"},
+            r"a.yy: no such file, nor a.yy.gz; .* begin with a.: a.xx, a.zz, with source='xx' target='zz'$",
+        ),
+        ({"a.xx": "eins\n", "a.png": b"\x89PNG\0", "a.tsv": "x"}, r"a.yy: no such file, .* begin with a.: a.xx$"),
         ({}, r"a.xx: no such file, nor a.xx.gz; .* begin with a.: none$"),
         ({"a.xx": "eins\n\nx\n", "a.yy": "one\n\ny\n"}, r"a: line 2: the text in 'xx' is empty \(1 of 3 lack one\)"),
         (

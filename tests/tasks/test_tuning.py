@@ -126,6 +126,16 @@ def test_a_stopped_run_goes_on_with_the_same_bits(begun, files, tmp_path):
         train(tmp_path / "stopped", lora=4, resume=True)
 
 
+def test_what_learns_is_told():
+    for tuning, told in (
+        (Tuning(), "all weights"),
+        (Tuning(last=1), "the head and the last block"),
+        (Tuning(last=2), "the head and the last 2 blocks"),
+        (Tuning(lora=3), "the head and changes of rank 3 in all blocks"),
+    ):
+        assert str(tuning) == told
+
+
 def test_bad_input(begun, files, tmp_path):
     data, out = files / "reviews.csv", tmp_path / "out"
     with pytest.raises(ValueError, match="initial: missing; last and lora say what of a checkpoint learns"):

@@ -108,8 +108,8 @@ def test_the_pictures(learned, files, tmp_path, capsys):
     report.save_picture(picture)
     assert picture.read_text().count("its words add") == RIGHT
     assert cli.main(["predict", str(learned.folder), "a lovely film", "--picture", str(picture)]) == 0
-    capsys.readouterr()
     assert "lovely" in picture.read_text()
+    assert capsys.readouterr().err == f"picture: {picture}\n"  # what is on standard output is for programs
     assert cli.main(["predict", str(learned.folder), "a film", "--picture", "a.gif"]) == 2
     assert capsys.readouterr().err.endswith("pictures are written to a name that ends in .png or .svg\n")
     with pytest.raises(ValueError, match="picture: tag has one of tests alone; see `saccade test --picture`"):

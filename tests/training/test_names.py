@@ -49,7 +49,7 @@ def test_every_setting_has_the_name_of_its_option(options):
 def test_errors_name_the_option(story, tmp_path, capsys, option, value, message):
     command = ["train", "lm", str(story), "--out", str(tmp_path / "out"), *SMALL]
     assert cli.main([*command, f"--{option}", value]) == 2
-    assert capsys.readouterr().err == f"saccade: error: {message}\n"
+    assert capsys.readouterr().err == f"saccade: error: --{message}\n"
 
 
 def test_resuming_names_the_option(story, tmp_path, capsys):

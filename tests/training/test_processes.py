@@ -135,7 +135,7 @@ def test_one_of_two_processes_tells_an_error(story, tmp_path, options, message):
 def test_errors_that_all_processes_find_are_told_by_the_first(story, capsys, monkeypatch, rank):
     monkeypatch.setenv("LOCAL_RANK", rank)
     assert cli.main(["train", "lm", str(story), "--rate", "0"]) == 2
-    assert capsys.readouterr().err.count("saccade: error: rate: ") == (rank == "0")
+    assert capsys.readouterr().err.count("saccade: error: --rate: ") == (rank == "0")
 
 
 def test_rows_are_shared_out_once():

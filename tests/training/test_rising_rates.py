@@ -80,8 +80,8 @@ def test_it_stops_where_it_diverges(end):
 @looped(
     ("options", "message"),
     [
-        ({"low": 0.0}, "low, high: rates must be positive, finite and rising, got 0 and 1"),
-        ({"low": 2.0}, "low, high: rates must be positive, finite and rising, got 2 and 1"),
+        ({"low": 0.0}, "--low, --high: rates must be positive, finite and rising, got 0 and 1"),
+        ({"low": 2.0}, "--low, --high: rates must be positive, finite and rising, got 2 and 1"),
         ({"high": math.inf}, "got 1e-06 and inf"),
         ({"high": math.nan}, "got 1e-06 and nan"),
         ({"steps": 1}, "steps: a range has at least 2 rates, got 1"),
@@ -121,7 +121,7 @@ def test_the_command(story, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--low", "1", "--high", "0.1"], "low, high: rates must be positive, finite and rising, got 1 and 0.1"),
+        (["--low", "1", "--high", "0.1"], "--low, --high: rates must be positive, finite and rising, got 1 and 0.1"),
         (["--steps", "1"], "steps: a range has at least 2 rates, got 1"),
         (["--out", "{story}"], "is a file, expected a folder to write the curve into"),
         (["--heads", "5"], "heads: must divide the width"),

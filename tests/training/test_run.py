@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from saccade import prune
 from saccade.models import load
-from saccade.training import Reporter, train_language_model
+from saccade.training import Diverged, EvaluationSettings, Reporter, train_language_model
 from saccade.training.progress import ConsoleReporter
 
 
@@ -149,6 +150,11 @@ def test_an_existing_model_is_refused_and_overwritten_on_request(make_run):
         train_language_model(make_run())
     assert files_of(make_run().out) == before
     train_language_model(make_run(overwrite=True, steps=2))
+    assert "2 of 2" in (make_run().out / "README.md").read_text()
+    run = make_run(overwrite=True)
+    steep = dataclasses.replace(run.settings, rate=1e30, clip=1e30, looks=EvaluationSettings(every=4))
+    with pytest.raises(Diverged, match="; .*out still holds the model of the run before$"):
+        train_language_model(dataclasses.replace(run, settings=steep))
     assert "2 of 2" in (make_run().out / "README.md").read_text()
 
 

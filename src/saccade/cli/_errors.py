@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from collections.abc import Mapping
 
 from .._extras import NotInstalled
 
@@ -51,6 +53,28 @@ def one_line(error: BaseException) -> str:
         reason = error.strerror[0].lower() + error.strerror[1:]
         return reason if error.filename is None else f"{error.filename}: {reason}"
     return _joined(str(error)) or type(error).__name__
+
+
+def with_options(message: str, options: Mapping[str, str]) -> str:
+    """A message of the library in the words of a command line: `rate: must be` becomes `--rate: must be`, and `past=3`
+    becomes `--past 3`.
+
+    Args:
+        options: what a name of the library's is called there. One of several words, such as skip_empty, is known
+            anywhere in a message; another could be a word of it.
+    """
+    names = "|".join(map(re.escape, options))
+    several = "|".join(re.escape(name) for name in options if "_" in name) or "(?!)"
+
+    def named(found: re.Match[str]) -> str:
+        return options[found[1]]
+
+    begin = re.match(rf"(?:(?:{names})(?:, |(?=:)))+: ", message)
+    start = 0 if begin is None else begin.end()
+    first, rest = re.sub(rf"\b({names})\b", named, message[:start]), message[start:]
+    before, after = r"(?<![\w'./-])", r"(?![\w'./=-])"  # of no path, no quoted word, no option
+    rest = re.sub(rf"{before}({names})='?(?=\w)([^' ,;)]+)'?", lambda found: f"{named(found)} {found[2]}", rest)
+    return first + re.sub(rf"{before}({several}){after}", named, rest)
 
 
 def _joined(message: str) -> str:

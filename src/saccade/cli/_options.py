@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from ._errors import with_options
+
 T = TypeVar("T")
 
 
@@ -87,9 +89,32 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options under the headings of their groups, as plain text."""
+    """A command whose help lists options under the headings of their groups, as plain text.
+
+    What the library says of its arguments is told of the options.
+    """
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except (ValueError, TypeError, OSError) as error:
+            if len(error.args) == 1 and isinstance(error.args[0], str):
+                error.args = (with_options(error.args[0], self._option_names(context)),)
+            raise
+
+    def _option_names(self, context: Any) -> dict[str, str]:
+        """How the command line has each argument of the library."""
+        options = [one for one in self.get_params(context) if one.param_type_name == "option"]
+        names = {one.name: one.opts[0] for one in options}
+        if "--set" in names.values():  # of a run, whose task has options of its own
+            from ..tasks._registry import TASKS
+
+            reading = {name for task in TASKS.values() for name in task.reading}
+            # Advice only: in a list of what may be set the name is right as it stands.
+            names |= {f"let {name}": f"let --set {name}=true" for name in reading if name.startswith("skip_")}
+        return names
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
         # Newer typer releases put braces around what is required.

@@ -27,7 +27,7 @@ def predict(
         typer.Argument(
             metavar="INPUT",
             help="A file or folder as training reads them, a .txt with an input a line, an input in quotes, or - for "
-            "lines on standard input.",
+            "lines on standard input; forecast reads a file.",
             show_default=False,
         ),
     ] = "-",
@@ -49,12 +49,14 @@ def predict(
             typer.echo(json.dumps(one, ensure_ascii=False), file=uncleaned(sys.stdout))
         else:
             typer.echo(task.line(one))
+    if target is not None:
+        typer.echo(f"picture: {target}", err=in_lines)  # programs read the lines alone
 
 
 def _file_or_text(given: str) -> str | Path:
     path = Path(given)
     try:
-        there = path.exists()
+        there = given != "" and path.exists()  # "" is the folder one is in to `Path`
     except OSError:  # a text longer than a name may be
         there = False
     if there or (path.suffix.lower() in _ENDINGS and len(given.split()) == 1):

@@ -158,17 +158,19 @@ def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
         _train_run(ask, files, options)
     else:
         _train_seeds(ask, files, options, seeds)
-    _told_what_next(files.out, predicted=seeds is None)
+    _told_what_next(files.out, seeds)
 
 
-def _told_what_next(out: Path, *, predicted: bool = True) -> None:
+def _told_what_next(out: Path, seeds: int | None = None) -> None:
+    from ..tasks._seeds import seed_folders
     from ..training.processes import is_main_process
 
     if is_main_process():
-        typer.echo(f"{out}: model written. Next:")
+        runs = [out] if seeds is None else seed_folders(out)
+        written = "model" if seeds is None else f"models of {', '.join(run.name for run in runs)}"
+        typer.echo(f"{out}: {written} written. Next:")
         typer.echo(f"  saccade test {out} DATA")
-        if predicted:
-            typer.echo(f"  saccade predict {out} INPUT")
+        typer.echo(f"  saccade predict {runs[0]} INPUT")
 
 
 def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> None:

@@ -116,3 +116,15 @@ def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
     right = probabilities[np.arange(len(truth)), truth]
     lead = probabilities.max(axis=1) - right  # 0 where the truth is named
     return np.lexsort((right, -lead))[:SHOWN].tolist()
+
+
+def heading_of_worst(right: Sequence[bool]) -> str:
+    """What the examples of `worst` have in common, by whether each is right."""
+    if not any(right):
+        return "Wrong, and most sure of it"
+    return "Right, and least sure of it" if all(right) else "The wrong ones, and the right ones that are least sure"
+
+
+def named_as(truth: str, found: str, sure: float) -> str:
+    """Two lines above an example: its class, and what is named with which probability."""
+    return f"{truth}\n{'rightly named' if truth == found else f'taken for {found}'} ({sure:.2f})"

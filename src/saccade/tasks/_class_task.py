@@ -78,7 +78,10 @@ class ClassTask(ExampleTask):
         counts = Counter(example.label or "" for example in training)
         labels = tuple(sorted(counts))
         if len(labels) < 2:
-            raise ValueError(f"label: expected two classes or more, every {self.thing} is {labels[0]!r}")
+            raise ValueError(
+                f"label: expected two classes or more, every {self.thing} is {labels[0]!r} (one of them: "
+                f"{training[0].place})"
+            )
         rare = tuple(len(training) / (len(labels) * counts[label]) for label in labels)
         return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
 

@@ -56,6 +56,12 @@ def draw_confusion(figure: Any, labels: Sequence[str], counts: Counts) -> None:
     figure.colorbar(image, label="share of the row")
 
 
+def draw_confusion_left(figure: Any, wide: float, labels: Sequence[str], counts: Counts) -> None:
+    """Into the left of a figure `wide` inches: a matrix alone in a wide one would stand far on the right."""
+    side = side_of(labels) + 1
+    draw_confusion(figure.subfigures(1, 2, width_ratios=[side, max(wide - side, 0.1)])[0], labels, counts)
+
+
 def written(figure: Any, kind: str) -> bytes:
     """A figure of matplotlib's as a "png" or "svg"."""
     content = io.BytesIO()

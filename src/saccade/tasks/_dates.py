@@ -5,6 +5,7 @@ Steps are named as pandas does: "h", "15min", "D", "MS" for months by their firs
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _PART = 12  # dates from which a step can be told where some are missing: a year of months, a fortnight of work days
 _SHORT = {4: "%Y", 7: "%Y-%m", 8: "%Y%m%d", 10: "%Y-%m-%d"}  # by the length of a text: dates without a time
+_UNITS = {
+    "s": "seconds", "min": "minutes", "h": "hours", "D": "days", "B": "work days", "W": "weeks", "MS": "months",
+    "ME": "months", "QS": "quarters", "QE": "quarters", "YS": "years", "YE": "years",
+}  # fmt: skip
 _MINUTES = 16  # the length of one that ends with minutes
 
 
@@ -74,7 +79,9 @@ def check_steps(dates: DatetimeIndex, step: str, places: Sequence[str]) -> None:
     uneven = np.flatnonzero(np.asarray(expected != dates))
     if len(uneven):
         n = uneven[0]
-        raise ValueError(f"{places[n]}: expected {expected[n]} at even steps of {step!r}, got {dates[n]}")
+        midnight = all(date == date.normalize() for date in (expected[n], dates[n]))
+        wanted, found = (str(date.date() if midnight else date) for date in (expected[n], dates[n]))
+        raise ValueError(f"{places[n]}: expected {wanted} at even steps of {_in_words(step)}, got {found}")
 
 
 def continued(last: str, step: str, count: int) -> list[str]:
@@ -87,6 +94,13 @@ def continued(last: str, step: str, count: int) -> list[str]:
     minutes = len(last) == _MINUTES and not any(date.second for date in dates)
     precision = "minutes" if minutes else "auto"
     return [date.isoformat(sep="T" if "T" in last else " ", timespec=precision) for date in dates]
+
+
+def _in_words(step: str) -> str:
+    """`15 minutes` for "15min"; a step of another kind as pandas names it."""
+    found = re.fullmatch(r"(\d*)([A-Za-z]+)(-\w+)?", step)
+    unit = None if found is None else _UNITS.get(found[2])
+    return repr(step) if found is None or unit is None else f"{found[1]} {unit}".lstrip()
 
 
 def _inferred(dates: DatetimeIndex) -> str | None:

@@ -58,13 +58,16 @@ def forecast_picture(
 
     numbers = [n for n in (len(data) - 1 - data.horizon, len(data) - 1) if n >= 0]
     chosen = _spread(errors)
-    figure = Figure(figsize=(5.5 * len(numbers), 1 + 2.4 * len(chosen)), layout="constrained")
+    figure = Figure(figsize=(5.5 * len(numbers), 1.4 + 2.4 * len(chosen)), layout="constrained")
     grid = figure.subplots(len(chosen), len(numbers), squeeze=False)
     for row, series in enumerate(chosen):
         for column, number in enumerate(numbers):
             axes = grid[row][column]
             _draw(axes, data[number], series, {name: found[number] for name, found in forecasts.items()}, scale)
-            axes.set_title(f"{data.table.names[series]} (MSE {errors[series]:.3f})", fontsize="medium")
+            axes.set_title(f"{data.table.names[series]}: MSE {errors[series]:.3f}", fontsize="medium", parse_math=False)
+    which = "The last two windows that do not overlap" if len(numbers) > 1 else "The last window"
+    told = f"{which}, of {len(data):,}\nMSE: this model's, of scaled values, over all windows"
+    figure.suptitle(told, fontsize="medium")
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     written = io.BytesIO()
     figure.savefig(written, format=kind, dpi=144)
@@ -78,6 +81,8 @@ def _spread(errors: Sequence[float]) -> list[int]:
 
 
 def _draw(axes: Axes, window: Window, series: int, forecasts: Mapping[str, np.ndarray], scale: Scale) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     table, (means, deviations) = window.table, scale
     dates: Any = table.dates.tz_localize(None).to_numpy()
     begin = max(window.start, window.now - BEFORE * window.horizon)
@@ -86,4 +91,7 @@ def _draw(axes: Axes, window: Window, series: int, forecasts: Mapping[str, np.nd
         values = forecast[:, series] * deviations[series] + means[series]
         axes.plot(dates[window.now : window.end], values, label=name, **style)
     axes.axvline(dates[window.now - 1], color="gray", lw=0.8, ls=":")
-    axes.tick_params(axis="x", rotation=30, labelsize="small")
+    locator = AutoDateLocator(maxticks=7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.tick_params(axis="x", labelsize="small")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHOWN, WRONG = 6, 3  # nodes of a picture, and how many of them are wrong ones, if so many are
 MOST = 12  # neighbours of a node: those with the greatest weights
 VIRTUAL = -1  # the number of the virtual node
+UNKNOWN = "0.8"  # color of a node whose label is not known
 
 
 class Attended(NamedTuple):
@@ -67,11 +68,18 @@ def neighbourhoods(
         node, said = nodes[at], int(outputs[at].argmax())
         place.set_title(f"{node.id}: {labels[said]} ({outputs[at, said]:.2f}), truth {node.label}", fontsize=9)
     marks = [Line2D([], [], marker="o", linestyle="", color=_color(n), label=name) for n, name in enumerate(labels)]
+    if any(not_named(nodes, node, labels) for seen in attended for node in seen.nodes[:MOST].tolist()):
+        marks.append(Line2D([], [], marker="o", linestyle="", color=UNKNOWN, label="label unknown"))
     trained = Line2D([], [], marker="s", linestyle="", markerfacecolor="white", color="0.3", label="trained on")
     figure.legend(handles=[*marks, trained], loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     written = io.BytesIO()
     figure.savefig(written, format=kind, dpi=144)
     return written.getvalue()
+
+
+def not_named(nodes: Nodes, node: int, labels: Sequence[str]) -> bool:
+    """Whether the color of a node says of it only that its label is not known."""
+    return node != VIRTUAL and nodes.graph.labels[node] not in labels
 
 
 def chosen_nodes(outputs: np.ndarray, truth: np.ndarray) -> list[int]:
@@ -149,7 +157,7 @@ def _mark(
     axes: Axes, nodes: Nodes, node: int, at: tuple[float, float], labels: Sequence[str], trained: set[int]
 ) -> None:
     label = None if node == VIRTUAL else nodes.graph.labels[node]
-    color = _color(labels.index(label)) if label in labels else "0.8"
+    color = _color(labels.index(label)) if label in labels else UNKNOWN
     shape = "s" if node in trained else "o"
     axes.scatter(*at, s=110 if at == (0, 0) else 60, marker=shape, color=color, edgecolors="0.2", zorder=2)
 

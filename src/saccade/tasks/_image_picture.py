@@ -17,10 +17,11 @@ from .._evaluating import evaluating
 from ..models import Model
 from ..nn import Observation
 from ..nn.attention import weights_of
-from ._class_results import SHOWN
-from ._confusion import Counts, draw_confusion, side_of, written
+from ._class_results import SHOWN, heading_of_worst, named_as
+from ._confusion import Counts, draw_confusion_left, side_of, written
 
-LOWER = 4.2  # inches below the matrix
+WORDS = 1.1  # inches of the heading, the titles and the scale
+HIGHEST = 3.0  # inches of an image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,19 @@ class ImagePanel:
     found: str
     sure: float
 
-    def draw(self, above: Any, below: Any) -> None:
-        from ..viewer import draw
+    @property
+    def of_patches(self) -> np.ndarray:
+        """The weights of the patches, as they lie in the image; those of special tokens are left out."""
+        rows, columns = self.grid
+        return self.weights[len(self.weights) - rows * columns :].reshape(rows, columns)
 
-        above.imshow(self.pixels.squeeze(), cmap="gray", vmin=0, vmax=255)
-        above.set_title(f"{self.truth}\ntaken for {self.found} ({self.sure:.2f})", fontsize="small")
-        special = len(self.weights) - self.grid[0] * self.grid[1]
-        draw(self.weights, image=self.pixels, patches=self.grid, skip=special, ax=below)
+    def draw(self, above: Any, below: Any, least: float, most: float) -> Any:
+        """The image above and below it the weights, of `least` to `most`; the latter as matplotlib's image."""
+        height, width = self.pixels.shape[:2]
+        place = (-0.5, width - 0.5, height - 0.5, -0.5)
+        above.imshow(self.pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=place)
+        above.set_title(named_as(self.truth, self.found, self.sure), fontsize=7, parse_math=False)
+        return below.imshow(self.of_patches, cmap="viridis", vmin=least, vmax=most, extent=place)
 
 
 def class_token_attention(model: Model, values: Tensor) -> np.ndarray:
@@ -61,19 +68,26 @@ def class_token_attention(model: Model, values: Tensor) -> np.ndarray:
 
 
 def image_picture(labels: Sequence[str], counts: Counts, panels: Sequence[ImagePanel], kind: str) -> bytes:
-    """The confusion matrix above; below it images, and each once more under the attention to its patches."""
+    """The confusion matrix above; below it images, and under each the attention to its patches, all by one scale."""
     from matplotlib.figure import Figure
 
     side = side_of(labels)
-    figure = Figure(figsize=(max(side + 1, 1.5 * SHOWN), side + LOWER), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[side, LOWER], squeeze=False).flat
-    draw_confusion(above, labels, counts)
-    which = "Wrong, and most sure of it" if panels[0].truth != panels[0].found else "Right, and least sure of it"
+    wide = max(side + 1, 1.5 * SHOWN)
+    height, width = panels[0].pixels.shape[:2]
+    lower = WORDS + 2 * min(wide / SHOWN * height / width, HIGHEST)
+    figure = Figure(figsize=(wide, side + lower), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[side, lower], squeeze=False).flat
+    draw_confusion_left(above, wide, labels, counts)
+    which = heading_of_worst([panel.truth == panel.found for panel in panels])
     what = "images, and the class token's attention in the last layer (mean over heads)"
     below.suptitle(f"{which}: {what}", fontsize="small")
     axes = below.subplots(2, SHOWN, squeeze=False)
     for each in axes.flat:
         each.set_axis_off()
+    weights = np.concatenate([panel.of_patches.ravel() for panel in panels])
     for panel, (first, second) in zip(panels, axes.T, strict=False):
-        panel.draw(first, second)
+        shades = panel.draw(first, second, weights.min(), weights.max())
+    bar = below.colorbar(shades, ax=axes, location="bottom", shrink=0.4, aspect=40, pad=0.02)
+    bar.set_label("weight of a patch", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
     return written(figure, kind)

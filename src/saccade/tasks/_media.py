@@ -51,17 +51,17 @@ class Media:
     def in_class_folders(self, path: Path) -> list[Found]:
         """The files of each folder in `path`, which is named as their class."""
         classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-        found: list[Found] = []
+        files = {folder: self.below(folder) for folder in classes}
+        if not any(files.values()):
+            raise ValueError(
+                f"{path}: holds no {self.thing}s; expected a folder for each class with {self.thing}s in it"
+            )
         for folder in classes:
-            files = self.below(folder)
-            if not files:
+            if not files[folder]:
                 raise ValueError(
                     f"{folder}: holds no {self.thing}s; remove the folder, or put {self.thing}s of the class in it"
                 )
-            found += [(file, folder.name, str(file)) for file in files]
-        if not found:
-            raise ValueError(f"{path}: holds no examples; expected a folder for each class with {self.thing}s in it")
-        return found
+        return [(file, folder.name, str(file)) for folder in classes for file in files[folder]]
 
     def in_table(self, path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, ...], str]]:
         """Of each row the file that its first column names, relative to the table; the other columns; its place."""
@@ -97,14 +97,16 @@ class Media:
         """
         examples: list[T] = []
         broken: list[str] = []
+        first = ""
         for path, said, place in found:
             try:
                 examples.append(read(path, said, place))
             except ValueError as error:
-                if not skip_broken:
-                    where = "" if place == str(path) else f"{place}: "
-                    raise ValueError(f"{where}{error}; remove it, or let skip_broken leave it out") from None
                 broken.append(str(path))
+                first = first or (str(error) if place == str(path) else f"{place}: {error}")
+        if broken and not skip_broken:
+            counts = f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s"
+            raise ValueError(f"{first} (broken: {counts}); remove what is broken, or let skip_broken leave it out")
         if not examples:
             raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
         if broken:

@@ -5,7 +5,9 @@ Every error names the files, and the line where there is one.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,12 +78,41 @@ def read_sources(path: Path, source: str) -> list[Pair]:
 
 
 def _missing(path: Path, file: Path) -> str:
-    there = sorted(one.name for one in path.parent.glob(f"{path.name}.*")) if path.name else []
-    listed = ", ".join(there[:_LISTED]) or "none"
+    if path.is_file() and path.suffix:
+        begin = path.with_suffix("").with_suffix("") if path.suffix == ".gz" else path.with_suffix("")
+        return f"{path}: is one file of two; give what both begin with: {begin}{_as_options(_endings(begin))}"
+    endings = _endings(path)
+    listed = ", ".join(f"{path.name}.{one}" for one in endings[:_LISTED]) or "none"
     return (
         f"{file}: no such file, nor {file.name}.gz; DATA is a table, or what two aligned files begin with; "
-        f"files that begin with {path.name}.: {listed}"
+        f"texts that begin with {path.name}.: {listed}{_as_options(endings)}"
     )
+
+
+def _as_options(endings: Sequence[str]) -> str:
+    """How to ask for the first two."""
+    names = [ending.removesuffix(".gz") for ending in endings[:2]]
+    return f", with source={names[0]!r} target={names[1]!r}" if len(names) > 1 else ""
+
+
+def _endings(path: Path) -> list[str]:
+    """What the names of texts go on with after `path` and a dot."""
+    there = sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name else []
+    return [one.name[len(path.name) + 1 :] for one in there if one.is_file() and _may_be_text(one)]
+
+
+def _may_be_text(file: Path) -> bool:
+    if is_table(file):
+        return False
+    if file.suffix == ".gz":
+        return True
+    with file.open("rb") as content:
+        first = content.read(4096)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(first)  # a character that is cut off at the end is none wrong
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in first
 
 
 def _text(value: Any, column: str, place: str) -> str:

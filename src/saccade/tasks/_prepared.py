@@ -21,6 +21,7 @@ from ..training.resume import LatestCheckpoint, check_same, settings_described
 from ._card import task_card
 from ._request import TaskRun
 from ._run_folder import weights_digest
+from ._task import Task
 from ._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._tuning import merged, parameter_count
 
@@ -59,7 +60,7 @@ class PreparedTaskRun(PreparedRun):
         if run.initial is None:
             taught = run.distillation
             return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())
-        return cls(run, _with_own_folder(run.kind.open_model(run.initial)))
+        return cls(run, _with_own_folder(_opened(run.kind, run.initial)))
 
     @property
     def introduction(self) -> list[str]:
@@ -94,6 +95,14 @@ class PreparedTaskRun(PreparedRun):
     def stored(self) -> tuple[Model, Evaluation]:
         best = self.run.kind.open_model(self.run.out).to(self.trained.device)
         return best, self.objective.evaluate(best)
+
+
+def _opened(task: Task, initial: str) -> Model:
+    """The model to start from. ValueError for one that the task has no use for."""
+    try:
+        return task.open_model(initial)
+    except ValueError as error:
+        raise ValueError(f"initial: {initial} is no start for {task.name} ({error})") from None
 
 
 def _with_own_folder(model: Model) -> Model:

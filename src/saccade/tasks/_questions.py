@@ -98,6 +98,9 @@ def _answers(values: Any, start: str, place: str) -> list[tuple[str, int]]:
     return found
 
 
+_FORM = '{"data": [{"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}]}]}]}'
+
+
 def _squad(path: Path, *, answered: bool) -> list[Question]:
     try:
         values = json.loads(read_content(path))
@@ -105,7 +108,8 @@ def _squad(path: Path, *, answered: bool) -> list[Question]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not the form of SQuAD, {type(error).__name__}: {error}") from None
+        missing = f"; {error} is missing" if isinstance(error, KeyError) else ""
+        raise ValueError(f"{path}: not the form of SQuAD, {_FORM}{missing}") from None
     if not found:
         raise ValueError(f"{path}: holds no questions")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import find_weights, read_json
-from ..training.folder import TASK, task_of
+from ..training.folder import TASK, is_ours, task_of
 from ..training.resume import check_task, sha256
 from ._registry import TESTED, task_with
 from ._task import Task
@@ -60,6 +60,8 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
     found = task_of(folder)
     if found is None and any(folder.glob(f"seed-*/{TASK}")):
         raise ValueError(f"{folder}: holds runs of several seeds; expected one of them, such as {folder}/seed-0")
+    if found is None and is_ours(folder):
+        raise ValueError(f"{folder}: has no model yet; give its `saccade train` again, with --resume to go on")
     if found is None:
         raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
     if found not in TESTED:

@@ -172,7 +172,9 @@ def search_requested(wanted: SearchRequest, reporter: SearchReporter, began: flo
             raise ValueError(
                 f"search: no trial ended, see {SEARCH} in {out}; give a --rate, or a --batch and --width that fit"
             )
-        result = SearchResult(open_run(out, {}), tuple(found.done), importance(wanted.space, found.done))
+        by_factors = [name for name, choice in wanted.space.items() if getattr(choice, "logarithmic", False)]
+        shares = importance(wanted.space, found.done)
+        result = SearchResult(open_run(out, {}), tuple(found.done), shares, by_factors)
         result.save_picture(out / SEARCH_PICTURE)
         return result
 

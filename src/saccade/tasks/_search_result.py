@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ class SearchResult:
         run: of the best trial.
         trials: in their order.
         importance: the share of each setting in how the trials that ended differ; empty where that cannot be told.
+        logarithmic: the settings whose values were tried by factors, not by differences.
     """
 
     run: TrainedRun
     trials: Sequence[Trial]
     importance: Mapping[str, float]
+    logarithmic: Collection[str] = ()
 
     @property
     def ranked(self) -> list[Trial]:
@@ -82,12 +84,17 @@ class SearchResult:
         rows = -(-len(names) // _WIDE)
         figure = Figure(figsize=(2.6 * min(len(names), _WIDE) + 1.0, 3.0 + 2.4 * rows), layout="constrained")
         above, below = figure.subfigures(2, 1, height_ratios=[3.0, 2.4 * rows], squeeze=False).flat
-        self._draw_trials(above.subplots())
+        first = above.subplots()
+        self._draw_trials(first)
         axes = below.subplots(rows, min(len(names), _WIDE), sharey=True, squeeze=False)
         for one in axes.flat[len(names) :]:
             one.set_axis_off()
         for one, name in zip(axes.flat, names, strict=False):
             self._draw_setting(one, name)
+        found = {self._shown(trial) for trial in self.trials if trial.state in _COLORS and trial.looks}
+        if len(found) == 1:  # around it an axis has numbers that no trial has, such as an accuracy of 1.04
+            first.set_yticks(list(found))
+            axes.flat[0].set_yticks(list(found))
         return written(figure, kind)
 
     def _draw_trials(self, axes: Any) -> None:
@@ -109,7 +116,11 @@ class SearchResult:
         values = [trial.settings[name] for trial in shown]
         if isinstance(values[0], float):
             places = values
-            axes.set_xscale("log" if min(values) > 0 and max(values) > 20 * min(values) else "linear")
+            if name in self.logarithmic:
+                axes.set_xscale("log")
+                ends = sorted({min(values), max(values)})  # between them labels of a narrow axis would collide
+                axes.set_xticks(ends, [f"{value:g}" for value in ends])
+                axes.minorticks_off()
         else:
             known = sorted(set(values))
             places = list(map(known.index, values))

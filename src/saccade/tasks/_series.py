@@ -8,7 +8,7 @@ Shape legend: T rows, C series, S steps of the past, F steps of the forecast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -43,14 +43,14 @@ class SeriesTable:
 
 
 def read_series(
-    path: Path, date: str, names: Sequence[str] | None = None, *, least: int, step: str | None = None
+    path: Path, date: str, names: Sequence[str] | None = None, *, window: Mapping[str, int], step: str | None = None
 ) -> SeriesTable:
     """The series of a .csv, .tsv or .jsonl.
 
     Args:
         date: the column of dates.
         names: the other columns; None: all there are.
-        least: rows that there must be, at least 3.
+        window: rows of each part of a window, by the options that say so; there must be one, at least 3 rows.
         step: of the dates; None finds it.
 
     Raises:
@@ -59,8 +59,10 @@ def read_series(
     """
     names = _others(path, date) if names is None else names
     rows = read_table(path, (date, *names))
+    least = sum(window.values())
     if len(rows) < least:
-        raise ValueError(f"{path}: {len(rows)} rows, expected at least {least}, the steps of one window")
+        parts = " and ".join(f"{name}={steps}" for name, steps in window.items())
+        raise ValueError(f"{path}: {len(rows)} rows, expected at least {least}, one window of {parts}")
     places = [place for place, _ in rows]
     written, *columns = zip(*(cells for _, cells in rows), strict=True)
     texts = [str(text).strip() for text in written]

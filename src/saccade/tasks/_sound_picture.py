@@ -19,7 +19,7 @@ from ..nn import Observation
 from ..nn.attention import weights_of
 from ..nn.stacks import LayerObserver
 from ._class_results import SHOWN
-from ._confusion import Counts, draw_confusion, side_of, written
+from ._confusion import Counts, draw_confusion_left, side_of, written
 
 COLUMNS = 3  # sounds side by side
 HIGH, WIDE = 3.0, 3.6  # inches of each
@@ -83,11 +83,11 @@ def rows_of_characters(weights: np.ndarray, frames: Sequence[str]) -> tuple[np.n
     """What the first frame of each character attends to, the mean (R, L) over heads; the characters; those frames.
 
     Args:
-        frames: what each writes, "" for the blank. If all do, the mean over all frames is the only row.
+        frames: what each writes, "" for the blank. If none writes anything, the mean over all frames is the only row.
     """
     starts = [n for n, one in enumerate(frames) if one and (n == 0 or frames[n - 1] != one)]
     if not starts:
-        return weights.mean((0, 1))[None], ("nothing",), []
+        return weights.mean((0, 1))[None], ("all frames",), []
     return weights.mean(0)[starts], tuple("space" if frames[n] == " " else frames[n] for n in starts), starts
 
 
@@ -99,8 +99,14 @@ def worst_texts(truth: Sequence[str], texts: Sequence[str], seconds: Sequence[fl
     return np.lexsort((-np.array(errors), np.array(seconds) > MOST))[:SHOWN].tolist()
 
 
-def picture_of_panels(panels: Sequence[SoundPanel], kind: str, classes: tuple[Sequence[str], Counts] | None) -> bytes:
-    """Sounds and what is attended to in them; above them the confusion matrix where there are classes."""
+def picture_of_panels(
+    panels: Sequence[SoundPanel], heading: str, kind: str, classes: tuple[Sequence[str], Counts] | None
+) -> bytes:
+    """Sounds and what is attended to in them; above them the confusion matrix where there are classes.
+
+    Args:
+        heading: which sounds these are.
+    """
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // COLUMNS)
@@ -108,13 +114,14 @@ def picture_of_panels(panels: Sequence[SoundPanel], kind: str, classes: tuple[Se
     wide = max(side + 1, WIDE * COLUMNS)
     figure = Figure(figsize=(wide, side + HIGH * rows + 0.4), layout="constrained")
     below = figure
-    what = "a row for each character, the mean over heads; dots: the frames that write them"
+    what = "mean over heads; dots: the frames that write the characters"
     if classes is not None:
         above, below = figure.subfigures(2, 1, height_ratios=[side, HIGH * rows + 0.4], squeeze=False).flat
-        free = max(wide - side - 1, 0.1)  # a matrix alone in a wide figure would stand far on the right
-        draw_confusion(above.subfigures(1, 2, width_ratios=[side + 1, free])[0], *classes)
+        draw_confusion_left(above, wide, *classes)
         what = "a row for each head, the mean over frames"
-    below.suptitle(f"The worst ones: spectrogram, and attention in the last layer ({what})", fontsize=9)
+    elif not any(panel.marks for panel in panels):
+        what = "mean over heads"
+    below.suptitle(f"{heading}: spectrogram, and attention in the last layer ({what})", fontsize=9)
     axes = below.subplots(rows, COLUMNS, squeeze=False).ravel()
     for each in axes[len(panels) :]:
         each.set_axis_off()

@@ -96,11 +96,11 @@ def warn_of_changes(examples: Sequence[SoundExample], rate: int) -> None:
     told = []
     if others:
         listed = ", ".join(f"{each:,}" for each in sorted(others))
-        told.append(f"{others.total()} are resampled to {rate:,} samples a second (from {listed})")
+        told.append(f"{others.total()} resampled to {rate:,} samples a second (from {listed})")
     if mixed:
-        told.append(f"{mixed} have several channels, which are averaged")
+        told.append(f"{mixed} averaged over its channels")
     if told:
-        warnings.warn(f"of {len(examples)} sounds {' and '.join(told)}", stacklevel=2)
+        warnings.warn(f"sounds changed, of {len(examples)}: {', '.join(told)}", stacklevel=2)
 
 
 class SoundStore:

@@ -74,6 +74,10 @@ class Task(ABC):
 
         TypeError for another name; ValueError for a text that is no such value.
         """
+        fields = {field.name for field in dataclasses.fields(self)}
+        strange = [name for name in options if name not in fields]
+        if strange:
+            raise TypeError(f"{strange[0]}: no option of {self.name}; expected one of {', '.join(self.reading)}")
         unknown = [name for name in options if name not in self.reading]
         if unknown:
             raise TypeError(

@@ -45,10 +45,11 @@ class Tuning:
         return self.last is not None or self.lora is not None
 
     def __str__(self) -> str:
-        blocks = "all blocks" if self.last is None else f"the last {self.last} blocks"
-        if self.lora is not None:
-            return f"changes of rank {self.lora} in {blocks}"
-        return blocks if self else "all weights"
+        if not self:
+            return "all weights"
+        last = "the last block" if self.last == 1 else f"the last {self.last} blocks"
+        blocks = "all blocks" if self.last is None else last
+        return f"the head and {'' if self.lora is None else f'changes of rank {self.lora} in '}{blocks}"
 
     def apply(self, model: Model) -> None:
         """Let nothing else of the model learn. ValueError where it has no blocks, or fewer than `last`."""

@@ -90,7 +90,8 @@ class Forecast(ExampleTask):
 
     def read(self, path: Path) -> Windows:
         """All windows that lie in the table."""
-        table = read_series(path, self.date, self._wanted(), least=self.past + self.horizon, step=self.step)
+        window = {"past": self.past, "horizon": self.horizon}
+        table = read_series(path, self.date, self._wanted(), window=window, step=self.step)
         starts = range(len(table.values) - self.past - self.horizon + 1)
         return Windows(table, self.past, self.horizon, starts)
 
@@ -102,7 +103,7 @@ class Forecast(ExampleTask):
         if count < 1:
             raise ValueError(
                 f"{data.table.path}: {rows} rows, expected at least {held + self.past + self.horizon}: {held} to "
-                f"validate, and the {self.past} + {self.horizon} of one window to train on"
+                f"validate, and one window of past={self.past} and horizon={self.horizon} to train on"
             )
         return data[:count], data[rows - held - self.past :]
 
@@ -119,11 +120,14 @@ class Forecast(ExampleTask):
         )
 
     def inputs(self, texts: Sequence[str]) -> Windows:
-        raise ValueError(f"inputs: forecast reads a .csv, .tsv or .jsonl of series, got the text {texts[0]!r:.40}")
+        raise ValueError(
+            "inputs: forecast reads a file of series, .csv, .tsv or .jsonl, no texts or standard input; got the text "
+            f"{texts[0]!r:.40}"
+        )
 
     def read_inputs(self, path: Path) -> Windows:
         """The last window of a table, whose future nobody knows."""
-        table = read_series(path, self.date, self._wanted(), least=self.past, step=self.step)
+        table = read_series(path, self.date, self._wanted(), window={"past": self.past}, step=self.step)
         now = len(table.values)
         return Windows(table, self.past, self.horizon, range(now - self.past, now - self.past + 1))
 

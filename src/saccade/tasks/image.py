@@ -120,7 +120,10 @@ class ClassifyImages(MediaTask):
     # --- model --------------------------------------------------------------------------------------------------------
 
     def new_model(self, training: Sequence[ImageExample]) -> Model:
-        patch = self.patch or max(round(max(usual_size(training, self.longest)) / PATCHES), 1)
+        longer = max(usual_size(training, self.longest))
+        if self.patch is not None and self.patch > longer:
+            raise ValueError(f"patch: must be at most the {longer} pixels of the images' longer side, got {self.patch}")
+        patch = self.patch or max(round(longer / PATCHES), 1)
         height, width = usual_size(training, self.longest, patch)
         channels = 1 if all(example.grey for example in training) else 3
         folder = temporary_folder()

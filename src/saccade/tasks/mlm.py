@@ -286,7 +286,7 @@ class Mlm(EncoderTask):
         names = [f"{tested.model.tokenizer.written(int(piece))}  {(truth == piece).sum():,}" for piece in shown]
         axes.barh(range(len(shown)), [right[truth == piece].mean() for piece in shown], color="#4477aa")
         axes.set_yticks(range(len(shown)), names)
-        axes.set(xlim=(0, 1), xlabel="share guessed right", title="The most frequent masked pieces, and how often")
+        axes.set(xlim=(0, 1), xlabel="share guessed right", title="The most frequent masked pieces, and their counts")
         written = io.BytesIO()
         figure.savefig(written, format=kind, dpi=144)
         return written.getvalue()

@@ -28,7 +28,7 @@ from ..models.signals.sound_encoder import SoundEncoder
 from ..nn.stacks import LayerObserver
 from ..training import Objective, Settings
 from ._characters import needed_frames, padded, text_of
-from ._class_results import worst
+from ._class_results import heading_of_worst, named_as, worst
 from ._class_task import label_of
 from ._example_task import Batch, widened
 from ._media import Found
@@ -285,13 +285,16 @@ class Speech(TranscriptTask):
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The sounds that are most wrong; of classes below the confusion matrix."""
         if self.text is None:
-            numbers = worst(tested.outputs, self.truth(tested.data))
+            truth = self.truth(tested.data)
+            numbers = worst(tested.outputs, truth)
+            heading = heading_of_worst([np.argmax(tested.outputs[n]) == truth[n] for n in numbers])
             classes = tested.details["labels"], tested.details["confusion"]
         else:
-            truth, seconds = [one.text or "" for one in tested.data], [one.seconds for one in tested.data]
-            numbers, classes = worst_texts(truth, tested.outputs, seconds), None
+            texts, seconds = [one.text or "" for one in tested.data], [one.seconds for one in tested.data]
+            numbers, classes = worst_texts(texts, tested.outputs, seconds), None
+            heading = "By errors for each character, the most first"
         panels = [self._panel(tested.model, tested.data[n], tested.outputs[n]) for n in numbers]
-        return picture_of_panels(panels, kind, classes)
+        return picture_of_panels(panels, heading, kind, classes)
 
     def _panel(self, model: Model, example: SoundExample, output: Any) -> SoundPanel:
         (item,) = self._items(_hearing(model), [example])
@@ -301,10 +304,11 @@ class Speech(TranscriptTask):
         spectrogram, seconds = log_mel(samples, rate), len(samples) / rate
         if self.text is None:
             found = int(np.argmax(output))
-            title = f"{example.label}\ntaken for {self.labels[found]} ({output[found]:.2f})"
+            title = named_as(str(example.label), self.labels[found], output[found])
             return SoundPanel(title, spectrogram, seconds, *rows_of_heads(weights))
         rows, names, marks = rows_of_characters(weights, self.alphabet.per_frame(result))
-        title = f"{shorten(repr(example.text), 40)}\nheard as {shorten(repr(output), 40)}"
+        heard_as = f"heard as {shorten(repr(output), 40)}" if output else "nothing is heard"
+        title = f"{shorten(repr(example.text), 40)}\n{heard_as}"
         return SoundPanel(title, spectrogram, seconds, rows, names, tuple(marks))
 
 
@@ -336,5 +340,5 @@ def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -
 def _hearing(model: nn.Module) -> SoundEncoder:
     """ValueError for a model of another kind."""
     if not isinstance(model, SoundEncoder):
-        raise ValueError(f"--from: expected a model of sounds, such as wav2vec 2.0, got {type(model).__name__}")
+        raise ValueError(f"expected a model of sounds, such as wav2vec 2.0, got {type(model).__name__}")
     return model

@@ -289,9 +289,9 @@ class TranslationObjective(ExampleObjective):
 def _translator(model: nn.Module) -> EncoderDecoder:
     """ValueError for a model of another kind."""
     if not isinstance(model, EncoderDecoder):
-        raise ValueError(f"--from: expected an encoder-decoder, such as BART, Marian or T5, got {type(model).__name__}")
+        raise ValueError(f"expected an encoder-decoder, such as BART, Marian or T5, got {type(model).__name__}")
     if model.start is None:
-        raise ValueError("--from: config.json names no decoder_start_token_id, with which translations begin")
+        raise ValueError("config.json names no decoder_start_token_id, with which translations begin")
     return model
 
 

@@ -22,6 +22,7 @@ from .._extras import installing
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
 from .lock import FileLock
 from .loop import Diverged, Monitor, train
+from .memory import TooLittleMemory
 from .prepared import PreparedRun, Reporter, RunRequest
 from .processes import accelerator_for, is_sharded, joined, together
 from .resume import LatestCheckpoint, as_begun, newest
@@ -122,9 +123,11 @@ def _train(run: RunRequest, prepared: PreparedRun, reporter: Reporter, accelerat
         if main:
             keeper.stopped()
         raise
-    except Diverged as error:
-        if main:
+    except (Diverged, TooLittleMemory) as error:
+        if main and isinstance(error, Diverged):
             keeper.diverged(str(error.report))
+        if main and keeper.beside_another:
+            error.args = (f"{error}; {run.out} still holds the model of the run before",)
         raise
     finally:
         keeper.close()

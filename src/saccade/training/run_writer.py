@@ -12,7 +12,7 @@ import torch
 from ..models.own.checkpoint import CARD, WEIGHTS, write_text
 from ..monitoring import Alarm, AttentionMonitor
 from .files import prune, write_checkpoint
-from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, unfinished_files
+from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, task_of, unfinished_files
 from .loop import Monitor
 from .memory import LOOK_SMALLER, memory_told
 from .objective import Evaluation
@@ -39,6 +39,11 @@ class RunWriter(Monitor):
         self._curve: list[CurveEntry] = []
         self._fresh = True  # nothing of this run's model is in the folder yet
         self._log: ScalarLog | None = None
+
+    @property
+    def beside_another(self) -> bool:
+        """Whether the model in the folder is still that of a run which this one overwrites."""
+        return self._fresh and task_of(self._run.out) is not None
 
     # --- beginning, continuing --------------------------------------------------------------------------------------
 
