@@ -245,6 +245,7 @@ def test_messages_name_options_and_nothing_else():
         ("rate, high: rise", "rate, high: rise"),  # one of them is no option
         ("rate.csv: line 3: the rate", "rate.csv: line 3: the rate"),
         ("a: skip_empty, not 'skip_empty' of skip_empty.csv", "a: --skip-empty, not 'skip_empty' of skip_empty.csv"),
+        ("low: see load(a, past=3)", "--low: see load(a, past=3)"),  # of Python
         ("got past=3, initial='a' and rate=0.5; end", "got --past 3, --from a and --rate 0.5; end"),
     ):  # fmt: skip
         assert with_options(message, options) == expected

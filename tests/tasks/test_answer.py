@@ -323,7 +323,7 @@ def test_squad_and_lines_hold_the_same(tmp_path):
         del qa["answers"], qa["is_impossible"]
     (tmp_path / "a.json").write_text(json.dumps({"data": articles}))
     assert len(tasks.Answer().read_inputs(tmp_path / "a.json")) == len(data)
-    with pytest.raises(ValueError, match="a.json: not the form of SQuAD, KeyError: 'answers'"):
+    with pytest.raises(ValueError, match="a.json: not the form of SQuAD, .*; 'answers' is missing"):
         tasks.Answer().read(tmp_path / "a.json")
 
 

@@ -110,7 +110,7 @@ def test_other_bad_input(files, tmp_path):
 
     cases = [
         ({"data": tmp_path / "no.csv"}, FileNotFoundError, "no.csv: no such file or folder"),
-        ({"data": tmp_path}, ValueError, "holds no examples; expected a folder for each class with .txt files in it"),
+        ({"data": tmp_path}, ValueError, "holds no .txt files; expected a folder for each class with .txt files in it"),
         ({"share": 1.0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 1.0"),
         ({"share": 0}, ValueError, "share: of the data to validate on, must be above 0 and below 1, got 0"),
         ({"batch": 0}, ValueError, "batch: must be at least 1, got 0"),

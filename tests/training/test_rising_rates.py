@@ -80,8 +80,8 @@ def test_it_stops_where_it_diverges(end):
 @looped(
     ("options", "message"),
     [
-        ({"low": 0.0}, "--low, --high: rates must be positive, finite and rising, got 0 and 1"),
-        ({"low": 2.0}, "--low, --high: rates must be positive, finite and rising, got 2 and 1"),
+        ({"low": 0.0}, "low, high: rates must be positive, finite and rising, got 0 and 1"),
+        ({"low": 2.0}, "low, high: rates must be positive, finite and rising, got 2 and 1"),
         ({"high": math.inf}, "got 1e-06 and inf"),
         ({"high": math.nan}, "got 1e-06 and nan"),
         ({"steps": 1}, "steps: a range has at least 2 rates, got 1"),

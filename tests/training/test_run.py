@@ -32,6 +32,7 @@ def test_a_run_writes_a_model_a_curve_and_a_card(make_run):
         "curve.jsonl",
         "last.safetensors",
         "model.safetensors",
+        "task.json",
         "tokenizer.json",
     }
     curve = [json.loads(line) for line in (run.out / "curve.jsonl").read_text().splitlines()]

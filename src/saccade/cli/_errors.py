@@ -73,8 +73,13 @@ def with_options(message: str, options: Mapping[str, str]) -> str:
     start = 0 if begin is None else begin.end()
     first, rest = re.sub(rf"\b({names})\b", named, message[:start]), message[start:]
     before, after = r"(?<![\w'./-])", r"(?![\w'./=-])"  # of no path, no quoted word, no option
-    rest = re.sub(rf"{before}({names})='?(?=\w)([^' ,;)]+)'?", lambda found: f"{named(found)} {found[2]}", rest)
-    return first + re.sub(rf"{before}({several}){after}", named, rest)
+
+    def outside(text: str) -> str:
+        text = re.sub(rf"{before}({names})='?(?=\w)([^' ,;)]+)'?", lambda found: f"{named(found)} {found[2]}", text)
+        return re.sub(rf"{before}({several}){after}", named, text)
+
+    parts = re.split(r"([\w.]+\([^()]*\))", rest)  # calls in Python, which stand at odd places, keep their words
+    return first + "".join(part if n % 2 else outside(part) for n, part in enumerate(parts))
 
 
 def _joined(message: str) -> str:
