@@ -228,8 +228,8 @@ def test_the_commands(learned, data, tmp_path, capsys):
     picture = tmp_path / "labels.png"
     assert cli.main(["test", str(learned.folder), str(data.parent / "unseen.csv"), "--picture", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[5].split() == ["label", "precision", "recall", "F1", "count"]
-    assert {line.split()[0] for line in lines[6:9]} == set(WORDS)
+    assert lines[6].split() == ["label", "precision", "recall", "F1", "count"]
+    assert {line.split()[0] for line in lines[7:10]} == set(WORDS)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert cli.main(["predict", str(learned.folder), "witty tears"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"] == ["funny", "sad"]
