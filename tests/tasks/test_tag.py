@@ -441,7 +441,8 @@ def test_the_split_keeps_every_kind_to_learn_from():
 @pytest.mark.slow
 def test_train_test_predict(files, tmp_path, capsys):
     out, unseen, picture = tmp_path / "run", str(files / "unseen.conll"), tmp_path / "names.svg"
-    options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in SMALL.items() if value is not False]
+    given = {name: value for name, value in SMALL.items() if value is not False}
+    options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
     assert cli.main(["train", "tag", str(files / "names.conll"), "--out", str(out), *options, "--no-tensorboard"]) == 0
     assert "entity F1 1.0000" in capsys.readouterr().out
     assert cli.main(["test", str(out), unseen, "--picture", str(picture)]) == 0
