@@ -124,6 +124,8 @@ def task_of(out: Path) -> str | None:
     try:
         named = read_json(out / TASK)["task"]
     except (OSError, ValueError, TypeError, KeyError):
+        named = LANGUAGE
+    if named == LANGUAGE:  # its checkpoints are known by themselves
         return LANGUAGE if _has_language_model(out) else None
     return named if isinstance(named, str) else None
 
