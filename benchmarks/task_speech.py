@@ -24,7 +24,7 @@ from saccade import tasks
 NAMES = "zero one two three four five six seven eight nine".split()
 TESTED = 5  # index 0 to 4
 HEADS = {"classes": {}, "words": {"text": "text"}}
-OPTIONS = {"precision": "no", "tensorboard": False}
+OPTIONS = {"precision": "no", "tensorboard": False, "patience": 40}
 
 
 @dataclass(frozen=True)
