@@ -14,7 +14,7 @@ from looped import looped
 from saccade import cli, tasks
 from saccade.cli import _app
 from saccade.tasks._registry import TASKS
-from saccade.tasks._request import DECAY, PATIENCE, SHARE
+from saccade.tasks._request import DECAY, SHARE
 from saccade.training import EvaluationSettings, Execution, Settings
 from tasks.conftest import SMALL
 
@@ -33,10 +33,10 @@ def test_every_option_has_the_name_and_the_default_of_its_field(name):
     names -= {"execution", "looks", "evaluate_windows"}
     own = {field.name: field.default for field in dataclasses.fields(kind) if field.name not in kind.learned}
     assert names | own.keys() <= options.keys()
-    for field, default in {**own, "decay": DECAY, "patience": PATIENCE, "share": SHARE}.items():
+    for field, default in {**own, "decay": DECAY, "share": SHARE}.items():
         assert options[field].default == default, field
     usual = {"batch": "all", "every": "an epoch"}
-    for field in ("epochs", "rate", "batch", "every"):
+    for field in ("epochs", "rate", "batch", "every", "patience"):
         recipes = [getattr(recipe, field) or usual[field] for recipe in (kind.scratch, kind.tuning)]
         shown = [f"{value:.0e}".replace("e-0", "e-") if field == "rate" else str(value) for value in recipes]
         shown = shown[0] if shown[0] == shown[1] else f"{shown[0]}, with --from {shown[1]}"

@@ -19,7 +19,7 @@ class TaskCommand:
         text: the first sentence of its help.
         data: what DATA may be.
         groups: of options, whose names are those of the task's fields.
-        epochs, rate, batch, every: of its recipe; "10, with --from 3".
+        epochs, rate, batch, every, patience: of its recipe; "10, with --from 3".
     """
 
     summary: str
@@ -30,6 +30,7 @@ class TaskCommand:
     rate: str
     batch: str = "32"
     every: str = "an epoch"
+    patience: str = "5"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +319,7 @@ TASK_COMMANDS = {
         epochs="40, with --from 10",
         rate="2e-3, with --from 5e-5",
         batch="16",
+        patience="10, with --from 5",
     ),
     "forecast": TaskCommand(
         "Forecast series.",

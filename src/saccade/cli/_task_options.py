@@ -80,7 +80,7 @@ class TaskEvaluationOptions:
 
     every: int | None = option(None, "Steps between looks at the validation data.  [default: {every}]")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
-    patience: int = option(5, "Stop after so many looks without an improvement.")
+    patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: {patience}]")
     improvement: float = option(0.0, "What counts as one, in the metric.")
     tensorboard: bool | None = option(
         None, "Write a log for TensorBoard.  [default: if installed]", "--tensorboard/--no-tensorboard"
@@ -99,7 +99,7 @@ def given(*groups: Any) -> dict[str, Any]:
 
 def with_recipe(group: type, command: TaskCommand) -> type:
     """A group of options whose help has the recipe of a task."""
-    recipe = {name: getattr(command, name) for name in ("epochs", "rate", "batch", "every")}
+    recipe = {name: getattr(command, name) for name in ("epochs", "rate", "batch", "every", "patience")}
     fields = []
     for field in dataclasses.fields(group):
         info = copy.copy(field.metadata["option"])

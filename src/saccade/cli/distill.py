@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..tasks._request import TaskRun
 
 # Which task it is, only the teacher's folder says.
-_RECIPE = TaskCommand("", "", "", (), epochs="as the task has", rate="as the task has", batch="as the task has")
+_USUAL = "as the task has"
+_RECIPE = TaskCommand("", "", "", (), epochs=_USUAL, rate=_USUAL, batch=_USUAL, patience=_USUAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ._run_folder import TaskFile
 from ._task import Recipe, Task
 from ._tuning import ALL, Tuning
 
-DECAY, WARMUP, PATIENCE = 0.01, 100, 5
+DECAY, WARMUP = 0.01, 100
 SHARE = 0.1  # of the data, to validate on
 
 
@@ -138,7 +138,7 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
     # Not a tenth of `steps`: a run that is over may go on with more of them.
     warmup = min(WARMUP, recipe.epochs * epoch // 10)
     defaults = {"rate": recipe.rate, "decay": DECAY, "warmup": warmup}
-    looks = {"every": recipe.every or epoch, "patience": PATIENCE, **looks}
+    looks = {"every": recipe.every or epoch, "patience": recipe.patience, **looks}
     return Settings(**{**defaults, **options}, execution=execution, looks=EvaluationSettings(**looks))
 
 

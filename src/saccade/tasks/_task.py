@@ -36,12 +36,14 @@ class Recipe:
         rate: the highest learning rate.
         batch: examples in each step; None is all of them.
         every: steps between looks at the validation data; None is an epoch.
+        patience: looks without an improvement that end a run.
     """
 
     epochs: int
     rate: float
     batch: int | None = 32
     every: int | None = None
+    patience: int = 5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Speech(TranscriptTask):
     unit = "samples"
     thing = "sound"
     media = SOUNDS
-    scratch = Recipe(epochs=40, rate=2e-3, batch=16)
+    scratch = Recipe(epochs=40, rate=2e-3, batch=16, patience=10)
     tuning = Recipe(epochs=10, rate=5e-5, batch=16)
     reading = ("file", "label", "text", "skip_broken", "longest", "beams")
     requires = ("jiwer", "scipy.signal", "sklearn.metrics", "soundfile")
