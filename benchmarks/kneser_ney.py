@@ -27,8 +27,8 @@ import json
 import math
 from pathlib import Path
 
-from saccade.tasks._kneser_ney import KneserNey
 from saccade.tasks._language import WORD, token_losses, words_of
+from saccade.tasks._texts._kneser_ney import KneserNey
 
 
 def trigram_losses(training: list[str], held_out: list[str]) -> dict[str, list[float]]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from saccade import tasks
 from saccade.tasks import Forecast
-from saccade.tasks._linear_forecast import repeated
+from saccade.tasks._series._linear import repeated
 
 PARTS = {"train": (0, 8640), "validation": (8640, 11520), "test": (11520, 14400)}
 REPEATED = {96: 1.295, 192: 1.325, 336: 1.323, 720: 1.339}  # MSE, published with the last partial batch dropped

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from saccade import tasks
-from saccade.tasks._graph_baselines import graph_convolution
-from saccade.tasks._training import open_run
+from saccade.tasks._graphs._baselines import graph_convolution
+from saccade.tasks._runs._training import open_run
 
 OPTIONS = {"scale": "rows", "decay": 0.0, "beta2": 0.999, "precision": "no", "tensorboard": False}
 PUBLISHED = {"GAT": "83.0 +- 0.7", "GCN": "81.5"}

@@ -90,6 +90,12 @@ ROOMS = {  # each imports those before it; last come the files of the part that 
         *("pruned_heads", "model"),
         *("decoding", "graphs", "signals", "text", "own", "families"),
     ],
+    "tasks": [
+        *("_temporary", "_space", "_examples", "_baselines", "_task", "_example_task"),
+        *("_classes", "_texts", "_media", "_series", "_graphs"),
+        *("answer", "classify", "_several_labels", "forecast", "graph", "image", "_language", "mlm", "speech", "tag"),
+        *("translate", "_runs", "_searching", "_smaller"),
+    ],
     "verification": ["findings", "target", "tracing", "checks", "running", "report"],
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from saccade.tasks import Forecast
-from saccade.tasks._linear_forecast import repeated
+from saccade.tasks._series._linear import repeated
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "task_forecast.py"
 PARTS = {"train": (0, 211), "validation": (211, 301), "test": (301, 417)}

@@ -10,7 +10,7 @@ from published import transformers, written, written_words
 from saccade import cli, tasks
 from saccade.models import load
 from saccade.models.families import FAMILIES
-from saccade.tasks._registry import TASKS
+from saccade.tasks._runs._registry import TASKS
 from tasks.conftest import BAD, FILLING, GOOD, reviews, write_csv
 
 LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}

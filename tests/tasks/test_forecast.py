@@ -15,11 +15,11 @@ import torch
 from looped import looped
 from saccade import cli, tasks
 from saccade.tasks import Forecast
-from saccade.tasks._dates import continued
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._forecast_picture import forecast_picture
-from saccade.tasks._linear_forecast import STRENGTHS, linear
-from saccade.tasks._series import SeriesTable, Windows
+from saccade.tasks._series._dates import continued
+from saccade.tasks._series._linear import STRENGTHS, linear
+from saccade.tasks._series._picture import forecast_picture
+from saccade.tasks._series._table import SeriesTable, Windows
 from saccade.training import Reporter, Settings
 from saccade.training.running_statistics import running_norms
 from tasks.conftest import write_csv

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 
 from saccade import cli, tasks
 from saccade.models import load, new_graph_model
-from saccade.tasks._graph_baselines import GCN, propagation
-from saccade.tasks._graph_data import Graph, Nodes
-from saccade.tasks._graph_files import read_graph
-from saccade.tasks._graph_objective import GraphObjective
-from saccade.tasks._graph_picture import MOST, VIRTUAL, attended_by, chosen_nodes, neighbourhoods
+from saccade.tasks._graphs._baselines import GCN, propagation
+from saccade.tasks._graphs._data import Graph, Nodes
+from saccade.tasks._graphs._files import read_graph
+from saccade.tasks._graphs._objective import GraphObjective
+from saccade.tasks._graphs._picture import MOST, VIRTUAL, attended_by, chosen_nodes, neighbourhoods
 from saccade.training import Settings
 from tasks.test_kills import result
 from training.test_killing import environment, server

@@ -15,13 +15,13 @@ from PIL import Image
 from looped import looped
 from published import transformers, written
 from saccade import cli, tasks
-from saccade.tasks._augmenting import Augmentation
-from saccade.tasks._class_results import worst
-from saccade.tasks._confusion import side_of
+from saccade.tasks._classes._confusion import side_of
+from saccade.tasks._classes._results import worst
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._image_picture import WORDS, ImagePanel, class_token_attention, image_picture
-from saccade.tasks._images import IMAGES, PixelStore, decoded, read_image, usual_size
-from saccade.tasks._neighbours import nearest_neighbours
+from saccade.tasks._media._augmenting import Augmentation
+from saccade.tasks._media._image_picture import WORDS, ImagePanel, class_token_attention, image_picture
+from saccade.tasks._media._images import IMAGES, PixelStore, decoded, read_image, usual_size
+from saccade.tasks._media._neighbours import nearest_neighbours
 from saccade.training import Settings
 from tasks.pictures import HEIGHT, SMALL, WIDTH, write_classes
 from tasks.test_kills import survives_kills
@@ -279,7 +279,7 @@ def test_the_baseline_is_nearest_neighbours(images, monkeypatch):
     best = max(right, key=right.__getitem__)
     assert what == f"nearest neighbours on pixels (k = {best})"
     np.testing.assert_allclose(outputs, models[best].predict_proba(asked), atol=1e-12)
-    monkeypatch.setattr("saccade.tasks._neighbours.KNOWN", 4 * HEIGHT * WIDTH * 17)
+    monkeypatch.setattr("saccade.tasks._media._neighbours.KNOWN", 4 * HEIGHT * WIDTH * 17)
     assert ", 17 of 91 images)" in nearest_neighbours(training, validation, tested, ("flat", "square", "steep"))[1]
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from saccade import cli, tasks
 from saccade.models import load
-from saccade.tasks._kneser_ney import KneserNey
+from saccade.tasks._texts._kneser_ney import KneserNey
 
 STORY = "the hen met the fox.\nthe fox met the owl.\n"
 OPTIONS = """--layers 1 --heads 2 --width 16 --context 16 --vocabulary 270 --batch 8 --rate 1e-2 --precision no

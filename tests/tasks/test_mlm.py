@@ -11,8 +11,8 @@ import torch
 from saccade import tasks
 from saccade.models.heads import IGNORED
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._prepared import PreparedTaskRun
-from saccade.tasks._training import request
+from saccade.tasks._runs._prepared import PreparedTaskRun
+from saccade.tasks._runs._training import request
 from saccade.training import Settings
 from tasks.conftest import SMALL, reviews, write_csv
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from saccade import tasks
-from saccade.tasks import _graph_observed
-from saccade.tasks._graph_observed import observed_graph
+from saccade.tasks._graphs import _observed
+from saccade.tasks._graphs._observed import observed_graph
 from tasks import pictures, sounds
 from tasks.test_forecast import series, table
 from tasks.test_graph import chain, small_model
@@ -90,7 +90,7 @@ def test_a_graph_transformer_has_a_virtual_node_first(monkeypatch):
     watched, words = observed_graph(transformer, (x, edges), list("abcdefg"))
     assert words == ["[virtual]", *"abcdefg"]
     assert all(watched.kept[call.name].query.shape[2] == 8 for call in watched.calls)
-    monkeypatch.setattr(_graph_observed, "MOST", 6)
+    monkeypatch.setattr(_observed, "MOST", 6)
     with pytest.raises(ValueError, match="the graph has 7 nodes, and a matrix of all pairs is shown of 6 at most"):
         observed_graph(transformer, (x, edges), list("abcdefg"))
 

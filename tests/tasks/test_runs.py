@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 
 from saccade import tasks
-from saccade.tasks._request import settings_for
+from saccade.tasks._runs._request import settings_for
+from saccade.tasks._runs._training import request, train_requested
 from saccade.tasks._task import Recipe
-from saccade.tasks._training import request, train_requested
 from saccade.training import (
     EvaluationSettings,
     Execution,

@@ -17,14 +17,14 @@ import torch
 from looped import looped
 from published import transformers, written
 from saccade import cli, tasks
-from saccade.tasks._characters import Characters, ctc_loss, needed_frames, padded
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._mfcc import BANDS, log_mel, mel_filters, mfcc_regression, mfcc_statistics
-from saccade.tasks._sound_changes import SoundChanges
-from saccade.tasks._sound_model import mel_bank
-from saccade.tasks._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters
-from saccade.tasks._sounds import SoundStore
-from saccade.tasks._transcript_task import error_rates
+from saccade.tasks._media._characters import Characters, ctc_loss, needed_frames, padded
+from saccade.tasks._media._mfcc import BANDS, log_mel, mel_filters, mfcc_regression, mfcc_statistics
+from saccade.tasks._media._sound_changes import SoundChanges
+from saccade.tasks._media._sound_model import mel_bank
+from saccade.tasks._media._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters
+from saccade.tasks._media._sounds import SoundStore
+from saccade.tasks._media._transcript_task import error_rates
 from saccade.training import Settings
 from tasks.conftest import SMALL as SMALL_TEXT
 from tasks.sounds import RATE, SMALL, tone, write_classes, write_words
@@ -318,7 +318,7 @@ def test_the_loss_decides_while_texts_are_chance(begun, monkeypatch):
     objective = task.objective(model, examples[:7], examples[:7], Settings(steps=1, batch=7))
     found = objective.evaluate(model)
     assert found.metrics["character error"] > found.cost == 0.6
-    monkeypatch.setattr("saccade.tasks._transcript_task.CHANCE", 9.0)
+    monkeypatch.setattr("saccade.tasks._media._transcript_task.CHANCE", 9.0)
     found = objective.evaluate(model)
     assert found.cost == found.metrics["character error"]
 

@@ -16,10 +16,10 @@ from saccade import cli, tasks
 from saccade.models import load
 from saccade.models.heads import IGNORED
 from saccade.tasks import _task
-from saccade.tasks._entities import BIO, IOBES, completed, entities_of, tags_of
 from saccade.tasks._example_task import ExampleObjective
-from saccade.tasks._tagged import TaggedText
-from saccade.tasks._windows import innermost, windows
+from saccade.tasks._texts._entities import BIO, IOBES, completed, entities_of, tags_of
+from saccade.tasks._texts._tagged import TaggedText
+from saccade.tasks._texts._windows import innermost, windows
 from saccade.tasks.tag import TaggedWords, WordPieces
 from saccade.training import Settings
 

@@ -13,8 +13,8 @@ import typer.main
 from looped import looped
 from saccade import cli, tasks
 from saccade.cli import _app
-from saccade.tasks._registry import TASKS
-from saccade.tasks._request import DECAY, SHARE
+from saccade.tasks._runs._registry import TASKS
+from saccade.tasks._runs._request import DECAY, SHARE
 from saccade.training import EvaluationSettings, Execution, Settings
 from tasks.conftest import SMALL
 

@@ -22,11 +22,11 @@ from saccade.models.tokenizers.byte_pairs import SPECIAL, train_byte_pairs
 from saccade.models.tokenizers.sentencepiece import open_sentencepiece
 from saccade.models.tokenizers.sentencepiece_files import MARIAN_SPECIAL, write_marian_pieces
 from saccade.tasks import translate
-from saccade.tasks._alignment import alignment, cross_attention, information
-from saccade.tasks._lexicon import Lexicon, words_of
-from saccade.tasks._pairs import Pair, read_pairs
-from saccade.tasks._prepared import PreparedTaskRun
-from saccade.tasks._training import request
+from saccade.tasks._runs._prepared import PreparedTaskRun
+from saccade.tasks._runs._training import request
+from saccade.tasks._texts._alignment import alignment, cross_attention, information
+from saccade.tasks._texts._lexicon import Lexicon, words_of
+from saccade.tasks._texts._pairs import Pair, read_pairs
 from saccade.training import Evaluation, Settings
 from tasks.test_kills import server, survives_kills
 

@@ -10,7 +10,7 @@ import torch
 
 from saccade import tasks
 from saccade.models import load
-from saccade.tasks._tuning import Tuning, merged
+from saccade.tasks._runs._tuning import Tuning, merged
 from saccade.training import Reporter, Stopped
 from tasks.conftest import SMALL
 from tasks.test_translate import LANGUAGES, phrases, write_pair

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from saccade import cli, tasks
-from saccade.tasks._word_picture import RIGHT, WRONG, most_sure
-from saccade.tasks._word_shares import token_shares, word_shares
+from saccade.tasks._texts._word_picture import RIGHT, WRONG, most_sure
+from saccade.tasks._texts._word_shares import token_shares, word_shares
 from tasks.conftest import BAD, GOOD
 
 

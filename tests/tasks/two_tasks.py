@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from saccade.tasks._prepared import PreparedTaskRun
-from saccade.tasks._training import request
+from saccade.tasks._runs._prepared import PreparedTaskRun
+from saccade.tasks._runs._training import request
 from saccade.training import Monitor, train
 from saccade.training.processes import accelerator_for
 

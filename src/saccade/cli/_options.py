@@ -109,7 +109,7 @@ class GroupedCommand(TyperCommand):
         options = [one for one in self.get_params(context) if one.param_type_name == "option"]
         names = {one.name: one.opts[0] for one in options}
         if "--set" in names.values():  # of a run, whose task has options of its own
-            from ..tasks._registry import TASKS
+            from ..tasks._runs._registry import TASKS
 
             reading = {name for task in TASKS.values() for name in task.reading}
             # Advice only: in a list of what may be set the name is right as it stands.

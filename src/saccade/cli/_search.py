@@ -23,7 +23,7 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
     began = time.perf_counter()
     if trials < 1:
         raise UserError(f"--search {trials}: must be at least 1")
-    from ..tasks._search import search_request, search_requested
+    from ..tasks._searching._search import search_request, search_requested
 
     minutes = options.pop("minutes", None)
     wanted = search_request(

@@ -38,7 +38,7 @@ def predict(
     """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
     from .._terminal import uncleaned
     from ..tasks._examples import text_lines
-    from ..tasks._predicting import predicted
+    from ..tasks._runs._predicting import predicted
 
     target = picture_target(picture)
     inputs = text_lines(sys.stdin.read()) if given == "-" else _file_or_text(given)

@@ -139,7 +139,7 @@ def _prune_run(
     if common.out is None:
         raise UserError("--out: missing; the folder to write the pruned run into")
     require("accelerate", "tasks")
-    from ..tasks._prune import PruneRequest, without_heads
+    from ..tasks._smaller._prune import PruneRequest, without_heads
     from ..training.progress import ConsoleReporter
 
     options = {name: value for name, value in vars(learning).items() if value is not None}

@@ -35,7 +35,7 @@ def test(
     target = picture_target(picture)
     from ..tasks import test as judge
     from ..tasks import test_seeds
-    from ..tasks._seeds import seed_folders
+    from ..tasks._runs._seeds import seed_folders
 
     report = (test_seeds if seed_folders(run) else judge)(run, data, baseline=baseline, **changes_of(changes))
     if target is not None:

@@ -41,7 +41,7 @@ from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
-    from ..tasks._request import TaskRun
+    from ..tasks._runs._request import TaskRun
     from ..training import Evaluation, LanguageRun
 
 F = TypeVar("F", bound=NewRunOptions)
@@ -134,7 +134,7 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
         return
 
     def ask(files: TaskFileOptions, options: dict[str, Any]) -> TaskRun:
-        from ..tasks._training import request
+        from ..tasks._runs._training import request
 
         return request(
             task,
@@ -162,7 +162,7 @@ def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
 
 
 def _told_what_next(out: Path, seeds: int | None = None) -> None:
-    from ..tasks._seeds import seed_folders
+    from ..tasks._runs._seeds import seed_folders
     from ..training.processes import is_main_process
 
     if is_main_process():
@@ -177,7 +177,7 @@ def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> 
     """A run for each seed, one after another; minutes are those of all together. What is there is gone on with."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    from ..tasks._seeds import check_for_seeds, seed_folder, spread
+    from ..tasks._runs._seeds import check_for_seeds, seed_folder, spread
 
     check_for_seeds(files.out)
 
@@ -197,7 +197,7 @@ def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> 
 def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:
     """How good the best weights are, in the main process."""
     began = time.perf_counter()
-    from ..tasks._training import train_requested
+    from ..tasks._runs._training import train_requested
     from ..training.processes import is_main_process
     from ..training.progress import ConsoleReporter
 

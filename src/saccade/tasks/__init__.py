@@ -4,24 +4,26 @@
     print(saccade.tasks.test(run, "test.csv"))
     saccade.tasks.predict(run, ["what a film"])
 
-Begin with `_task.py`, what a task is, and `classify.py`, one of them. Imports `training`, `pruning` and `models`.
+Begin with `_task.py`, what a task is, and `classify.py`, one of them. `_classes` to `_graphs` have what several tasks
+share, `_runs` what happens to a task, `_searching` and `_smaller` what is built on runs. Imports `training`, `pruning`
+and `models`.
 """
 
 from __future__ import annotations
 
-from ._distill import distill
-from ._observing import ObservedInput, observe, reads_no_text
-from ._predicting import predict
-from ._prune import PrunedRun, prune
-from ._search import SearchReporter, search
-from ._search_result import SearchResult
-from ._seeds import SeedsReport, test_seeds
+from ._runs._observing import ObservedInput, observe, reads_no_text
+from ._runs._predicting import predict
+from ._runs._seeds import SeedsReport, test_seeds
+from ._runs._testing import TestReport, test
+from ._runs._training import TrainedRun, train
+from ._searching._result import SearchResult
+from ._searching._search import SearchReporter, search
+from ._searching._trials import Trial
 from ._several_labels import ClassifySeveral
+from ._smaller._distill import distill
+from ._smaller._prune import PrunedRun, prune
 from ._space import Between, OneOf
 from ._task import Baseline, Recipe, Task
-from ._testing import TestReport, test
-from ._training import TrainedRun, train
-from ._trials import Trial
 from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast

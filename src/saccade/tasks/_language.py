@@ -24,8 +24,8 @@ from ..training import Objective, Settings
 from ..training.data import read_texts, split_tail
 from ..training.folder import LANGUAGE
 from ._examples import read_lines
-from ._kneser_ney import KneserNey
 from ._task import Baseline, Recipe, Task, Tested
+from ._texts._kneser_ney import KneserNey
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|(?:[^\w\s]|_)+|\n")
 _TRAINED = "a language model is trained by `saccade train lm`, or by saccade.training in Python"

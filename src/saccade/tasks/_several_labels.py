@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from ..models import Model
 from ..training import Evaluation, Settings
 from ._baselines import tfidf_one_vs_rest
-from ._class_results import keeping_kinds, label_table, several_details, several_scores
-from ._class_task import label_of
+from ._classes._class_task import label_of
+from ._classes._label_picture import draw_labels, label_height
+from ._classes._results import keeping_kinds, label_table, several_details, several_scores
 from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
-from ._label_picture import draw_labels, label_height
 from ._task import Baseline, Tested
-from ._word_picture import WordPanel, most_sure, picture_above_words, present
+from ._texts._word_picture import WordPanel, most_sure, picture_above_words, present
 from .classify import Classify
 
 if TYPE_CHECKING:

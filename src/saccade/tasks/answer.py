@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from ..models import Model
 from ..nn.stacks import LayerObserver
-from ._answer_baseline import word_regression
-from ._entities import Entity
 from ._example_task import Batch, parted, widened
-from ._questions import Question, asked, read_asked, read_questions
-from ._squad_scores import exact_match, word_f1
-from ._tagged import TaggedText, split_text
-from ._tagged_picture import ComparedText, tagged_picture
 from ._task import Baseline, Recipe, Tested
-from ._text_task import EncoderTask
-from ._windows import windows
+from ._texts._answer_baseline import word_regression
+from ._texts._entities import Entity
+from ._texts._questions import Question, asked, read_asked, read_questions
+from ._texts._squad_scores import exact_match, word_f1
+from ._texts._tagged import TaggedText, split_text
+from ._texts._tagged_picture import ComparedText, tagged_picture
+from ._texts._text_task import EncoderTask
+from ._texts._windows import windows
 
 NOWHERE = -1  # characters of a token that is not of the context
 NO_ANSWER = 0  # the column both ends of which say that the window holds no answer

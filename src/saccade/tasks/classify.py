@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
-from ._class_task import ClassTask, label_of
-from ._confusion import draw_confusion, side_of
+from ._classes._class_task import ClassTask, label_of
+from ._classes._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table
-from ._media import Media
+from ._media._files import Media
 from ._task import Baseline, Recipe, Tested
-from ._text_task import EncoderTask
-from ._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
-from ._word_shares import word_shares
+from ._texts._text_task import EncoderTask
+from ._texts._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
+from ._texts._word_shares import word_shares
 
 TEXTS = Media("a .txt file", (".txt",))
 

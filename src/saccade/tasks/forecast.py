@@ -23,11 +23,11 @@ from ..models import Model, load
 from ..models.families.patchtst import PatchTST
 from ..models.loading import new_model
 from ..nn.stacks import LayerObserver
-from ._dates import continued
 from ._example_task import Batch, ExampleTask
-from ._forecast_picture import forecast_picture, forecast_table
-from ._linear_forecast import linear, repeated
-from ._series import SeriesTable, Window, Windows, read_series
+from ._series._dates import continued
+from ._series._linear import linear, repeated
+from ._series._picture import forecast_picture, forecast_table
+from ._series._table import SeriesTable, Window, Windows, read_series
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
 

@@ -21,15 +21,15 @@ from ..models import Model, load, new_graph_model
 from ..monitoring import Observations
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
-from ._class_results import class_details, class_scores, listed, stratified
-from ._confusion import confusion_table
+from ._classes._confusion import confusion_table
+from ._classes._results import class_details, class_scores, listed, stratified
 from ._examples import read_lines
-from ._graph_baselines import feature_regression, graph_convolution
-from ._graph_data import Graph, Node, Nodes
-from ._graph_files import graph_files, read_graph
-from ._graph_objective import GraphObjective, node_logits
-from ._graph_observed import observed_graph
-from ._graph_picture import neighbourhoods
+from ._graphs._baselines import feature_regression, graph_convolution
+from ._graphs._data import Graph, Node, Nodes
+from ._graphs._files import graph_files, read_graph
+from ._graphs._objective import GraphObjective, node_logits
+from ._graphs._observed import observed_graph
+from ._graphs._picture import neighbourhoods
 from ._task import Baseline, Recipe, Task, Tested
 
 KINDS = ("gat", "gatv2", "graphormer")

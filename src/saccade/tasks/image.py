@@ -22,12 +22,12 @@ from ..models.families.vit import CLASSIFIER, Vit
 from ..models.loading import new_model
 from ..models.signals.images import ImageInputs
 from ..nn.stacks import LayerObserver
-from ._augmenting import Augmentation
-from ._class_results import worst
-from ._class_task import label_of
+from ._classes._class_task import label_of
+from ._classes._results import worst
 from ._example_task import Batch, widened
-from ._image_picture import ImagePanel, class_token_attention, image_picture
-from ._images import (
+from ._media._augmenting import Augmentation
+from ._media._image_picture import ImagePanel, class_token_attention, image_picture
+from ._media._images import (
     IMAGES,
     ImageExample,
     PixelStore,
@@ -35,8 +35,8 @@ from ._images import (
     read_image,
     usual_size,
 )
-from ._media_task import MediaTask
-from ._neighbours import nearest_neighbours
+from ._media._media_task import MediaTask
+from ._media._neighbours import nearest_neighbours
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
 

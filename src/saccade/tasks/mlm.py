@@ -28,7 +28,7 @@ from ..nn.stacks import LayerObserver
 from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
-from ._text_task import LONGEST, EncoderTask
+from ._texts._text_task import LONGEST, EncoderTask
 
 MASKED, REPLACED = 0.8, 0.9  # of the chosen tokens: up to here the mask, up to there any token, the rest as it is
 LIKELY = 5  # guesses that are told of a mask

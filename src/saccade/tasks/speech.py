@@ -27,16 +27,16 @@ from ..models.signals.sound import Samples, SoundInputs
 from ..models.signals.sound_encoder import SoundEncoder
 from ..nn.stacks import LayerObserver
 from ..training import Objective, Settings
-from ._characters import needed_frames, padded, text_of
-from ._class_results import heading_of_worst, named_as, worst
-from ._class_task import label_of
+from ._classes._class_task import label_of
+from ._classes._results import heading_of_worst, named_as, worst
 from ._example_task import Batch, widened
-from ._media import Found
-from ._mfcc import log_mel, mfcc_regression
-from ._sound_changes import SoundChanges
-from ._sound_model import SoundModelSizes, new_sound_model
-from ._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters, rows_of_heads, worst_texts
-from ._sounds import (
+from ._media._characters import needed_frames, padded, text_of
+from ._media._files import Found
+from ._media._mfcc import log_mel, mfcc_regression
+from ._media._sound_changes import SoundChanges
+from ._media._sound_model import SoundModelSizes, new_sound_model
+from ._media._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters, rows_of_heads, worst_texts
+from ._media._sounds import (
     SOUNDS,
     SoundExample,
     SoundStore,
@@ -45,9 +45,9 @@ from ._sounds import (
     usual_rate,
     warn_of_changes,
 )
+from ._media._transcript_task import TranscriptTask
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
-from ._transcript_task import TranscriptTask
 
 FEW_TEXTS = 100  # different ones, at most, that the baseline tells apart as classes
 

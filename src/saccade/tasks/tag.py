@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ..models import Model
 from ..models.heads import IGNORED
 from ..nn.stacks import LayerObserver
-from ._class_results import keeping_kinds
-from ._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
+from ._classes._results import keeping_kinds
 from ._example_task import Batch, parted, widened
-from ._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
-from ._tagged_picture import ComparedText, tagged_picture
 from ._task import Baseline, Recipe, Tested
-from ._text_task import EncoderTask
-from ._windows import innermost, windows
+from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
+from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
+from ._texts._tagged_picture import ComparedText, tagged_picture
+from ._texts._text_task import EncoderTask
+from ._texts._windows import innermost, windows
 
 NO_WORD = -1  # in a row of a batch: a token that speaks for no word
 

@@ -24,13 +24,13 @@ from ..models.text.encoder_decoder import EncoderDecoder
 from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
-from ._alignment import alignment, alignment_picture
 from ._example_task import JUDGED, Batch, ExampleObjective, widened
-from ._lexicon import Lexicon
-from ._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
 from ._task import Baseline, Recipe, Tested
-from ._text_task import TextTask
-from ._translators import TranslatorSizes, new_bart, new_marian
+from ._texts._alignment import alignment, alignment_picture
+from ._texts._lexicon import Lexicon
+from ._texts._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
+from ._texts._text_task import TextTask
+from ._texts._translators import TranslatorSizes, new_bart, new_marian
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,0 +1,62 @@
+"""The model card of a run of a task."""
+
+from __future__ import annotations
+
+from ...models import Model
+from ...training import Evaluation
+from ...training.card import machine
+from ...training.prepared import COMMON, CurveEntry
+from ._request import TaskRun
+from ._tuning import parameter_count
+
+
+def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
+    """Markdown: what was trained on what, for how long, on which machine, and how good it is on the validation data."""
+    rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
+    return "\n".join(
+        [
+            f"# {run.out.resolve().name}",
+            "",
+            f"A model trained by `saccade train {run.task}`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows.items()),
+            "",
+        ]
+    )
+
+
+def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
+    settings, source = run.settings, run.source
+    seen = steps_done * min(settings.batch, len(run.training))
+    held = f"{source.share:.0%} of it" if source.validation is None else source.validation.name
+    options = ", ".join(f"{name} {value}" for name, value in vars(run.kind).items() if name not in run.kind.learned)
+    return {
+        "model": f"{model.family.name}, {parameter_count(model):,} parameters",
+        "options": options,
+        "trained on": f"{source.data.name}: {len(run.training):,} examples",
+        "validated on": f"{held}: {len(run.validation):,} examples",
+        "steps": f"{steps_done:,}, {settings.batch} examples each, {seen / len(run.training):.1f} times the data",
+        "starts from": run.start,
+        **({} if run.distillation is None else {"taught by": run.distillation.told}),
+        "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
+        f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
+        f"precision {settings.execution.precision}, seed {settings.seed}",
+    }
+
+
+def _result(run: TaskRun, curve: list[CurveEntry], stored: Evaluation | None) -> dict[str, str]:
+    rows = {}
+    if curve:
+        metrics = {name: value for name, value in curve[-1].items() if name not in COMMON}
+        rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
+        rows["last look at validation"] = _shown(metrics)
+    if stored is not None:
+        rows[f"best weights, {run.kind.scored(len(run.validation))}"] = _shown(stored.metrics)
+    return rows
+
+
+def _shown(metrics: object) -> str:
+    assert isinstance(metrics, dict)
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

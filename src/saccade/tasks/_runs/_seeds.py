@@ -1,0 +1,121 @@
+"""Runs that differ in their seed alone: how far a figure hangs on chance."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...training.folder import TASK
+from ._testing import TestReport, aligned, test
+
+PREFIX = "seed-"
+
+
+def seed_folder(out: Path, seed: int) -> Path:
+    """Where the run of a seed stands."""
+    return out / f"{PREFIX}{seed}"
+
+
+def check_for_seeds(out: Path) -> None:
+    """FileExistsError where a folder holds more than runs of seeds, such as a run that a test would take for them."""
+    others = sorted(path.name for path in out.glob("*") if not (path.is_dir() and path.name.startswith(PREFIX)))
+    if others:
+        raise FileExistsError(
+            f"{out}: holds {others[0]}, expected a new folder or one of {PREFIX}* folders alone for --seeds; "
+            "choose another --out"
+        )
+
+
+def seed_folders(folder: Path) -> list[Path]:
+    """The folders of several seeds' runs in `folder`, by seed; none where it is itself a run, or holds none."""
+    if (folder / TASK).exists():
+        return []
+    found = [path for path in folder.glob(f"{PREFIX}*") if (path / TASK).exists()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedsReport:
+    """What a test found of the runs of several seeds; `str` is for reading, `as_dict` for programs.
+
+    Attributes:
+        run: the folder of all of them.
+        reports: of each.
+    """
+
+    run: Path
+    reports: Sequence[TestReport]
+
+    @property
+    def metrics(self) -> dict[str, tuple[float, float]]:
+        """The mean of each metric over the seeds, and the standard deviation (of the sample; of one run 0)."""
+        return spread([report.metrics for report in self.reports])
+
+    @property
+    def baselines(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The same of the baselines: the split is another with each seed, so they differ, too."""
+        kinds: dict[str, list[dict[str, float]]] = {}
+        for report in self.reports:
+            for name, metrics in report.baselines.items():
+                kinds.setdefault(name, []).append(metrics)
+        return {name: spread(found) for name, found in kinds.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        return {
+            "run": str(self.run),
+            "metrics": _named(self.metrics),
+            "baselines": {name: _named(found) for name, found in self.baselines.items()},
+            "reports": [report.as_dict() for report in self.reports],
+        }
+
+    def __str__(self) -> str:
+        first, task = self.reports[0], self.reports[0].task
+        mine = task.cost(_means(self.metrics))
+        better = [name for name, found in self.baselines.items() if task.cost(_means(found)) < mine]
+        lines = [f"The baseline is better than this model: {name}." for name in better]
+        seeds = ", ".join(report.run.name.removeprefix(PREFIX) for report in self.reports)
+        count = len(first.tested.data)
+        lines.append(f"{self.run}, seeds {seeds}, on {first.data}: {count:,} examples; mean and standard deviation")
+        rows = {"this model": self.metrics, **self.baselines}
+        shown = {
+            title: {name: f"{mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in found.items()}
+            for title, found in rows.items()
+        }
+        notes = dict.fromkeys(report.note for report in self.reports if report.note)
+        return "\n".join([*lines, *aligned(shown), *([first.protocol] if first.protocol else []), *notes])
+
+    def save_picture(self, path: str | Path) -> None:
+        """The picture of the first seed's run."""
+        self.reports[0].save_picture(path)
+
+
+def test_seeds(folder: str | Path, data: str | Path, **more: Any) -> SeedsReport:
+    """`test` of the run of each seed in a folder. Errors as of `test`; ValueError where there is none."""
+    folders = seed_folders(Path(folder))
+    if not folders:
+        raise ValueError(f"{folder}: holds no runs of several seeds; expected folders {PREFIX}0 and so on")
+    return SeedsReport(Path(folder), [test(run, data, **more) for run in folders])
+
+
+test_seeds.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's, whatever its name
+
+
+def spread(found: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """The mean of each metric, and the standard deviation of the sample; of one run 0."""
+    columns = {name: [metrics[name] for metrics in found] for name in found[0]}
+    return {
+        name: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+        for name, values in columns.items()
+    }
+
+
+def _means(found: dict[str, tuple[float, float]]) -> dict[str, float]:
+    return {name: mean for name, (mean, _) in found.items()}
+
+
+def _named(found: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    return {name: {"mean": mean, "deviation": deviation} for name, (mean, deviation) in found.items()}

@@ -1,0 +1,125 @@
+"""What a search tries next, which trials it gives up, and what mattered: Optuna, asked anew for each trial.
+
+Nothing is kept between two trials. So a search that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._space import Between, OneOf, Space
+from ._trials import DIVERGED, TOO_LARGE, Trial, ranked
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+DRAWN = 6  # trials before any is guided by others, or given up
+SPARED = 1  # looks of a trial after which it is not given up
+
+
+class Proposal:
+    """A trial that is to be made, by what is known of those before it.
+
+    Args:
+        known: trials that are done.
+        settings: of the trial; None asks the sampler (TPE: Bergstra et al., "Algorithms for Hyper-Parameter
+            Optimization", 2011).
+
+    Attributes:
+        settings: by option.
+    """
+
+    def __init__(self, space: Space, known: Sequence[Trial], seed: int, settings: dict[str, Any] | None = None):
+        with _quiet():
+            values = {trial.number: float(place) for place, trial in enumerate(ranked(known))}  # TPE reads their order
+            study = _study(space, known, values, int(np.random.SeedSequence((seed, len(known))).generate_state(1)[0]))
+            self._trial = study.ask({} if settings is not None else _distributions(space))
+        self.settings = _rounded(space, self._trial.params) if settings is None else settings
+
+    def is_hopeless(self, look: int, cost: float) -> bool:
+        """Note what the trial is judged by after a look, the lower the better.
+
+        Whether its best look so far is worse than the median of the other trials' after as many looks.
+        """
+        with _quiet():
+            self._trial.report(cost, look)
+            return self._trial.should_prune()
+
+
+def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
+    """The share of each setting in how the cost of trials that ended differs (fANOVA: Hutter et al. 2014).
+
+    Empty where there is nothing to tell: fewer than four such trials, or all of them equally good.
+    """
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    ended = ranked(trials)
+    costs = {trial.number: trial.cost for trial in ended if trial.cost is not None}
+    if len(ended) < 4 or len({*costs.values()}) < 2:
+        return {}
+    with _quiet():
+        found = get_param_importances(_study(space, ended, costs, 0), evaluator=FanovaImportanceEvaluator(seed=0))
+    return {name: float(share) for name, share in found.items()}
+
+
+def _study(space: Space, known: Sequence[Trial], values: Mapping[int, float], seed: int) -> Study:
+    """`values` are those of the trials that ended, by number."""
+    import optuna
+
+    study = optuna.create_study(
+        direction="minimize",
+        sampler=optuna.samplers.TPESampler(n_startup_trials=DRAWN, seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=DRAWN, n_warmup_steps=SPARED + 1),
+    )
+    study.add_trials([_as_theirs(space, trial, values.get(trial.number)) for trial in known])
+    return study
+
+
+def _as_theirs(space: Space, trial: Trial, value: float | None) -> FrozenTrial:
+    """One that diverged, or did not fit, is known as pruned before any look, which is worse than all others."""
+    from optuna.trial import TrialState, create_trial
+
+    return create_trial(
+        state=TrialState.PRUNED if value is None else TrialState.COMPLETE,
+        value=value,
+        params=trial.settings,
+        distributions=_distributions(space),
+        intermediate_values={} if trial.state in (DIVERGED, TOO_LARGE) else dict(enumerate(trial.looks, 1)),
+    )
+
+
+def _distributions(space: Space) -> dict[str, BaseDistribution]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    return {
+        name: CategoricalDistribution(choice.values)
+        if isinstance(choice, OneOf)
+        else FloatDistribution(choice.low, choice.high, log=choice.logarithmic, step=choice.step)
+        for name, choice in space.items()
+    }
+
+
+def _rounded(space: Space, drawn: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: choice.rounded(drawn[name]) if isinstance(choice, Between) else drawn[name]
+        for name, choice in space.items()
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna tells of every study and every trial, on standard error."""
+    import optuna
+
+    usual = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(usual)

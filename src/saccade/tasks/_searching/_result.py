@@ -1,0 +1,145 @@
+"""What a search has found: its trials as a table and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._classes._confusion import written
+from .._runs._testing import aligned, write_picture
+from .._runs._training import TrainedRun
+from ._trials import ENDED, PRUNED, Trial, ranked
+
+_COLORS = {ENDED: "tab:blue", PRUNED: "silver"}
+_WIDE = 4  # pictures of settings in a row
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """What a search found; `str` is for reading, `as_dict` for programs.
+
+    Attributes:
+        run: of the best trial.
+        trials: in their order.
+        importance: the share of each setting in how the trials that ended differ; empty where that cannot be told.
+        logarithmic: the settings whose values were tried by factors, not by differences.
+    """
+
+    run: TrainedRun
+    trials: Sequence[Trial]
+    importance: Mapping[str, float]
+    logarithmic: Collection[str] = ()
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials that ended, the best first, then the others in their order."""
+        return [*ranked(self.trials), *(one for one in self.trials if one.state != ENDED)]
+
+    @property
+    def best(self) -> Trial:
+        return self.ranked[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        return {
+            "run": str(self.run.folder),
+            "best": self.best.number,
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
+            "importance": dict(self.importance),
+        }
+
+    def __str__(self) -> str:
+        states = [trial.state for trial in self.trials]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        lines = [f"{self.run.folder}: {len(states)} trials ({counts}), the best first; on the validation data"]
+        lines += aligned({f"trial {trial.number}": self._row(trial) for trial in self.ranked})
+        if self.importance:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in self.importance.items())
+            lines.append(f"what mattered: {shares}")
+        return "\n".join(lines)
+
+    def _row(self, trial: Trial) -> dict[str, str]:
+        known = {name: f"{value:.4f}" for name, value in trial.metrics.items()}
+        metrics = {name: known.get(name, trial.state if n == 0 else "") for n, name in enumerate(self.best.metrics)}
+        loss = "" if trial.loss is None else f"{trial.loss:.4f}"
+        return {
+            **trial.shown_settings,
+            **metrics,
+            "loss": loss,
+            "steps": f"{trial.steps:,}",
+            "s": f"{trial.seconds:.0f}",
+        }
+
+    def save_picture(self, path: str | Path) -> None:
+        """Write the picture of the trials, .png or .svg, whole or not at all."""
+        write_picture(Path(path), self._picture)
+
+    def _picture(self, kind: str) -> bytes:
+        """What trials cost, one after another, and below it by each setting."""
+        from matplotlib.figure import Figure
+
+        names = list(self.importance) or list(self.best.settings)
+        rows = -(-len(names) // _WIDE)
+        figure = Figure(figsize=(2.6 * min(len(names), _WIDE) + 1.0, 3.0 + 2.4 * rows), layout="constrained")
+        above, below = figure.subfigures(2, 1, height_ratios=[3.0, 2.4 * rows], squeeze=False).flat
+        first = above.subplots()
+        self._draw_trials(first)
+        axes = below.subplots(rows, min(len(names), _WIDE), sharey=True, squeeze=False)
+        for one in axes.flat[len(names) :]:
+            one.set_axis_off()
+        for one, name in zip(axes.flat, names, strict=False):
+            self._draw_setting(one, name)
+        found = {self._shown(trial) for trial in self.trials if trial.state in _COLORS and trial.looks}
+        if len(found) == 1:  # around it an axis has numbers that no trial has, such as an accuracy of 1.04
+            first.set_yticks(list(found))
+            axes.flat[0].set_yticks(list(found))
+        return written(figure, kind)
+
+    def _draw_trials(self, axes: Any) -> None:
+        for state, color in _COLORS.items():
+            shown = [trial for trial in self.trials if trial.state == state and trial.looks]
+            if shown:
+                axes.scatter([one.number for one in shown], list(map(self._shown, shown)), color=color, label=state)
+        ended = [trial for trial in self.trials if trial.state == ENDED]
+        bests = [ranked(ended[: n + 1])[0] for n in range(len(ended))]
+        numbers = [*(trial.number for trial in ended), len(self.trials)]
+        line = list(map(self._shown, [*bests, bests[-1]]))
+        axes.step(numbers, line, where="post", color="tab:orange", label="best so far")
+        axes.set(xlabel="trial", ylabel=f"{self._measure[0]}, validation data")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(fontsize="small")
+
+    def _draw_setting(self, axes: Any, name: str) -> None:
+        shown = [trial for trial in self.trials if trial.state in _COLORS and trial.looks]
+        values = [trial.settings[name] for trial in shown]
+        if isinstance(values[0], float):
+            places = values
+            if name in self.logarithmic:
+                axes.set_xscale("log")
+                ends = sorted({min(values), max(values)})  # between them labels of a narrow axis would collide
+                axes.set_xticks(ends, [f"{value:g}" for value in ends])
+                axes.minorticks_off()
+        else:
+            known = sorted(set(values))
+            places = list(map(known.index, values))
+            axes.set_xticks(range(len(known)), list(map(str, known)))
+            axes.set_xlim(-0.5, len(known) - 0.5)
+        axes.scatter(places, list(map(self._shown, shown)), color=[_COLORS[one.state] for one in shown], s=16)
+        share = self.importance.get(name)
+        axes.set_title(name if share is None else f"{name}: {share:.0%}", fontsize="medium")
+
+    @property
+    def _measure(self) -> tuple[str, int]:
+        """What runs are judged by, as reports call it, and whether its sign is another there (-1) or not (1)."""
+        cost = self.best.cost
+        found = {
+            name: sign for name, value in self.best.metrics.items() for sign in (1, -1) if value == sign * (cost or 0.0)
+        }
+        return next(iter(found.items()), ("loss", 1))
+
+    def _shown(self, trial: Trial) -> float:
+        """What it is judged by at last; of one that was given up, at its best look."""
+        cost = min(trial.looks) if trial.cost is None else trial.cost
+        return self._measure[1] * cost

@@ -1,0 +1,145 @@
+"""Tables of series from files, and the windows of them that a model reads.
+
+Every error names the file, and the line and the column where there are any.
+
+Shape legend: T rows, C series, S steps of the past, F steps of the forecast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from .._examples import column_names, read_table
+from ._dates import check_steps, even_step, read_dates
+
+if TYPE_CHECKING:
+    from pandas import DatetimeIndex
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeriesTable:
+    """Series side by side.
+
+    Args:
+        path: where they come from.
+        names: of the series, (C,).
+        values: (T, C), float64.
+        dates: (T,).
+        step: from each date to the next, as pandas names it.
+        last: the last date as the file has it.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    values: np.ndarray
+    dates: DatetimeIndex
+    step: str
+    last: str
+
+
+def read_series(
+    path: Path, date: str, names: Sequence[str] | None = None, *, window: Mapping[str, int], step: str | None = None
+) -> SeriesTable:
+    """The series of a .csv, .tsv or .jsonl.
+
+    Args:
+        date: the column of dates.
+        names: the other columns; None: all there are.
+        window: rows of each part of a window, by the options that say so; there must be one, at least 3 rows.
+        step: of the dates; None finds it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: what `read_table` and `read_dates` refuse, uneven steps, cells that are no numbers, too few rows.
+    """
+    names = _others(path, date) if names is None else names
+    rows = read_table(path, (date, *names))
+    least = sum(window.values())
+    if len(rows) < least:
+        parts = " and ".join(f"{name}={steps}" for name, steps in window.items())
+        raise ValueError(f"{path}: {len(rows)} rows, expected at least {least}, one window of {parts}")
+    places = [place for place, _ in rows]
+    written, *columns = zip(*(cells for _, cells in rows), strict=True)
+    texts = [str(text).strip() for text in written]
+    dates = read_dates(texts, places)
+    if step is None:
+        step = even_step(dates, places)
+    check_steps(dates, step, places)
+    values = [_numbers(name, cells, places) for name, cells in zip(names, columns, strict=True)]
+    return SeriesTable(path, tuple(names), np.stack(values, axis=1), dates, step, texts[-1])
+
+
+def _others(path: Path, date: str) -> list[str]:
+    """All columns but the dates'."""
+    names = column_names(path)
+    others = [name for name in names if name != date]
+    if date in names and not others:
+        raise ValueError(f"{path}: no column beside {date!r}, expected one for each series")
+    return others
+
+
+def _numbers(name: str, cells: Sequence[Any], places: Sequence[str]) -> np.ndarray:
+    import pandas as pd
+
+    found = pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if len(wrong):
+        n = wrong[0]
+        raise ValueError(
+            f"{places[n]}: expected a number in column {name!r}, got {cells[n]!r:.40} ({len(wrong)} of {len(cells)} "
+            "cells have none); fill the gaps, or leave the column out of columns"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Window:
+    """A piece of a table: S rows to read and F to forecast, which are beyond the table where nobody knows them.
+
+    Args:
+        start: its first row.
+        past, horizon: S and F.
+    """
+
+    table: SeriesTable
+    start: int
+    past: int
+    horizon: int
+
+    @property
+    def now(self) -> int:
+        """The first row to forecast."""
+        return self.start + self.past
+
+    @property
+    def end(self) -> int:
+        return self.now + self.horizon
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows(Sequence[Window]):
+    """Windows of a table, by their first rows."""
+
+    table: SeriesTable
+    past: int
+    horizon: int
+    starts: range
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, number: int) -> Window: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Windows: ...
+
+    def __getitem__(self, number: int | slice) -> Window | Windows:
+        if isinstance(number, slice):
+            return dataclasses.replace(self, starts=self.starts[number])
+        return Window(self.table, self.starts[number], self.past, self.horizon)

@@ -1,0 +1,148 @@
+"""`saccade.tasks.distill`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...models import Model
+from ...training import Reporter
+from .._classes._class_task import ClassTask
+from .._example_task import ExampleTask
+from .._runs._registry import TASKS
+from .._runs._request import SHARE, TaskRun, read_data, settings_for
+from .._runs._run_folder import read_task_file
+from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
+from ._distillation import Distillation, Teaching
+from ._student import Student
+
+TEACHING = {field.name for field in dataclasses.fields(Teaching)}
+
+
+def distill(
+    teacher: TrainedRun | str | Path,
+    student: str | Path | Mapping[str, Any],
+    data: str | Path,
+    out: str | Path,
+    *,
+    validation: str | Path | None = None,
+    unlabelled: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> TrainedRun:
+    """Train a smaller model to say what a trained one says, and keep the best weights in a folder, a run of its task.
+
+    The loss is (1 - weight) times the task's own plus weight T² KL(teacher / T || student / T) of the outputs (Hinton
+    et al., "Distilling the Knowledge in a Neural Network", 2015). Everything else is as in `train`.
+
+    Args:
+        teacher: a run of `answer`, `classify`, `image`, `mlm`, `speech` (of classes) or `tag`, or its folder.
+        student: what differs from the teacher's configuration, such as {"layers": 2} or "layers=2,width=128" (`layers`,
+            `width`, `heads`, `hidden`, and names of its config.json); the file of a whole config.json; or a run, a
+            published model or a name on the hub to start from. A new student reads with the teacher's tokenizer or
+            image processor. With fewer layers and nothing else changed it begins with the teacher's weights, of blocks
+            that are evenly spaced.
+        data, validation: as the teacher's task reads them.
+        out: the folder to write; one that exists is refused unless `overwrite`.
+        unlabelled: inputs to learn from as well; of a task of classes, the teacher says theirs.
+        resume: continue the run in `out` where it stopped.
+        reporter: told of the run as it goes on.
+        options: `weight`, `temperature`, `hidden` and `relations` of `Teaching`; those of the settings as in `train`,
+            `epochs` and `share`; options of the task by which data are read, such as a column.
+
+    Raises:
+        TypeError: an unknown option.
+        FileNotFoundError, FileExistsError, ValueError: what is wrong with the input: no run, a task whose outputs are
+            no choices, a student that reads other tokens or has other labels.
+        Diverged, Stopped: as of `saccade.training.carry_out`.
+    """
+    began = time.perf_counter()
+    run = distill_request(
+        teacher,
+        student,
+        Path(data),
+        Path(out),
+        options,
+        validation=None if validation is None else Path(validation),
+        unlabelled=None if unlabelled is None else Path(unlabelled),
+        overwrite=overwrite,
+        resume=resume,
+    )
+    return train_requested(run, reporter, began)
+
+
+def distill_request(
+    teacher: TrainedRun | str | Path,
+    student: str | Path | Mapping[str, Any],
+    data: Path,
+    out: Path,
+    options: Mapping[str, Any],
+    *,
+    validation: Path | None = None,
+    unlabelled: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+) -> TaskRun:
+    """What `distill` asks for, its data read."""
+    options = {name: value for name, value in options.items() if value is not None}
+    teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
+    wanted = Student.of(student)
+    folder = teacher.folder if isinstance(teacher, TrainedRun) else Path(teacher)
+    kind = _teachable(read_task_file(folder).task)
+    reading = {name: options.pop(name) for name in {*kind.reading} & options.keys()}
+    unknown = [name for name in options if name not in SETTINGS | {"epochs", "share"}]
+    if unknown:
+        mine = ", ".join(sorted(TEACHING | SETTINGS | {"epochs", "share", *kind.reading}))
+        raise TypeError(f"{unknown[0]}: no option of distill; it has {mine}")
+    kind = kind.changed(reading)
+    import_required(type(kind))
+    wanted.check_labels(kind.name, kind.label_names)
+    # Opened anew: it moves to the student's device, and nothing of it learns.
+    model = kind.open_model(folder)
+    distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
+    source, training, judged = read_data(
+        kind, data, validation, options.get("seed") or 0, options.pop("share", SHARE), fit=False
+    )
+    training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
+    anew = wanted.initial is None and not wanted.blocks(model)
+    counted = functools.partial(settings_for, kind.scratch if anew else kind.tuning, given=options)
+    return TaskRun(
+        kind,
+        source,
+        training,
+        judged,
+        out,
+        counted(len(training)),
+        wanted.initial,
+        overwrite=overwrite,
+        resume=resume,
+        distillation=distillation,
+        origin="" if wanted.initial else distillation.origin,
+        counted=counted,
+    )
+
+
+def _teachable(task: object) -> ExampleTask:
+    """ValueError for a task whose outputs are no choices by logits."""
+    if isinstance(task, ExampleTask) and task.teachable:
+        return task
+    name = getattr(task, "name", type(task).__name__)
+    able = [name for name, kind in TASKS.items() if getattr(kind, "logits", None) not in (None, ExampleTask.logits)]
+    raise ValueError(
+        f"teacher: is a run of {name}, whose outputs are no choices that a student could imitate; expected a run of "
+        f"{', '.join(sorted(able))}"
+    )
+
+
+def _labelled(task: ExampleTask, teacher: Model, path: Path) -> list[Any]:
+    """Inputs of a file, with what the teacher says of them."""
+    if not isinstance(task, ClassTask):
+        raise ValueError(f"unlabelled: only of tasks whose examples have one class each, which {task.name} is not")
+    inputs = task.read_inputs(path)
+    return task.labelled(inputs, task.predict(teacher, inputs))

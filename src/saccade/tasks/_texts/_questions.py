@@ -1,0 +1,129 @@
+"""Questions with answers in their contexts, from files: JSON as of SQuAD, or JSON lines.
+
+Every error names the file, and the line or the question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .._examples import read_content, read_lines, read_table
+
+BETWEEN = "|||"  # a question and its context, as one text
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question and the context that answers it.
+
+    Args:
+        answers: text and first character of each answer that is right; empty where the context holds none; None where
+            nothing says.
+        place: where it stands, for messages: `squad.json: question 57284618`.
+    """
+
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] | None
+    place: str
+
+    @property
+    def expected(self) -> list[str]:
+        """The texts that are right; "" where there is no answer."""
+        assert self.answers is not None
+        return [text for text, _ in self.answers] or [""]
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a .jsonl (`question`, `context`, `answers`, each with `text` and `start`) or a SQuAD .json.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, another ending, no question, a value that is missing or of another
+            type, an answer that is not in its context where it is said to be.
+    """
+    if path.suffix.lower() == ".json":
+        return _squad(path, answered=True)
+    rows = read_table(path, ("question", "context", "answers"))
+    return [
+        _question(one, context, _answers(answers, "start", place), place) for place, (one, context, answers) in rows
+    ]
+
+
+def read_asked(path: Path) -> list[Question]:
+    """Questions without answers: a .jsonl or .json as of `read_questions`, or a text with one a line."""
+    kind = path.suffix.lower()
+    if kind == ".json":
+        return _squad(path, answered=False)
+    if kind == ".jsonl":
+        rows = read_table(path, ("question", "context"))
+        return [_question(question, context, None, place) for place, (question, context) in rows]
+    return [asked(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1) if line.strip()]
+
+
+def asked(text: str, place: str) -> Question:
+    """`where is Ada? ||| Ada went to Paris.` as a question. ValueError without the bars."""
+    question, between, context = text.partition(BETWEEN)
+    if not between:
+        raise ValueError(f"{place}: expected a question and its context with {BETWEEN} between them, got {text!r:.60}")
+    return _question(question.strip(), context.strip(), None, place)
+
+
+def _question(question: Any, context: Any, answers: list[tuple[str, int]] | None, place: str) -> Question:
+    for name, value in (("question", question), ("context", context)):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{place}: {name}: expected a text, got {value!r:.40}")
+    for text, start in answers or ():
+        if not 0 <= start <= len(context) - len(text) or context[start : start + len(text)] != text:
+            there = context[max(start, 0) : max(start, 0) + len(text)]
+            raise ValueError(
+                f"{place}: the answer {text!r:.60} is not at {start} of the context; there is {there!r:.60}"
+            )
+    return Question(question, context, None if answers is None else tuple(answers), place)
+
+
+def _answers(values: Any, start: str, place: str) -> list[tuple[str, int]]:
+    """The text and the first character of each answer."""
+    if not isinstance(values, list):
+        raise ValueError(f"{place}: answers: expected a list, got {values!r:.40}")
+    found = []
+    for value in values:
+        text, at = (value.get("text"), value.get(start)) if isinstance(value, dict) else (None, None)
+        if not isinstance(text, str) or not text.strip() or type(at) is not int:
+            raise ValueError(f"{place}: answers: expected a text and its {start}, got {value!r:.60}")
+        found.append((text, at))
+    return found
+
+
+_FORM = '{"data": [{"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}]}]}]}'
+
+
+def _squad(path: Path, *, answered: bool) -> list[Question]:
+    try:
+        values = json.loads(read_content(path))
+        found = list(_asked_of(values["data"], path, answered=answered))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        missing = f"; {error} is missing" if isinstance(error, KeyError) else ""
+        raise ValueError(f"{path}: not the form of SQuAD, {_FORM}{missing}") from None
+    if not found:
+        raise ValueError(f"{path}: holds no questions")
+    return found
+
+
+def _asked_of(articles: Any, path: Path, *, answered: bool) -> Iterator[Question]:
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for one in paragraph["qas"]:
+                place = f"{path}: question {one.get('id', one['question'])}"
+                answers = _answers_of(one, place) if answered else None
+                yield _question(one["question"], paragraph["context"], answers, place)
+
+
+def _answers_of(values: Any, place: str) -> list[tuple[str, int]]:
+    """Those of a SQuAD question."""
+    return [] if values.get("is_impossible", False) else _answers(values["answers"], "answer_start", place)
