@@ -65,7 +65,7 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
     [
         ("a.csv", "review,stars\nx,1\n", r"a.csv: no column 'text'; it has 'review', 'stars'$"),
         ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
-        ("a.csv", "", r"a.csv: no column 'text'; it has none$"),
+        ("a.csv", "", r"a.csv: no column 'text'; there are no columns$"),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
         ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
         ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),

@@ -186,5 +186,5 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
 
 def _check_column(path: Path, name: str, names: Any) -> None:
     if name not in names:
-        listed = ", ".join(repr(known) for known in list(names)[:_LISTED]) or "none"
-        raise ValueError(f"{path}: no column {name!r}; it has {listed}")
+        listed = ", ".join(repr(known) for known in list(names)[:_LISTED])
+        raise ValueError(f"{path}: no column {name!r}; " + (f"it has {listed}" if listed else "there are no columns"))
