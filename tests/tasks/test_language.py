@@ -91,3 +91,16 @@ def test_without_its_texts_there_is_no_trigram(lm, tmp_path):
         (tmp_path / name).write_bytes((lm / "run" / name).read_bytes())
     report = tasks.test(tmp_path, lm / "texts" / "b.txt")
     assert report.baselines == {} and report.note == "no baseline: the run's folder does not say what it was trained on"
+
+
+def test_two_seeds(lm, tmp_path, capsys):
+    out, text = tmp_path / "run", str(lm / "texts")
+    assert cli.main(["train", "lm", text, "--out", str(out), *OPTIONS, "--steps=2", "--seed=5", "--seeds=2"]) == 0
+    told = capsys.readouterr().out
+    assert "\n2 seeds, validation data, mean and standard deviation: nats per token " in told
+    runs = [out / "seed-5", out / "seed-6"]
+    assert f'\n  saccade generate --model {runs[0]} "Once upon a time"' in told
+    first, second = (tasks.test(run, text, baseline=False).metrics["perplexity per word"] for run in runs)
+    mean, deviation = tasks.test_seeds(out, text, baseline=False).metrics["perplexity per word"]
+    assert first != second
+    assert (mean, deviation) == pytest.approx(((first + second) / 2, abs(first - second) / math.sqrt(2)))

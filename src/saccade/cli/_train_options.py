@@ -89,6 +89,7 @@ class LearningOptions:
     beta2: float = option(0.98, "AdamW's second beta.")
     clip: float = option(1.0, "Largest gradient norm.")
     seed: int = option(0, "Of windows, weights and dropout.")
+    seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def settings_of(
 
     looks = {} if keeping is None else {**vars(keeping), "tensorboard": log_wanted(keeping.tensorboard)}
     return LanguageSettings(
-        **vars(learning),
+        **{name: value for name, value in vars(learning).items() if name != "seeds"},
         repeats=data.repeats,
         copying=data.copying,
         execution=Execution(**vars(machine)),

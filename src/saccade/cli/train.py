@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..tasks._runs._request import TaskRun
     from ..training import Evaluation, LanguageRun
 
-F = TypeVar("F", bound=NewRunOptions)
+F = TypeVar("F", bound=NewRunOptions | FileOptions)
 
 Ask = Callable[[F, dict[str, Any]], "TaskRun"]
 KEPT = (
@@ -83,24 +83,28 @@ def language_model(
     from ..training.processes import is_main_process
     from ..training.progress import ConsoleReporter
 
-    run = LanguageRun(
-        text,
-        files.out,
-        settings_of(data, learning, machine, keeping),
-        shape.fields,
-        hold_out=tuple(data.hold_out or ()),
-        vocabulary=data.pieces,
-        overwrite=files.overwrite,
-        initial=files.initial,
-        resume=files.resume,
-    )
-    with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
-        lm = train_language_model(run, reporter, then=lambda lm: _measure_heads(lm, run))
+    def one(files: FileOptions, changes: dict[str, Any]) -> Evaluation | None:
+        run = LanguageRun(
+            text,
+            files.out,
+            settings_of(data, dataclasses.replace(learning, **changes), machine, keeping),
+            shape.fields,
+            hold_out=tuple(data.hold_out or ()),
+            vocabulary=data.pieces,
+            overwrite=files.overwrite,
+            initial=files.initial,
+            resume=files.resume,
+        )
+        with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
+            train_language_model(run, reporter, then=lambda lm: _measure_heads(lm, run))
+        return reporter.stored
+
+    runs = _train_seeds(one, files, vars(learning))
     if is_main_process():
-        typer.echo(f"{run.out}: model written. Next:")
-        typer.echo(f'  saccade generate --model {run.out} "Once upon a time"')
-        if lm.model.config.mechanism is None:
-            typer.echo(f'  saccade look --model {run.out} "Once upon a time there was a time"')
+        typer.echo(f"{_written(files.out, runs)} Next:")
+        typer.echo(f'  saccade generate --model {runs[0]} "Once upon a time"')
+        if shape.mechanism is None:
+            typer.echo(f'  saccade look --model {runs[0]} "Once upon a time there was a time"')
 
 
 def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
@@ -130,7 +134,7 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
             raise UserError("--search and --seeds: give one of them; search first, then train with what it found")
         require("accelerate", "tasks")
         train_search(task, data, files, {name: options[name] for name in options if name in told}, trials)
-        _told_what_next(files.out)
+        _told_what_next(files.out, [files.out])
         return
 
     def ask(files: TaskFileOptions, options: dict[str, Any]) -> TaskRun:
@@ -153,45 +157,58 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
 def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
     """Train what `ask` makes of files and options, once or with several seeds, and say what comes next."""
     require("accelerate", "tasks")
-    seeds = options.pop("seeds")
-    if seeds is None:
-        _train_run(ask, files, options)
-    else:
-        _train_seeds(ask, files, options, seeds)
-    _told_what_next(files.out, seeds)
+    settings = {name: value for name, value in options.items() if name != "seeds"}
+    runs = _train_seeds(lambda files, changes: _train_run(ask, files, {**settings, **changes}), files, options)
+    _told_what_next(files.out, runs)
 
 
-def _told_what_next(out: Path, seeds: int | None = None) -> None:
-    from ..tasks._runs._seeds import seed_folders
+def _told_what_next(out: Path, runs: Sequence[Path]) -> None:
     from ..training.processes import is_main_process
 
     if is_main_process():
-        runs = [out] if seeds is None else seed_folders(out)
-        written = "model" if seeds is None else f"models of {', '.join(run.name for run in runs)}"
-        typer.echo(f"{out}: {written} written. Next:")
+        typer.echo(f"{_written(out, runs)} Next:")
         typer.echo(f"  saccade test {out} DATA")
         typer.echo(f"  saccade predict {runs[0]} INPUT")
 
 
-def _train_seeds(ask: Ask[F], files: F, options: dict[str, Any], seeds: int) -> None:
-    """A run for each seed, one after another; minutes are those of all together. What is there is gone on with."""
+def _written(out: Path, runs: Sequence[Path]) -> str:
+    written = "model" if runs == [out] else f"models of {', '.join(run.name for run in runs)}"
+    return f"{out}: {written} written."
+
+
+def _train_seeds(
+    train: Callable[[F, dict[str, Any]], Evaluation | None], files: F, options: Mapping[str, Any]
+) -> list[Path]:
+    """Train once, or with each of several seeds, one after another; minutes are those of all together. What is there is
+    gone on with.
+
+    Args:
+        train: with other files and other settings (the seed, the minutes); how good the best weights are, in the main
+            process.
+
+    Returns:
+        The folders of all runs, by seed.
+    """
+    seeds = options["seeds"]
+    if seeds is None:
+        train(files, {})
+        return [files.out]
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    from ..tasks._runs._seeds import check_for_seeds, seed_folder, spread
+    from ..tasks._runs._seeds import check_for_seeds, seed_folder, seed_folders, spread
 
     check_for_seeds(files.out)
 
-    if options["minutes"] is not None:
-        options["minutes"] /= seeds
-    found = []
+    found, minutes = [], options["minutes"]
     for seed in range(options["seed"], options["seed"] + seeds):
         out = seed_folder(files.out, seed)
         mine = dataclasses.replace(files, out=out, resume=files.resume and out.is_dir())
-        stored = _train_run(ask, mine, {**options, "seed": seed})
-        found += [] if stored is None else [stored.metrics]
+        stored = train(mine, {"seed": seed, "minutes": None if minutes is None else minutes / seeds})
+        found += [] if stored is None else [stored.metrics or {"nats per token": stored.loss}]
     if found:
         told = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(found).items())
         typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {told}")
+    return seed_folders(files.out)
 
 
 def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:
