@@ -39,6 +39,9 @@ def run(task: str, folder: Path) -> dict[str, object]:
         PreparedTaskRun.of(request(task, folder / name, folder / "out", {**options, **LOOP}), None),
         Looks(),
     )
+    for part in prepared.trained.modules():
+        if hasattr(part, "layer_drop"):  # as published models of sounds have it
+            part.layer_drop = 0.5
     train(prepared.objective, prepared.settings, looks, accelerator=accelerator_for(prepared.settings))
     weights = {name: value.detach().clone() for name, value in prepared.trained.state_dict().items()}
     return {"weights": weights, "looks": looks.found}
