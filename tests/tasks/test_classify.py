@@ -196,9 +196,29 @@ def test_a_cased_encoder_reads_capitals_and_accents(tmp_path, task, cased):
 def test_long_texts_are_cut_or_refused(learned):
     task, text = learned.task, "film " * 300
     cut = task.inputs([text])
-    assert [len(ids) for ids, _ in task.encode(learned.model, cut)] == [256]
+    assert [len(ids) for (ids,), _ in task.encode(learned.model, cut)] == [256]
     with pytest.raises(ValueError, match="text 1: 302 tokens are more than the 256 that are read; cut the text, or"):
         task.changed({"long": "refuse"}).encode(learned.model, cut)
+
+
+def test_windows_of_a_long_text(files, tmp_path):
+    """What tells the class stands behind what a model reads at once; each window learns, and a text is their mean."""
+    padding = "film " * 23
+    rows = [(padding + text, label) for text, label in reviews(120, 21)]
+    data = write_csv(tmp_path / "long.csv", rows)
+    options = {**SMALL, "longest": 19, "long": "slide", "steps": 240}
+    run = tasks.train("classify", data, tmp_path / "run", **options)
+    assert tasks.test(run, data, baseline=False).metrics["accuracy"] == 1.0
+
+    ids = run.model.tokenizer.encode(rows[0][0]).ids
+    around = [run.model.tokenizer.before[0]], [run.model.tokenizer.after[0]]
+    starts = [*range(0, len(ids) - 17, 8), len(ids) - 17]
+    parts = torch.tensor([[*around[0], *ids[start : start + 17], *around[1]] for start in starts])
+    expected = run.model.eval()(input_ids=parts).logits.double().softmax(-1).mean(0)
+    (found,) = tasks.predict(run, [rows[0][0]])
+    assert list(found["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
+    both = tasks.predict(run, [rows[0][0], "film"])  # windows of two texts in a batch
+    assert both[0]["probabilities"] == pytest.approx(found["probabilities"], abs=1e-5)
 
 
 def test_from_another_run(learned, files, tmp_path):

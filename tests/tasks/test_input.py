@@ -121,7 +121,7 @@ def test_other_bad_input(files, tmp_path):
         ({"longest": 2}, ValueError, "longest: must be at least 3, got 2"),
         ({"dropout": 1.0}, ValueError, r"dropout: must be in \[0, 1\), got 1.0"),
         ({"vocabulary": 20}, ValueError, r"vocabulary: the characters of the texts need at least \d+ pieces, got 20"),
-        ({"long": "slide"}, ValueError, "long: expected one of 'cut', 'refuse', got 'slide'"),
+        ({"long": "skip"}, ValueError, "long: expected one of 'cut', 'slide', 'refuse', got 'skip'"),
         ({"label_smoothing": 1}, ValueError, r"label_smoothing: must be in \[0, 1\), got 1"),
         ({"metric": "recall"}, ValueError, "metric: expected one of 'accuracy', 'f1', got 'recall'"),
         ({"colour": 3}, TypeError, "colour: no option of classify; it has accumulate, batch, .*, class_weights, "),

@@ -132,7 +132,7 @@ class TextModelOptions:
     longest: int | None = option(
         None, "Tokens of a text that are read.  [default: 256 by a new encoder, all that a checkpoint can]"
     )
-    long: str = option("cut", "What to do with longer texts: cut or refuse.")
+    long: str = option("cut", "What to do with longer texts: cut, slide windows over them, or refuse.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +144,10 @@ class MaskedOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlidingModelOptions(TextModelOptions):
+class SlidingTextModelOptions(TextModelOptions):
     """Model"""
 
-    long: str = option("slide", "What to do with longer texts: slide over them, cut or refuse.")
+    long: str = option("slide", "What to do with longer texts: slide windows over them, cut, or refuse.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,13 +232,6 @@ class TranslationModelOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlidingTextModelOptions(TextModelOptions):
-    """Model"""
-
-    long: str = option("slide", "What to do with longer texts: slide windows over them, cut, or refuse.")
-
-
-@dataclasses.dataclass(frozen=True)
 class TagModelOptions(SlidingTextModelOptions):
     """Model"""
 
@@ -298,7 +291,7 @@ TASK_COMMANDS = {
         "Guess masked pieces: pre-train an encoder for other tasks.",
         "Train an encoder on the texts of DATA to guess pieces that are hidden; other tasks start --from it.",
         "A .txt with a text a line, a folder of them, or a .csv, .tsv or .jsonl.",
-        (MaskedOptions, SlidingModelOptions),
+        (MaskedOptions, SlidingTextModelOptions),
         epochs="40, with --from 3",
         rate="1e-3, with --from 5e-5",
     ),

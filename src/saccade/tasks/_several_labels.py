@@ -127,8 +127,8 @@ class ClassifySeveral(Classify):
     def row_weights(self, batch: Batch) -> None:
         return None
 
-    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """The probability (K,) of each label, float64."""
+    def probabilities(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """The probability (K,) of each label in each window, float64."""
         return list(result.double().sigmoid().cpu().numpy())
 
     # --- metrics and report -------------------------------------------------------------------------------------------

@@ -23,11 +23,14 @@ from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table
 from ._media._files import Media
 from ._task import Baseline, Recipe, Tested
-from ._texts._text_task import EncoderTask
+from ._texts._text_task import AnyTokenizer, EncoderTask
+from ._texts._windows import windows
 from ._texts._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._texts._word_shares import word_shares
 
 TEXTS = Media("a .txt file", (".txt",))
+Item = tuple[list[list[int]], Any]
+"""The tokens of a text's windows, mostly one, and its class; None where nothing says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Classify(ClassTask, EncoderTask):
         several: what stands between the labels of a text that may have any number of them; such a task is a
             `ClassifySeveral`. None: each text has one class.
         skip_empty: leave out texts without a word instead of refusing them.
+        long: "slide": overlapping windows over texts that are too long, each an example of its text's class to learn
+            from, and probabilities are means over them; "cut": their beginnings alone; "refuse" them.
         label, label_smoothing, class_weights, metric: as in every task of classes.
     """
 
@@ -55,6 +60,7 @@ class Classify(ClassTask, EncoderTask):
     scratch = Recipe(epochs=10, rate=5e-4)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading = ("text", "label", "skip_empty", "longest", "long")
+    longs = ("cut", "slide", "refuse")
     requires = ("sklearn.metrics",)
 
     def __post_init__(self) -> None:
@@ -131,24 +137,50 @@ class Classify(ClassTask, EncoderTask):
 
     named = text_of
 
-    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[tuple[list[int], Any]]:
-        return list(zip(self.token_ids(model, examples), self.class_numbers(examples), strict=True))
+    def encode(self, model: Model, examples: Sequence[TextExample]) -> list[Item]:
+        rows = self.windows(model.tokenizer, examples) if self.long == "slide" else None
+        rows = rows or [[ids] for ids in self.token_ids(model, examples)]
+        return list(zip(rows, self.class_numbers(examples), strict=True))
 
-    def length(self, item: tuple[list[int], Any]) -> int:
+    def windows(self, tokenizer: AnyTokenizer, examples: Sequence[TextExample]) -> list[list[list[int]]]:
+        """The tokens of each text's windows, the special ones included."""
+        limit, around = self.limit(tokenizer), len(tokenizer.before) + len(tokenizer.after)
+        found = []
+        for example in examples:
+            ids = tokenizer.encode(example.text).ids
+            parts = windows(len(ids), len(ids) if limit is None else limit - around)
+            found.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
+        return found
+
+    def length(self, item: Item) -> int:
+        return sum(map(len, item[0]))
+
+    def rows(self, item: Item) -> int:
         return len(item[0])
 
-    def collate(
-        self, model: Model, items: Sequence[tuple[list[int], Any]], random: np.random.Generator | None = None
-    ) -> Batch:
-        batch = self.padded(model, [ids for ids, _ in items])
+    def collate(self, model: Model, items: Sequence[Item], random: np.random.Generator | None = None) -> Batch:
+        """Beside the tokens of each row its text, `texts` (B,), and that text's class, `labels`."""
+        batch = self.padded(model, [ids for rows, _ in items for ids in rows])
+        batch["texts"] = torch.tensor([n for n, (rows, _) in enumerate(items) for _ in rows])
         classes = [label for _, label in items if label is not None]
-        return {**batch, "labels": torch.tensor(classes)} if len(classes) == len(items) else batch
+        known = len(classes) == len(items)
+        return {**batch, "labels": torch.tensor(classes)[batch["texts"]]} if known else batch
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K)."""
         logits = self.called(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
+
+    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """The probabilities (K,) of each text, float64: the means over its windows."""
+        rows = np.stack(self.probabilities(model, result, batch))
+        texts = batch["texts"].cpu().numpy()
+        return [rows[texts == n].mean(axis=0) for n in range(texts[-1] + 1)]
+
+    def probabilities(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """Those of each window."""
+        return super().outputs(model, result, batch)
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
