@@ -203,12 +203,12 @@ def test_long_texts_are_cut_or_refused(learned):
 
 def test_windows_of_a_long_text(files, tmp_path):
     """What tells the class stands behind what a model reads at once; each window learns, and a text is their mean."""
-    padding = "film " * 23
+    padding = "film " * 17
     rows = [(padding + text, label) for text, label in reviews(120, 21)]
     data = write_csv(tmp_path / "long.csv", rows)
-    options = {**SMALL, "longest": 19, "long": "slide", "steps": 240}
+    options = {**SMALL, "longest": 19, "long": "slide", "patience": 99, "steps": 200}
     run = tasks.train("classify", data, tmp_path / "run", **options)
-    assert tasks.test(run, data, baseline=False).metrics["accuracy"] == 1.0
+    assert tasks.test(run, data, baseline=False).metrics["accuracy"] > 0.9  # cut, the texts are all the same
 
     ids = run.model.tokenizer.encode(rows[0][0]).ids
     around = [run.model.tokenizer.before[0]], [run.model.tokenizer.after[0]]
