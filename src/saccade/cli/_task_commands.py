@@ -39,7 +39,7 @@ class TextClassOptions:
 
     text: str = option("text", "The column of texts.", metavar="COLUMN")
     several: str | None = option(
-        None, "Texts have any number of labels; this stands between them.  [default: one class each]", metavar="SIGN"
+        None, "Texts have any number of labels, separated by this.  [default: one class each]", metavar="SEPARATOR"
     )
     skip_empty: bool = option(False, "Leave out texts without a word.", "--skip-empty")
 
@@ -80,11 +80,13 @@ class ImageModelOptions:
     """Model"""
 
     longest: int = option(64, "Pixels of the longer side that a new model reads, at most.")
-    patch: int | None = option(None, "Pixels of a side of its patches.  [default: an eighth of the longer side]")
-    layers: int = option(4, "Its blocks.")
-    heads: int = option(4, "Its heads of each block.")
-    width: int = option(64, "Its width.")
-    dropout: float = option(0.1, "Its dropout.")
+    patch: int | None = option(
+        None, "Pixels of a side of a new model's patches.  [default: an eighth of the longer side]"
+    )
+    layers: int = option(4, "Blocks of a new model.")
+    heads: int = option(4, "Heads of each block.")
+    width: int = option(64, "Width of a new model.")
+    dropout: float = option(0.1, "Dropout of a new model.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +115,10 @@ class SoundModelOptions:
         None,
         "Samples a second that a new model reads; others are resampled.  [default: as most sounds have, at most 16000]",
     )
-    layers: int = option(3, "Its blocks.")
-    heads: int = option(4, "Its heads of each block.")
-    width: int = option(96, "Its width.")
-    dropout: float = option(0.1, "Its dropout.")
+    layers: int = option(3, "Blocks of a new model.")
+    heads: int = option(4, "Heads of each block.")
+    width: int = option(96, "Width of a new model.")
+    dropout: float = option(0.1, "Dropout of a new model.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +126,11 @@ class TextModelOptions:
     """Model"""
 
     vocabulary: int = option(4096, "Word pieces of a new encoder, at most.")
-    cased: bool = option(False, "Let capitals and accents tell its words apart.", "--cased/--no-cased")
-    layers: int = option(2, "Its blocks.")
-    heads: int = option(4, "Its heads of each block.")
-    width: int = option(128, "Its width.")
-    dropout: float = option(0.3, "Its dropout.")
+    cased: bool = option(False, "Distinguish capitals and accents, in a new encoder.", "--cased/--no-cased")
+    layers: int = option(2, "Blocks of a new model.")
+    heads: int = option(4, "Heads of each block.")
+    width: int = option(128, "Width of a new model.")
+    dropout: float = option(0.3, "Dropout of a new model.")
     longest: int | None = option(
         None, "Tokens of a text that are read.  [default: 256 by a new encoder, all that a checkpoint can]"
     )
@@ -167,12 +169,12 @@ class SeriesModelOptions:
     """Model"""
 
     layers: int = option(3, "Blocks of a new model.")
-    heads: int = option(4, "Its heads of each block.")
-    width: int = option(16, "Its width.")
-    hidden: int = option(128, "Width inside of its feed-forward layers.")
-    patch: int = option(16, "Steps in each of its patches.")
+    heads: int = option(4, "Heads of each block.")
+    width: int = option(16, "Width of a new model.")
+    hidden: int = option(128, "Width inside of feed-forward layers.")
+    patch: int = option(16, "Steps in each patch of a new model.")
     stride: int = option(8, "Steps from one patch to the next.")
-    dropout: float = option(0.3, "Its dropout.")
+    dropout: float = option(0.3, "Dropout of a new model.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class GraphOptions:
         "or none.",
     )
     directed: bool = option(False, "Edges lead only from their source to their target.", "--directed")
-    l2: float = option(5e-4, "What large weights cost: half of it times the sum of their squares.")
+    l2: float = option(5e-4, "L2 penalty: l2 / 2 times the sum of squared weights.")
     metric: str = option("loss", "What the best weights are chosen by: loss, accuracy or f1.")
 
 
@@ -194,11 +196,11 @@ class GraphModelOptions:
     """Model"""
 
     kind: str = option("gat", "Of a new model: gat, gatv2 or graphormer.")
-    layers: int = option(2, "Its layers; GAT's last one names the classes.")
-    heads: int = option(8, "Its heads of each layer.")
-    width: int = option(64, "Its width, of all heads together.")
-    dropout: float = option(0.6, "Its dropout of features and of what layers read.")
-    attention_dropout: float = option(0.6, "Its dropout of attention weights.")
+    layers: int = option(2, "Layers of a new model; GAT's last one names the classes.")
+    heads: int = option(8, "Heads of each layer.")
+    width: int = option(64, "Width of a new model, of all heads together.")
+    dropout: float = option(0.6, "Dropout of features and of what layers read.")
+    attention_dropout: float = option(0.6, "Dropout of attention weights.")
     hops: int = option(2, "How far a node of graphormer sees.")
 
 
@@ -221,10 +223,10 @@ class TranslationModelOptions:
 
     vocabulary: int = option(8000, "Tokens of a new model, for both languages together, at most.")
     separate: bool = option(False, "Give each language so many tokens of its own (Marian's layout, not BART's).")
-    layers: int = option(3, "Its blocks, of encoder and of decoder.")
-    heads: int = option(8, "Its heads of each block.")
-    width: int = option(256, "Its width.")
-    dropout: float = option(0.2, "Its dropout.")
+    layers: int = option(3, "Blocks of a new model, of encoder and of decoder.")
+    heads: int = option(8, "Heads of each block.")
+    width: int = option(256, "Width of a new model.")
+    dropout: float = option(0.2, "Dropout of a new model.")
     longest: int | None = option(
         None, "Tokens of a text that are read.  [default: 256 by a new model, all that a checkpoint can]"
     )
@@ -235,7 +237,7 @@ class TranslationModelOptions:
 class TagModelOptions(SlidingTextModelOptions):
     """Model"""
 
-    cased: bool = option(True, "Let capitals and accents tell its words apart.", "--cased/--no-cased")
+    cased: bool = option(True, "Distinguish capitals and accents, in a new encoder.", "--cased/--no-cased")
 
 
 @dataclasses.dataclass(frozen=True)

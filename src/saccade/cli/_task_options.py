@@ -40,8 +40,10 @@ class TaskFileOptions(NewRunOptions):
 class TuningOptions:
     """With --from"""
 
-    last: int | None = option(None, "Let the last blocks learn alone, so many of them.  [default: all weights]")
-    lora: int | None = option(None, "Learn changes of this rank, not the weights themselves.  [default: the weights]")
+    last: int | None = option(None, "Train only the last N blocks and the head.  [default: all weights]")
+    lora: int | None = option(
+        None, "Train the head, and a change of this rank of each matrix in the blocks (LoRA).  [default: all weights]"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TaskLearningOptions:
     minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
     batch: int | None = option(None, "Examples in each step, over all processes.  [default: {batch}]")
     rate: float | None = option(None, "Highest learning rate.  [default: {rate}]")
-    warmup: int | None = option(None, "Steps up to it.  [default: a tenth of the epochs that are usual, at most 100]")
+    warmup: int | None = option(None, "Warm-up steps.  [default: a tenth of the epochs that are usual, at most 100]")
     decay: float = option(0.01, "Weight decay.")
     beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
     clip: float = option(LearningOptions.clip, "Largest gradient norm.")
@@ -81,11 +83,11 @@ class TaskEvaluationOptions:
     every: int | None = option(None, "Steps between looks at the validation data.  [default: {every}]")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
     patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: {patience}]")
-    improvement: float = option(0.0, "What counts as one, in the metric.")
+    improvement: float = option(0.0, "The smallest change of the metric that counts as an improvement.")
     tensorboard: bool | None = option(
         None, "Write a log for TensorBoard.  [default: if installed]", "--tensorboard/--no-tensorboard"
     )
-    log_every: int = option(EvaluationOptions.log_every, "Steps between its entries.")
+    log_every: int = option(EvaluationOptions.log_every, "Steps between entries of the log.")
     watch: int | None = option(
         None, "Steps between looks at every head's attention, for the log and alarms.  [default: never]"
     )
