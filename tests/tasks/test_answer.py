@@ -318,6 +318,8 @@ def test_squad_and_lines_hold_the_same(tmp_path):
             (one.question, one.context, one.answers) for one in data
         ]
         assert {one.answers for one in tasks.Answer().read_inputs(tmp_path / name)} == {None}
+    (tmp_path / "b.jsonl").write_text(LINE % '["met", {"text": "Bob", "start": 8}]')
+    assert tasks.Answer().read(tmp_path / "b.jsonl")[0].answers == (("met", 4), ("Bob", 8))
     assert tasks.Answer().read(tmp_path / "a.json")[3].place.endswith("a.json: question id3")
     for qa in asked:
         del qa["answers"], qa["is_impossible"]
@@ -364,6 +366,12 @@ LINE = '{"question": "who?", "context": "Ada met Bob", "answers": %s}\n'
         ),
         ("a.jsonl", LINE % '[{"text": "Bob", "start": 9}]', r"line 1: the answer 'Bob' is not at 9 of the context"),
         ("a.jsonl", LINE % '[{"text": "Bob"}]', r"line 1: answers: expected a text and its start, got {'text'"),
+        ("a.jsonl", LINE % '["Eve"]', r"line 1: answers: 'Eve' is not in the context; expected a text of it$"),
+        (
+            "a.jsonl",
+            LINE.replace("met", "Bob") % '["Bob"]',
+            r"line 1: answers: 'Bob' is in the context 2 times; expected {\"text\": ..., \"start\": ...}$",
+        ),
         ("a.jsonl", LINE % '"Bob"', r"line 1: answers: expected a list, got 'Bob'$"),
         ("a.jsonl", LINE.replace("who?", " ") % "[]", r"line 1: question: expected a text, got ' '$"),
         (

@@ -39,7 +39,10 @@ class Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a .jsonl (`question`, `context`, `answers`, each with `text` and `start`) or a SQuAD .json.
+    """The questions of a .jsonl or a SQuAD .json.
+
+    A line has `question`, `context` and `answers`, each with `text` and `start`, or a text alone that stands in the context
+    once.
 
     Raises:
         FileNotFoundError, ValueError: no such file, another ending, no question, a value that is missing or of another
@@ -49,7 +52,8 @@ def read_questions(path: Path) -> list[Question]:
         return _squad(path, answered=True)
     rows = read_table(path, ("question", "context", "answers"))
     return [
-        _question(one, context, _answers(answers, "start", place), place) for place, (one, context, answers) in rows
+        _question(one, context, _answers(answers, "start", place, context), place)
+        for place, (one, context, answers) in rows
     ]
 
 
@@ -85,17 +89,29 @@ def _question(question: Any, context: Any, answers: list[tuple[str, int]] | None
     return Question(question, context, None if answers is None else tuple(answers), place)
 
 
-def _answers(values: Any, start: str, place: str) -> list[tuple[str, int]]:
+def _answers(values: Any, start: str, place: str, context: Any) -> list[tuple[str, int]]:
     """The text and the first character of each answer."""
     if not isinstance(values, list):
         raise ValueError(f"{place}: answers: expected a list, got {values!r:.40}")
     found = []
     for value in values:
+        if isinstance(value, str) and isinstance(context, str):
+            value = {"text": value, start: _only_place(value, context, start, place)}
         text, at = (value.get("text"), value.get(start)) if isinstance(value, dict) else (None, None)
         if not isinstance(text, str) or not text.strip() or type(at) is not int:
             raise ValueError(f"{place}: answers: expected a text and its {start}, got {value!r:.60}")
         found.append((text, at))
     return found
+
+
+def _only_place(text: str, context: str, start: str, place: str) -> int:
+    """Where a text stands in its context. ValueError where it is not there, or several times."""
+    count = sum(context.startswith(text, n) for n in range(len(context))) if text.strip() else 0
+    if count != 1:
+        told = f"in the context {count} times" if count else "not in the context"
+        expected = f'{{"text": ..., "{start}": ...}}' if count else "a text of it"
+        raise ValueError(f"{place}: answers: {text!r:.60} is {told}; expected {expected}")
+    return context.index(text)
 
 
 _FORM = '{"data": [{"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": ...}]}]}]}'
@@ -126,4 +142,4 @@ def _asked_of(articles: Any, path: Path, *, answered: bool) -> Iterator[Question
 
 def _answers_of(values: Any, place: str) -> list[tuple[str, int]]:
     """Those of a SQuAD question."""
-    return [] if values.get("is_impossible", False) else _answers(values["answers"], "answer_start", place)
+    return [] if values.get("is_impossible", False) else _answers(values["answers"], "answer_start", place, None)
