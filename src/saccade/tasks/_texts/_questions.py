@@ -41,8 +41,8 @@ class Question:
 def read_questions(path: Path) -> list[Question]:
     """The questions of a .jsonl or a SQuAD .json.
 
-    A line has `question`, `context` and `answers`, each with `text` and `start`, or a text alone that stands in the context
-    once.
+    A line has `question`, `context` and `answers`, each with `text` and `start`, or a text alone that is in the context
+    only once.
 
     Raises:
         FileNotFoundError, ValueError: no such file, another ending, no question, a value that is missing or of another
