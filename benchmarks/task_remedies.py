@@ -1,6 +1,7 @@
 """What helps where there are few data and little time: each remedy on the same sentences, over several seeds.
 
-    python benchmarks/task_remedies.py DATA RUNS [--seeds 3] [--text FILE] [--out benchmarks/results/task-remedies.md]
+    python benchmarks/task_remedies.py DATA RUNS [--seeds 3] [--text FILE] [--checkpoint FOLDER]
+        [--out benchmarks/results/task-remedies.md]
 
 DATA is a folder with train.tsv, dev.tsv and test.tsv, tables with a column `label` and a column `text`, such as SST-2's
 sentences. RUNS keeps all runs; one that is there is not trained again, but for those that lose heads. Everything is
@@ -16,6 +17,9 @@ The whole model has 3 blocks of 4 heads and width 128 and is trained
 That with all weights is what heads are removed from (half of them; then, in other folders, two epochs to learn on), and
 the teacher of students of a third of its parameters: trained on the truth alone, taught, and taught first to guess
 masked pieces by the pre-trained encoder and then the classes by the teacher.
+
+--checkpoint is a published encoder, such as MiniLM. It is tuned with one seed: all weights, the last two blocks,
+changes of rank 8, each at a rate of its own (`PUBLISHED`); and half of its heads are removed.
 """
 
 from __future__ import annotations
@@ -39,6 +43,11 @@ STUDENT = {"layers": 1, "width": 64}
 RATES = (3e-4, 1e-3)
 TUNED = {"epochs": 8}
 MASKED = {"epochs": 40, "rate": 1e-3}
+PUBLISHED = {
+    "all weights": {"rate": 1e-4},
+    "`--last 2`": {"last": 2, "rate": 3e-4},
+    "`--lora 8`": {"lora": 8, "rate": 1e-3},
+}
 Train = Callable[..., Any]
 
 
@@ -115,7 +124,35 @@ def texts_of(data: Path, extra: Path | None, runs: Path) -> Path:
     return path
 
 
-def measured(data: Path, runs: Path, seeds: int, extra: Path | None) -> list[Row]:
+@dataclasses.dataclass
+class Group:
+    """The rows of one model; the others are compared with that of `whole`."""
+
+    title: str
+    whole: str
+    rows: list[Row] = dataclasses.field(default_factory=list)
+
+    def add(self, name: str, folders: list[Path], data: Path, remark: str) -> None:
+        row = Row(name, remark=remark)
+        for folder in folders:
+            row.add(folder, data)
+        print(row.line(), flush=True)
+        self.rows.append(row)
+
+    def page(self) -> list[str]:
+        whole = next(row for row in self.rows if row.name == self.whole)
+        lines = [f"## {self.title}", "", "| | parameters | accuracy, % | minutes | |", "|---|---|---|---|---|"]
+        lines += [*(row.line() for row in self.rows), ""]
+        for row in self.rows:
+            if row is not whole:
+                share = f"{row.parameters / whole.parameters:.0%} of its parameters"
+                points, relative = 100 * (row.mean - whole.mean), row.mean / whole.mean - 1
+                lines.append(f"- {row.name}: {points:+.1f} points ({relative:+.1%}) against {whole.name}; {share}.")
+        return [*lines, ""]
+
+
+def own(data: Path, runs: Path, seeds: int, extra: Path | None) -> Group:
+    """A small encoder: from random weights, pre-trained on its own text, with fewer heads, and its students."""
     train, judged, texts = data / "train.tsv", data / "dev.tsv", texts_of(data, extra, runs)
 
     def classify(out: Path, **options: Any) -> Any:
@@ -124,44 +161,47 @@ def measured(data: Path, runs: Path, seeds: int, extra: Path | None) -> list[Row
     def masked(out: Path, **options: Any) -> Any:
         return tasks.train("mlm", texts, out, **options)
 
-    rows = []
-
-    def row(name: str, folders: list[Path], remark: str) -> Row:
-        rows.append(Row(name, remark=remark))
-        for folder in folders:
-            rows[-1].add(folder, data)
-        print(rows[-1].line(), flush=True)
-        return rows[-1]
-
+    group = Group("A small encoder of its own", "pre-trained, all weights")
     found, rate = with_best_rate(runs / "anew", seeds, classify, **WHOLE, **TUNED)
-    row("random weights", found, f"rate {rate:g}")
+    group.add("random weights", found, data, f"rate {rate:g}")
     pieces = trained(runs / "pieces", masked, **WHOLE, **MASKED)
+    before = f"after {minutes_of(pieces):.1f} minutes of `mlm`"
     whole: list[Path] = []
     for name, options in (("all weights", {}), ("`--last 1`", {"last": 1}), ("`--lora 8`", {"lora": 8})):
         folder = runs / f"from-{'-'.join(options) or 'all'}"
         found, rate = with_best_rate(folder, seeds, classify, initial=pieces, **TUNED, **options)
         whole = whole or found
-        before = f"after {minutes_of(pieces):.1f} minutes of `mlm`"
-        row(f"`--from` an encoder of masked pieces: {name}", found, f"rate {rate:g}; {before}")
-    rows += pruned(data, runs, whole)
-    rows += students(data, runs, seeds, whole[0], pieces, texts)
-    return rows
+        group.add(f"pre-trained, {name}", found, data, f"rate {rate:g}; {before}")
+    pruned(group, data, runs, whole)
+    group.rows += students(data, runs, seeds, whole[0], pieces, texts)
+    return group
 
 
-def pruned(data: Path, runs: Path, whole: list[Path]) -> list[Row]:
+def published(data: Path, runs: Path, checkpoint: Path) -> Group:
+    """A published encoder, tuned."""
+    group = Group("A published encoder, tuned", "all weights")
+
+    def classify(out: Path, **options: Any) -> Any:
+        return tasks.train("classify", data / "train.tsv", out, validation=data / "dev.tsv", **options)
+
+    for number, (name, options) in enumerate(PUBLISHED.items()):
+        folder = trained(runs / f"published-{number}", classify, initial=checkpoint, epochs=4, **options)
+        group.add(name, [folder], data, f"rate {options['rate']:g}")
+    pruned(group, data, runs / "published", [runs / "published-0"])
+    return group
+
+
+def pruned(group: Group, data: Path, runs: Path, whole: list[Path]) -> None:
     """Half of the heads of each seed's model."""
-    found = [Row("half of its heads removed"), Row("and two epochs to learn on")]
-    ratios = []
-    for seed, folder in enumerate(whole):
-        for row, options in zip(found, ({}, {"epochs": 2}), strict=True):
+    ways: dict[str, dict[str, Any]] = {"half of its heads removed": {}, "and two epochs to learn on": {"epochs": 2}}
+    for name, options in ways.items():
+        folders, ratios = [], []
+        for seed, folder in enumerate(whole):
             out = runs / f"half-{len(options)}" / f"seed-{seed}"
             made = tasks.prune(folder, out, keep=0.5, overwrite=out.exists(), **options)
             ratios.append(made.forward.after / made.forward.before)
-            row.add(out, data)
-    for row in found:
-        row.remark = f"a forward takes {statistics.median(ratios):.2f} of its time"
-        print(row.line(), flush=True)
-    return found
+            folders.append(out)
+        group.add(name, folders, data, f"a forward takes {statistics.median(ratios):.2f} of its time")
 
 
 def students(data: Path, runs: Path, seeds: int, teacher: Path, pieces: Path, texts: Path) -> list[Row]:
@@ -190,7 +230,7 @@ def students(data: Path, runs: Path, seeds: int, teacher: Path, pieces: Path, te
     return rows
 
 
-def page(rows: list[Row], data: Path, runs: Path, seeds: int) -> str:
+def page(groups: list[Group], data: Path, runs: Path, seeds: int) -> str:
     run = next(runs.glob("anew/rate-*/seed-0"))
     simple = tasks.test(run, data / "test.tsv").baselines
     lines = [
@@ -198,23 +238,14 @@ def page(rows: list[Row], data: Path, runs: Path, seeds: int) -> str:
         "",
         "    python benchmarks/task_remedies.py DATA RUNS",
         "",
-        f"Method: the docstring of the command. {seeds} seeds, {torch.get_num_threads()} threads. Accuracy on the test "
-        "set, mean and standard deviation; minutes of the last run alone.",
+        f"Method: the docstring of the command. {seeds} seeds, one of a published encoder, {torch.get_num_threads()} "
+        "threads. Accuracy on the test set, mean and standard deviation; minutes of the last run alone.",
         "",
-        "| | parameters | accuracy, % | minutes | |",
-        "|---|---|---|---|---|",
-        *(f"| {name} | | {100 * found['accuracy']:.1f} | | |" for name, found in simple.items()),
-        *(row.line() for row in rows),
+        *(f"{name}: {100 * found['accuracy']:.1f} %." for name, found in simple.items()),
         "",
+        *(line for group in groups for line in group.page()),
     ]
-    named = {row.name: row for row in rows}
-    whole = next(row for name, row in named.items() if name.endswith("all weights"))
-    for name, row in named.items():
-        if row is not whole:
-            share = f"{row.parameters / whole.parameters:.0%} of its parameters"
-            points, relative = 100 * (row.mean - whole.mean), row.mean / whole.mean - 1
-            lines.append(f"- {name}: {points:+.1f} points ({relative:+.1%}) against all weights, pre-trained; {share}.")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:
@@ -223,11 +254,14 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--text", type=Path, help="more texts to guess pieces of, a line each")
+    parser.add_argument("--checkpoint", type=Path, help="the folder of a published encoder")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
-    rows = measured(options.data, options.runs, options.seeds, options.text)
-    text = page(rows, options.data, options.runs, options.seeds)
+    groups = [own(options.data, options.runs, options.seeds, options.text)]
+    if options.checkpoint is not None:
+        groups.append(published(options.data, options.runs, options.checkpoint))
+    text = page(groups, options.data, options.runs, options.seeds)
     print(text)
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")
