@@ -318,8 +318,11 @@ def test_squad_and_lines_hold_the_same(tmp_path):
             (one.question, one.context, one.answers) for one in data
         ]
         assert {one.answers for one in tasks.Answer().read_inputs(tmp_path / name)} == {None}
-    (tmp_path / "b.jsonl").write_text(LINE % '["met", {"text": "Bob", "start": 8}]')
-    assert tasks.Answer().read(tmp_path / "b.jsonl")[0].answers == (("met", 4), ("Bob", 8))
+    (tmp_path / "b.jsonl").write_text(LINE % '["met", {"text": "Bob", "start": 8}]' + LINE % '"Ada"')
+    assert [one.answers for one in tasks.Answer().read(tmp_path / "b.jsonl")] == [
+        (("met", 4), ("Bob", 8)),
+        (("Ada", 0),),
+    ]
     assert tasks.Answer().read(tmp_path / "a.json")[3].place.endswith("a.json: question id3")
     for qa in asked:
         del qa["answers"], qa["is_impossible"]
@@ -372,7 +375,8 @@ LINE = '{"question": "who?", "context": "Ada met Bob", "answers": %s}\n'
             LINE.replace("met", "Bob") % '["Bob"]',
             r"line 1: answers: 'Bob' is in the context 2 times; expected {\"text\": ..., \"start\": ...}$",
         ),
-        ("a.jsonl", LINE % '"Bob"', r"line 1: answers: expected a list, got 'Bob'$"),
+        ("a.jsonl", LINE % "7", r"line 1: answers: expected a list, got 7$"),
+        ("a.jsonl", LINE.replace('"Ada met Bob"', "null") % '["Bob"]', r"line 1: context: expected a text, got None$"),
         ("a.jsonl", LINE.replace("who?", " ") % "[]", r"line 1: question: expected a text, got ' '$"),
         (
             "a.jsonl",

@@ -196,6 +196,8 @@ def test_a_cased_encoder_reads_capitals_and_accents(tmp_path, task, cased):
 def test_long_texts_are_cut_or_refused(learned):
     task, text = learned.task, "film " * 300
     cut = task.inputs([text])
+    longer = task.changed({"longest": 1000})  # than the model reads
+    assert [len(ids) for (ids,), _ in longer.encode(learned.model, cut)] == [256]
     assert [len(ids) for (ids,), _ in task.encode(learned.model, cut)] == [256]
     with pytest.raises(ValueError, match="text 1: 302 tokens are more than the 256 that are read; cut the text, or"):
         task.changed({"long": "refuse"}).encode(learned.model, cut)
@@ -215,7 +217,13 @@ def test_windows_of_a_long_text(files, tmp_path):
     starts = [*range(0, len(ids) - 17, 8), len(ids) - 17]
     parts = torch.tensor([[*around[0], *ids[start : start + 17], *around[1]] for start in starts])
     expected = run.model.eval()(input_ids=parts).logits.double().softmax(-1).mean(0)
-    (found,) = tasks.predict(run, [rows[0][0]])
+    (found,) = tasks.predict(run, [rows[0][0]], picture=tmp_path / "words.svg")
+    assert "which says most for it" in (tmp_path / "words.svg").read_text()
+    task = run.task
+    (item,) = task.encode(run.model, task.read(data)[:1])
+    batch = task.collate(run.model, [item])
+    judged = task.loss(task.forward(run.model, batch), batch, learning=False).item()
+    assert judged == pytest.approx(-expected.log()[task.labels.index(rows[0][1])].item(), abs=1e-5)
     assert list(found["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
     both = tasks.predict(run, [rows[0][0], "film"])  # windows of two texts in a batch
     assert both[0]["probabilities"] == pytest.approx(found["probabilities"], abs=1e-5)

@@ -188,6 +188,7 @@ def test_bad_input(wide, files, tmp_path, capsys):
         ({"keep": 1.0}, "keep: at 1.0 every head stays"),
         ({"heads": "0.7"}, "heads: layer 0 has the heads 0 to 2, got 7"),
         ({"keep": 0.5, "rate": 1e-3}, "rate: is of learning on without the heads; give one of steps, epochs, minutes"),
+        ({"keep": 0.5, "resume": True}, "resume: goes on with training; give one of steps, epochs, minutes, too"),
         ({"keep": 0.5, "data": tmp_path / "none.csv"}, "none.csv: no such file or folder"),
     ]
     for options, message in cases:
@@ -195,8 +196,9 @@ def test_bad_input(wide, files, tmp_path, capsys):
             tasks.prune(wide, out, **options)
     with pytest.raises(TypeError, match="width: no option of prune"):
         tasks.prune(wide, out, keep=0.5, width=3)
-    with pytest.raises(FileExistsError, match="exists already"):
-        tasks.prune(wide, wide.folder, keep=0.5)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="out: .* is the run that it is made of; expected another folder"):
+            tasks.prune(wide, wide.folder, keep=0.5, overwrite=overwrite)
     assert not out.exists()
     assert cli.main(["prune", str(wide.folder), "--keep", ".5"]) == 2
     assert "--out: missing" in capsys.readouterr().err

@@ -18,7 +18,10 @@ def test_a_folder_that_is_a_run_is_refused(files, learned, tmp_path, capsys, mor
     out = shutil.copytree(learned.folder, tmp_path / "run")
     command = ["train", "classify", str(files / "reviews.csv"), "--out", str(out), "--seeds=2", "--steps=1", *more]
     assert cli.main(command) == 2
-    assert "run: holds README.md, expected a new folder or one of seed-* folders alone" in capsys.readouterr().err
+    assert (
+        "run: holds README.md, expected a new folder, or one with runs of the same seeds alone"
+        in capsys.readouterr().err
+    )
     assert not list(out.glob("seed-*"))
 
 
@@ -52,5 +55,7 @@ def test_two_seeds(files, tmp_path, capsys):
     before = [(run / "model.safetensors").read_bytes() for run in runs]
     assert cli.main([*command, "--resume"]) == 0  # what is over is left as it is
     assert [(run / "model.safetensors").read_bytes() for run in runs] == before
+    other = [*command[:-2], "--seed=4", "--seeds=2", "--overwrite"]  # seed-3 would be tested with them
+    assert cli.main(other) == 2 and "holds seed-3, expected a new folder" in capsys.readouterr().err
     with pytest.raises(ValueError, match="holds no runs of several seeds; expected folders seed-0 and so on"):
         tasks.test_seeds(runs[0], unseen)

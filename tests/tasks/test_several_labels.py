@@ -127,7 +127,7 @@ def test_the_loss_is_a_yes_or_no_for_each_label(kind):
     logits, truth = torch.randn(7, 3, generator=draw), torch.tensor(task.truth(examples[:7])).float()
     yes, no = F.logsigmoid(logits), F.logsigmoid(-logits)
     plain = -(truth * yes + (1 - truth) * no).mean()
-    batch = {"labels": truth}
+    batch = {"labels": truth, "texts": torch.arange(7)}
     torch.testing.assert_close(task.loss(logits, batch, learning=False), plain)
     rare = torch.tensor([26 / 27, 35 / 18, 39 / 14])
     smooth = 0.8 * truth + 0.1

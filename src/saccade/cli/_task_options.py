@@ -18,7 +18,7 @@ class NewRunOptions:
 
     out: Path = option(cast(Path, ...), "The folder to write the model into.", show_default=False)
     validation: Path | None = option(None, "Judge by this file.  [default: a --share of DATA]", metavar="DATA")
-    share: float = option(0.1, "How much of DATA is not trained on but judged by.")
+    share: float | None = option(None, "How much of DATA is not trained on but judged by.  [default: as the teacher]")
     overwrite: bool = option(False, "Replace the run in --out.", "--overwrite")
     resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
 
@@ -27,6 +27,7 @@ class NewRunOptions:
 class TaskFileOptions(NewRunOptions):
     """Files and folders"""
 
+    share: float = option(0.1, "How much of DATA is not trained on but judged by.")
     initial: str | None = option(
         None,
         "Start from the weights and the tokenizer of a run, a published model's folder, or a name on the Hugging Face "

@@ -74,7 +74,7 @@ def distill(
     With fewer layers and nothing else changed STUDENT begins with blocks of its teacher, else with random weights.
     """
     options, of_task = given(teaching, learning, machine, looking), changes_of(changes)
-    for name in options.keys() & of_task.keys():
+    for name in {*options, *vars(files)} & of_task.keys():
         raise UserError(f"--set {name}: is no option of a task; give --{name.replace('_', '-')}")
     options |= of_task
     unlabelled = options.pop("unlabelled")

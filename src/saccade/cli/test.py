@@ -38,8 +38,8 @@ def test(
     from ..tasks._runs._seeds import seed_folders
 
     report = (test_seeds if seed_folders(run) else judge)(run, data, baseline=baseline, **changes_of(changes))
-    if target is not None:
-        report.save_picture(target)
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))
-    if target is not None and not as_json:
-        typer.echo(f"picture: {target}")
+    if target is not None:  # after the figures: a task may have none
+        report.save_picture(target)
+        if not as_json:
+            typer.echo(f"picture: {target}")

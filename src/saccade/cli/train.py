@@ -179,8 +179,7 @@ def _written(out: Path, runs: Sequence[Path]) -> str:
 def _train_seeds(
     train: Callable[[F, dict[str, Any]], Evaluation | None], files: F, options: Mapping[str, Any]
 ) -> list[Path]:
-    """Train once, or with each of several seeds, one after another; minutes are those of all together. What is there is
-    gone on with.
+    """Train once, or with each of several seeds, one after another; minutes are those of all together.
 
     Args:
         train: with other files and other settings (the seed, the minutes); how good the best weights are, in the main
@@ -195,12 +194,13 @@ def _train_seeds(
         return [files.out]
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    from ..tasks._runs._seeds import check_for_seeds, seed_folder, seed_folders, spread
+    from ..tasks._runs._seeds import check_for_seeds, seed_folder, spread
 
-    check_for_seeds(files.out)
+    numbers = range(options["seed"], options["seed"] + seeds)
+    check_for_seeds(files.out, numbers)
 
     found, minutes = [], options["minutes"]
-    for seed in range(options["seed"], options["seed"] + seeds):
+    for seed in numbers:
         out = seed_folder(files.out, seed)
         mine = dataclasses.replace(files, out=out, resume=files.resume and out.is_dir())
         stored = train(mine, {"seed": seed, "minutes": None if minutes is None else minutes / seeds})
@@ -208,7 +208,7 @@ def _train_seeds(
     if found:
         told = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(found).items())
         typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {told}")
-    return seed_folders(files.out)
+    return [seed_folder(files.out, seed) for seed in numbers]
 
 
 def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:

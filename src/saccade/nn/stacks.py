@@ -110,6 +110,7 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             states += [] if hidden_states is None else [x]
             if self.training and self.layer_drop and not return_weights and torch.rand(()) < self.layer_drop:
+                x = _with_gradients_of(block, x)
                 continue
             given = {
                 **common,
@@ -374,3 +375,11 @@ def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:
 
 def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observation], None] | None:
     return None if observe is None else functools.partial(observe, layer)
+
+
+def _with_gradients_of(block: nn.Module, x: Tensor) -> Tensor:
+    """x as it is. Several processes wait for the gradient of each weight; those of a block that is left out are 0."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return x
+    firsts = [weight.flatten()[:1].sum() for weight in block.parameters() if weight.requires_grad]
+    return torch.where(torch.ones_like(x, dtype=torch.bool), x, torch.stack(firsts).sum().to(x.dtype)) if firsts else x

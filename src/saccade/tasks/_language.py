@@ -68,7 +68,7 @@ class Language(Task):
 
     def split(self, data: Sequence[Text], share: float, seed: int) -> tuple[list[Text], list[Text]]:
         if self.hold_out:
-            held = {Path(path).resolve() for path in self.hold_out}
+            held = {file.resolve() for path in self.hold_out for file in self.files(Path(path))}
             kept = [one for one in data if one.path is None or one.path.resolve() not in held]
             return kept, [one for one in data if one not in kept]
         training, validation = split_tail("\n".join(one.text for one in data), share)

@@ -26,7 +26,7 @@ from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
 from ._task import Baseline, Tested
 from ._texts._word_picture import WordPanel, most_sure, picture_above_words, present
-from .classify import Classify
+from .classify import Classify, firsts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -79,7 +79,7 @@ class ClassifySeveral(Classify):
         labels = tuple(sorted(counts))
         if len(labels) < 2:
             raise ValueError(f"label: expected two labels or more, the texts have {len(labels)}")
-        rare = tuple((len(training) - counts[label]) / counts[label] for label in labels)
+        rare = tuple(max(len(training) - counts[label], 1) / counts[label] for label in labels)
         return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
 
     def truth(self, data: Sequence[TextExample]) -> np.ndarray:
@@ -108,16 +108,17 @@ class ClassifySeveral(Classify):
     # --- loss ---------------------------------------------------------------------------------------------------------
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
-        """The binary cross-entropy of logits (B, K), the mean over texts and labels."""
+        """The binary cross-entropy of logits (B, K), the mean over windows, to judge over texts, and labels."""
         truth = batch["labels"].to(result)
         if not learning:
-            return F.binary_cross_entropy_with_logits(result, truth)
+            texts = batch["texts"]
+            return F.binary_cross_entropy_with_logits(self.of_texts(result, texts), truth[firsts(texts)])
         rare = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
         smooth = truth * (1 - self.label_smoothing) + self.label_smoothing / 2
         return F.binary_cross_entropy_with_logits(result, smooth, pos_weight=rare)
 
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        return len(batch["labels"])
+        return len(batch["labels"]) if learning else int(batch["texts"][-1]) + 1
 
     def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
         """A row (B K, 2) for each text and label, no and yes: the softmax of (0, x) is the sigmoid of x."""
@@ -127,9 +128,15 @@ class ClassifySeveral(Classify):
     def row_weights(self, batch: Batch) -> None:
         return None
 
-    def probabilities(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """The probability (K,) of each label in each window, float64."""
-        return list(result.double().sigmoid().cpu().numpy())
+    def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
+        """The probability (K,) of each label, float64: the mean over a text's windows."""
+        return list(self.of_texts(result, batch["texts"]).double().sigmoid().cpu().numpy())
+
+    def shares(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def logits_of(self, shares: Tensor) -> Tensor:
+        return shares.logit(eps=torch.finfo(shares.dtype).eps)
 
     # --- metrics and report -------------------------------------------------------------------------------------------
 

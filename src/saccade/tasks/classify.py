@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._evaluating import evaluating
 from ..models import Model
 from ..nn.stacks import LayerObserver
 from ._baselines import tfidf_regression
@@ -144,13 +145,16 @@ class Classify(ClassTask, EncoderTask):
 
     def windows(self, tokenizer: AnyTokenizer, examples: Sequence[TextExample]) -> list[list[list[int]]]:
         """The tokens of each text's windows, the special ones included."""
-        limit, around = self.limit(tokenizer), len(tokenizer.before) + len(tokenizer.after)
         found = []
         for example in examples:
-            ids = tokenizer.encode(example.text).ids
-            parts = windows(len(ids), len(ids) if limit is None else limit - around)
+            ids, parts = tokenizer.encode(example.text).ids, self.parts(tokenizer, example)
             found.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
         return found
+
+    def parts(self, tokenizer: AnyTokenizer, example: TextExample) -> list[range]:
+        """Which of a text's tokens, without the special ones, each window has."""
+        count, limit = len(tokenizer.encode(example.text).ids), self.limit(tokenizer)
+        return windows(count, count if limit is None else limit - len(tokenizer.before) - len(tokenizer.after))
 
     def length(self, item: Item) -> int:
         return sum(map(len, item[0]))
@@ -172,15 +176,35 @@ class Classify(ClassTask, EncoderTask):
         assert logits is not None
         return widened(logits)
 
+    def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
+        """Of each window to learn from, of each text to judge."""
+        if learning:
+            return super().loss(result, batch, learning=True)
+        labels = batch["labels"][firsts(batch["texts"])]
+        return super().loss(self.of_texts(result, batch["texts"]), {"labels": labels}, learning=False)
+
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        return super().weight(batch, learning=True) if learning else int(batch["texts"][-1]) + 1
+
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
         """The probabilities (K,) of each text, float64: the means over its windows."""
-        rows = np.stack(self.probabilities(model, result, batch))
-        texts = batch["texts"].cpu().numpy()
-        return [rows[texts == n].mean(axis=0) for n in range(texts[-1] + 1)]
+        return super().outputs(model, self.of_texts(result, batch["texts"]), batch)
 
-    def probabilities(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """Those of each window."""
-        return super().outputs(model, result, batch)
+    def of_texts(self, result: Tensor, texts: Tensor) -> Tensor:
+        """Logits (T, K) of the texts, from those of their windows (B, K), by the means of probabilities."""
+        counts = torch.bincount(texts)
+        if len(counts) == len(texts):
+            return result
+        mean = result.new_zeros(len(counts), result.shape[1]).index_add(0, texts, self.shares(result))
+        return self.logits_of(mean / counts[:, None])
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Logits as probabilities."""
+        return logits.softmax(-1)
+
+    def logits_of(self, shares: Tensor) -> Tensor:
+        """Probabilities as logits, finite ones."""
+        return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
@@ -222,9 +246,20 @@ class Classify(ClassTask, EncoderTask):
         self, model: Model, example: TextExample, title: str, value: Callable[[Tensor], Tensor]
     ) -> WordPanel | None:
         """The words of a text by what they add to a value of its logits (B, K); None where a model cannot tell."""
-        (ids,) = self.token_ids(model, [example])
-        shares = word_shares(model, example.text, ids, lambda rows: value(self.forward(model, {"input_ids": rows})))
-        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}", shares)
+
+        def read(rows: Tensor) -> Tensor:
+            return value(self.forward(model, {"input_ids": rows}))
+
+        ((rows, _),) = self.encode(model, [dataclasses.replace(example, label=None)])
+        first, told = 0, ""
+        if len(rows) > 1:
+            with evaluating(model), torch.no_grad():
+                said = [read(torch.tensor([ids], device=model.device)).item() for ids in rows]
+            window = int(np.argmax(said))
+            first = self.parts(model.tokenizer, example)[window].start
+            rows, told = [rows[window]], f" in window {window + 1} of {len(said)}, which says most for it"
+        shares = word_shares(model, example.text, rows[0], read, first)
+        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}{told}", shares)
 
     def baselines(
         self,
@@ -238,6 +273,12 @@ class Classify(ClassTask, EncoderTask):
             (known, self.truth(training)), (judged, self.truth(validation)), [example.text for example in tested]
         )
         return [Baseline(f"TF-IDF with logistic regression (C = {strength:g})", list(outputs))]
+
+
+def firsts(texts: Tensor) -> Tensor:
+    """The first row of each text."""
+    counts = torch.bincount(texts)
+    return counts.cumsum(0) - counts
 
 
 def _text(value: Any, place: str) -> str:

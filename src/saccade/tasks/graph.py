@@ -21,10 +21,11 @@ from ..models import Model, load, new_graph_model
 from ..monitoring import Observations
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
+from ._baselines import strongest_regression
 from ._classes._confusion import confusion_table
 from ._classes._results import class_details, class_scores, listed, stratified
 from ._examples import read_lines
-from ._graphs._baselines import feature_regression, graph_convolution
+from ._graphs._baselines import graph_convolution
 from ._graphs._data import Graph, Node, Nodes
 from ._graphs._files import graph_files, read_graph
 from ._graphs._objective import GraphObjective, node_logits
@@ -277,7 +278,7 @@ class ClassifyNodes(Task):
         known, judged, asked = _nodes(training), _nodes(validation), _nodes(tested)
         graphs = [self.tensors(nodes.graph) for nodes in (known, judged, asked)]
         rows = [x.numpy()[nodes.numbers] for (x, _), nodes in zip(graphs, (known, judged, asked), strict=True)]
-        plain, strength = feature_regression((rows[0], self.truth(known)), (rows[1], self.truth(judged)), rows[2])
+        plain, strength = strongest_regression((rows[0], self.truth(known)), (rows[1], self.truth(judged)), rows[2])
         spread = graph_convolution(
             graphs[0], known.numbers.tolist(), self.truth(known).tolist(), graphs[2], len(self.labels)
         )

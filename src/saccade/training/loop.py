@@ -19,7 +19,7 @@ from .anomaly import AnomalyReport, locate_anomaly
 from .memory import LOOK_SMALLER, OPTIMIZER_SMALLER, is_out_of_memory, memory_told, smaller_parts
 from .norms import gradient_norms, weight_norms
 from .objective import Evaluation, Objective
-from .processes import accelerator_for, any_of, expect_dropped_layers, is_sharded, own_parts, slowest
+from .processes import accelerator_for, any_of, is_sharded, own_parts, slowest
 from .running_statistics import frozen_norms, share_statistics
 from .settings import EvaluationSettings, Settings
 from .state import capture, restore, step_seed, whole_weights
@@ -188,7 +188,6 @@ class _LoopState:
         self.accelerator, self.settings, self.objective = accelerator, settings, objective
         objective.recompute_blocks(settings.execution.checkpointing)
         self.model = objective.model
-        expect_dropped_layers(accelerator, self.model)
         self.prepared, self.optimizer = accelerator.prepare(self.model, make_optimizer(self.model, settings))
         self.attention: AttentionMonitor | None = None
         self.tokens = 0

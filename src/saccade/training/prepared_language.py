@@ -127,10 +127,16 @@ class PreparedLanguageRun(PreparedRun):
     def _task(self) -> dict[str, Any]:
         """What `saccade test` has to know of the run."""
         run = self.run
-        held = [str(path) for path in run.hold_out]
-        digests = {str(path): digest(sorted(read_texts(path))) for path in (run.text, *run.hold_out)}
-        data = {"data": str(run.text), "validation": None, "sha256": digests}
-        return {"task": run.task, "options": {"hold_out": held}, **data, "seed": run.settings.seed, "share": TAIL}
+        text, *held = (path.resolve() for path in (run.text, *run.hold_out))  # a test may be asked for elsewhere
+        digests = {str(path): digest(sorted(read_texts(path))) for path in (text, *held)}
+        data = {"data": str(text), "validation": None, "sha256": digests}
+        return {
+            "task": run.task,
+            "options": {"hold_out": [str(path) for path in held]},
+            **data,
+            "seed": run.settings.seed,
+            "share": TAIL,
+        }
 
     def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
         return model_card(self.run, self.lm, self.corpus, curve, steps_done, None if stored is None else stored.loss)

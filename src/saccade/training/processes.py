@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import nn
 
 from .settings import Settings
 
@@ -98,14 +97,6 @@ def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> 
     if errors:
         raise errors[0] if processes.is_main_process else OtherProcessFailed(str(errors[0]))
     return result  # type: ignore[return-value]
-
-
-def expect_dropped_layers(accelerator: Accelerator, model: nn.Module) -> None:
-    """Several processes wait for the gradient of each weight; that of a layer which a step leaves out never comes."""
-    from accelerate import DistributedDataParallelKwargs
-
-    if any(getattr(part, "layer_drop", 0.0) for part in model.modules()):
-        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
 def any_of(accelerator: Accelerator, flag: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What a model of nodes is compared with: regression on their features alone, and a graph-convolutional network.
+"""What a model of nodes is compared with: a graph-convolutional network.
 
 Shape legend: N nodes, n of them tested, F features, K classes.
 """
@@ -13,28 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.graphs.heads import feature_dropout
-from .._baselines import STRENGTHS
 
-Labelled = tuple[np.ndarray, np.ndarray]
-"""Features (n, F) of nodes, and the numbers of their classes."""
 Input = tuple[Tensor, Tensor]
 """Features (N, F) and edges (2, M) of a graph."""
-
-
-def feature_regression(training: Labelled, validation: Labelled, tested: np.ndarray) -> tuple[np.ndarray, float]:
-    """Logistic regression on the features of each node alone.
-
-    C is the one of `STRENGTHS` that is right most often on the validation nodes (of equally good ones the smallest).
-
-    Returns:
-        The probabilities (n, K) of the nodes with the features `tested`, and C.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    models = [LogisticRegression(C=strength, max_iter=1000).fit(*training) for strength in STRENGTHS]
-    right = [float((model.predict(validation[0]) == validation[1]).mean()) for model in models]
-    best = int(np.argmax(right))
-    return models[best].predict_proba(tested), STRENGTHS[best]
 
 
 def propagation(edges: Tensor, nodes: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from ...models.checkpoints.hub import folder_of
 from ...models.checkpoints.reading import find_weights, read_json
 from ...training.folder import TASK, is_ours, task_of
-from ...training.resume import check_task, sha256
+from ...training.resume import check_task, digest, sha256
 from .._task import Task
 from ._registry import TESTED, task_with
 
@@ -32,6 +32,16 @@ class TaskFile:
     digests: dict[str, str]
     seed: int
     share: float
+
+    def changed(self) -> str | None:
+        """What is gone of the data that the run learned from, or is not the same any more; None where all is there."""
+        for path, known in self.digests.items():
+            files = self.task.files(Path(path))
+            if not all(file.exists() for file in files):
+                return f"{path}, which the run was trained on, is not there any more"
+            if digest(files) != known:
+                return f"{path} is not what the run was trained on any more"
+        return None
 
     def to_json(self) -> str:
         values = {
@@ -94,3 +104,9 @@ def weights_digest(source: Path | str) -> str:
     """SHA-256 of a checkpoint's files of weights."""
     files = sorted({stored.file for stored in find_weights(folder_of(source)).tensors.values()})
     return sha256(file.read_bytes() for file in files)
+
+
+def check_elsewhere(out: Path, folder: Path) -> None:
+    """ValueError where a run is to be made of a run in the same folder, which would take its own weights away."""
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"out: {out} is the run that it is made of; expected another folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ def seed_folder(out: Path, seed: int) -> Path:
     return out / f"{PREFIX}{seed}"
 
 
-def check_for_seeds(out: Path) -> None:
-    """FileExistsError where a folder holds more than runs of seeds, such as a run that a test would take for them."""
-    others = sorted(path.name for path in out.glob("*") if not (path.is_dir() and path.name.startswith(PREFIX)))
+def check_for_seeds(out: Path, seeds: Iterable[int]) -> None:
+    """FileExistsError where a folder holds more than runs of these seeds: a test would judge that with them."""
+    wanted = {seed_folder(out, seed).name for seed in seeds}
+    others = sorted(path.name for path in out.glob("*") if path.name not in wanted and not path.name.startswith("."))
     if others:
         raise FileExistsError(
-            f"{out}: holds {others[0]}, expected a new folder or one of {PREFIX}* folders alone for --seeds; "
+            f"{out}: holds {others[0]}, expected a new folder, or one with runs of the same seeds alone for --seeds; "
             "choose another --out"
         )
 

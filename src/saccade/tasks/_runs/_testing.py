@@ -10,7 +10,6 @@ from typing import Any
 from ..._seeding import seeded
 from ..._whole_file import whole_file
 from ...models import Model
-from ...training.resume import digest
 from .._task import Baseline, Task, Tested
 from ._request import split_again
 from ._run_folder import TaskFile, read_task_file
@@ -141,12 +140,9 @@ def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[l
     """Those of the task, or why there are none."""
     if not source.digests:
         return [], "no baseline: the run's folder does not say what it was trained on"
-    for path, known in source.digests.items():
-        files = source.task.files(Path(path))
-        if not all(file.exists() for file in files):
-            return [], f"no baseline: {path}, which the run was trained on, is not there any more"
-        if digest(files) != known:
-            return [], f"no baseline: {path} is not what the run was trained on any more"
+    changed = source.changed()
+    if changed is not None:
+        return [], f"no baseline: {changed}"
     learned = split_again(source)
     try:
         with seeded(source.seed):

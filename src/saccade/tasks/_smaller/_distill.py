@@ -14,8 +14,8 @@ from ...training import Reporter
 from .._classes._class_task import ClassTask
 from .._example_task import ExampleTask
 from .._runs._registry import TASKS
-from .._runs._request import SHARE, TaskRun, read_data, settings_for
-from .._runs._run_folder import read_task_file
+from .._runs._request import TaskRun, read_data, settings_for
+from .._runs._run_folder import check_elsewhere, read_task_file
 from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
 from ._distillation import Distillation, Teaching
 from ._student import Student
@@ -94,7 +94,9 @@ def distill_request(
     teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
     wanted = Student.of(student)
     folder = teacher.folder if isinstance(teacher, TrainedRun) else Path(teacher)
-    kind = _teachable(read_task_file(folder).task)
+    check_elsewhere(out, folder)
+    taught = read_task_file(folder)
+    kind = _teachable(taught.task)
     reading = {name: options.pop(name) for name in {*kind.reading} & options.keys()}
     unknown = [name for name in options if name not in SETTINGS | {"epochs", "share"}]
     if unknown:
@@ -106,9 +108,9 @@ def distill_request(
     # Opened anew: it moves to the student's device, and nothing of it learns.
     model = kind.open_model(folder)
     distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
-    source, training, judged = read_data(
-        kind, data, validation, options.get("seed") or 0, options.pop("share", SHARE), fit=False
-    )
+    # Split as the teacher's own data were, whatever the seed: it has learned the rest by heart.
+    share = options.pop("share", None) or taught.share
+    source, training, judged = read_data(kind, data, validation, taught.seed, share, fit=False)
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
     anew = wanted.initial is None and not wanted.blocks(model)
     counted = functools.partial(settings_for, kind.scratch if anew else kind.tuning, given=options)

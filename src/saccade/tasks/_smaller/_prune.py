@@ -31,7 +31,7 @@ from ...training import Reporter
 from ...training.folder import OURS, TASK, check_output, clear, lock_existing
 from .._example_task import Batch, ExampleTask, judged_batches
 from .._runs._request import TaskRun, read_data, settings_for
-from .._runs._run_folder import TaskFile, read_task_file
+from .._runs._run_folder import TaskFile, check_elsewhere, read_task_file
 from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
 from .._temporary import temporary_folder
 
@@ -146,6 +146,9 @@ def without_heads(
 ) -> HeadsRemoved:
     """`prune` up to where training would begin; `told` what goes on, how much of it is done, and how much there is."""
     learns = _checked(options)
+    if resume and not learns:
+        raise ValueError(f"resume: goes on with training; give one of {', '.join(LENGTHS)}, too")
+    check_elsewhere(wanted.out, wanted.folder)
     if not resume:
         check_output(wanted.out, overwrite)
     task, source, training, judged = _data(wanted.folder, data)
@@ -243,9 +246,13 @@ def _data(folder: Path, data: str | Path | None) -> tuple[ExampleTask, TaskFile,
     """The task of a run, where its data come from, the examples to learn from and those to judge by."""
     source = read_task_file(folder)
     if not isinstance(source.task, ExampleTask):
-        raise ValueError(f"{folder}: is a run of {source.task.name}, whose heads are joined without a projection")
+        why = "are joined without a projection" if source.task.name == "graph" else "`saccade.prune` removes"
+        raise ValueError(f"{folder}: is a run of {source.task.name}, whose heads {why}")
     import_required(type(source.task))
     path, validation = (source.data, source.validation) if data is None else (Path(data), None)
+    changed = source.changed() if data is None else None
+    if changed is not None:
+        raise ValueError(f"{folder}: {changed}; give other data")
     found = read_data(source.task, path, validation, source.seed, source.share, fit=False)
     return source.task, *found
 

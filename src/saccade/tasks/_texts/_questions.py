@@ -51,10 +51,13 @@ def read_questions(path: Path) -> list[Question]:
     if path.suffix.lower() == ".json":
         return _squad(path, answered=True)
     rows = read_table(path, ("question", "context", "answers"))
-    return [
-        _question(one, context, _answers(answers, "start", place, context), place)
-        for place, (one, context, answers) in rows
-    ]
+    return [_answered(*values, place=place) for place, values in rows]
+
+
+def _answered(question: Any, context: Any, answers: Any, *, place: str) -> Question:
+    """A question of a line."""
+    found = _answers(answers, "start", place, _text("context", context, place))
+    return _question(question, context, found, place)
 
 
 def read_asked(path: Path) -> list[Question]:
@@ -77,9 +80,7 @@ def asked(text: str, place: str) -> Question:
 
 
 def _question(question: Any, context: Any, answers: list[tuple[str, int]] | None, place: str) -> Question:
-    for name, value in (("question", question), ("context", context)):
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{place}: {name}: expected a text, got {value!r:.40}")
+    question, context = _text("question", question, place), _text("context", context, place)
     for text, start in answers or ():
         if not 0 <= start <= len(context) - len(text) or context[start : start + len(text)] != text:
             there = context[max(start, 0) : max(start, 0) + len(text)]
@@ -89,19 +90,27 @@ def _question(question: Any, context: Any, answers: list[tuple[str, int]] | None
     return Question(question, context, None if answers is None else tuple(answers), place)
 
 
-def _answers(values: Any, start: str, place: str, context: Any) -> list[tuple[str, int]]:
+def _answers(values: Any, start: str, place: str, context: str | None) -> list[tuple[str, int]]:
     """The text and the first character of each answer."""
+    if isinstance(values, str) and context is not None:
+        values = [values]
     if not isinstance(values, list):
         raise ValueError(f"{place}: answers: expected a list, got {values!r:.40}")
     found = []
     for value in values:
-        if isinstance(value, str) and isinstance(context, str):
+        if isinstance(value, str) and context is not None:
             value = {"text": value, start: _only_place(value, context, start, place)}
         text, at = (value.get("text"), value.get(start)) if isinstance(value, dict) else (None, None)
         if not isinstance(text, str) or not text.strip() or type(at) is not int:
             raise ValueError(f"{place}: answers: expected a text and its {start}, got {value!r:.60}")
         found.append((text, at))
     return found
+
+
+def _text(name: str, value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{place}: {name}: expected a text, got {value!r:.40}")
+    return value
 
 
 def _only_place(text: str, context: str, start: str, place: str) -> int:

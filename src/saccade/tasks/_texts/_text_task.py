@@ -81,7 +81,7 @@ class TextTask(ExampleTask):
             limit = self.limit(tokenizer)
             for example, text in zip(examples, texts, strict=True):
                 self.refuse_long(example.place, len(tokenizer.whole(text)), limit)
-        return tokenizer.whole_many(texts, self.longest)
+        return tokenizer.whole_many(texts, self.limit(tokenizer))
 
     def limit(self, tokenizer: AnyTokenizer) -> int | None:
         """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""

@@ -82,7 +82,7 @@ def _draw_text(axes: Any, row: float, found: WordShares) -> float:
     """Words behind their colours; the row behind the last."""
     from matplotlib.patches import Rectangle
 
-    largest = max(1.0, *map(abs, found.shares))  # less than a unit of the logit changes little
+    largest = max([1.0, *map(abs, found.shares)])  # less than a unit of the logit changes little
     lines = list(lines_of(found.words))
     for start, stop, columns in lines[:_LINES]:
         for n, column in zip(range(start, stop), columns, strict=True):

@@ -40,29 +40,33 @@ class WordShares:
     total: float
 
 
-def word_shares(model: Model, text: str, ids: Sequence[int], value: Callable[[Tensor], Tensor]) -> WordShares | None:
+def word_shares(
+    model: Model, text: str, ids: Sequence[int], value: Callable[[Tensor], Tensor], first: int = 0
+) -> WordShares | None:
     """What each word adds to a number.
 
     Args:
         ids: of the tokens that the model reads, special ones included; fewer than the text has where it was cut.
         value: the number for each row of `input_ids` (P, L).
+        first: how many of the text's tokens stand before those.
 
     Returns:
         None where the model has no embedding of its tokens that could be moved.
     """
-    before, spans = _spans(model, text, ids)
+    before, spans = _spans(model, text, ids, first)
     ordinary = torch.zeros(len(ids), dtype=torch.bool)
     ordinary[before : before + len(spans)] = True
     found = token_shares(model, ids, ordinary, value)
     if found is None:
         return None
     shares, total = found
-    words = [(first, last) for first, last in split_words(text) if spans and first < spans[-1][1]]
+    read = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+    words = [(begin, end) for begin, end in split_words(text) if begin < read[1] and end > read[0]]
     sums = np.zeros(len(words))
-    starts = [last for _, last in words]
+    starts = [end for _, end in words]
     for share, (_, stop) in zip(shares[ordinary.numpy()].tolist(), spans, strict=True):
         sums[min(int(np.searchsorted(starts, stop)), len(words) - 1)] += share
-    return WordShares(tuple(text[first:last] for first, last in words), tuple(sums.tolist()), total)
+    return WordShares(tuple(text[begin:end] for begin, end in words), tuple(sums.tolist()), total)
 
 
 def token_shares(
@@ -125,8 +129,8 @@ def _along(
     return found.detach().double().cpu().numpy(), slopes.cpu().numpy()
 
 
-def _spans(model: Model, text: str, ids: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+def _spans(model: Model, text: str, ids: Sequence[int], first: int) -> tuple[int, list[tuple[int, int]]]:
     """How many special tokens stand before the text, and the characters of each of its tokens that is read."""
     tokenizer = model.tokenizer
     before, after = len(tokenizer.before), len(tokenizer.after)
-    return before, list(tokenizer.encode(text).spans)[: len(ids) - before - after]
+    return before, list(tokenizer.encode(text).spans)[first : first + len(ids) - before - after]
