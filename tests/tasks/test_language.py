@@ -104,3 +104,17 @@ def test_two_seeds(lm, tmp_path, capsys):
     mean, deviation = tasks.test_seeds(out, text, baseline=False).metrics["perplexity per word"]
     assert first != second
     assert (mean, deviation) == pytest.approx(((first + second) / 2, abs(first - second) / math.sqrt(2)))
+
+
+def test_held_out_folders_and_other_working_folders(tmp_path, monkeypatch):
+    """The trigram must not learn from what was held out, wherever the test is asked for."""
+    for name, count in (("known/a.txt", 40), ("known/held/b.txt", 9)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(STORY * count)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "lm", "known", "--hold-out", "known/held", "--out", "run", *OPTIONS, "--steps=1"]) == 0
+    monkeypatch.chdir(tmp_path / "known")
+    report = tasks.test("../run", "held")
+    assert not report.note and report.baselines
+    training, validation = report.task.split(report.task.read(tmp_path / "known"), 0.1, 0)
+    assert [one.path.name for one in training] == ["a.txt"] and [one.path.name for one in validation] == ["b.txt"]
