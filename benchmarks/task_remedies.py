@@ -76,10 +76,10 @@ class Row:
         self.minutes.append(minutes_of(folder))
 
     def line(self) -> str:
-        spread = statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+        spread = f" ± {100 * statistics.stdev(self.accuracies):.1f}" if len(self.accuracies) > 1 else ""
         time = f"{statistics.fmean(self.minutes):.1f}" if any(self.minutes) else "0"
         mean = 100 * statistics.fmean(self.accuracies)
-        return f"| {self.name} | {self.parameters:,} | {mean:.1f} ± {100 * spread:.1f} | {time} | {self.remark} |"
+        return f"| {self.name} | {self.parameters:,} | {mean:.1f}{spread} | {time} | {self.remark} |"
 
     @property
     def mean(self) -> float:
@@ -236,7 +236,7 @@ def page(groups: list[Group], data: Path, runs: Path, seeds: int) -> str:
     lines = [
         "# Remedies on the sentences of SST-2",
         "",
-        "    python benchmarks/task_remedies.py DATA RUNS",
+        "    python benchmarks/task_remedies.py DATA RUNS [--checkpoint MiniLM's folder]",
         "",
         f"Method: the docstring of the command. {seeds} seeds, one of a published encoder, {torch.get_num_threads()} "
         "threads. Accuracy on the test set, mean and standard deviation; minutes of the last run alone.",
