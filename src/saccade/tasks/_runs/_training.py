@@ -65,7 +65,8 @@ def train(
         reporter: told of the run as it goes on.
         options: of the task (`saccade.tasks.Classify`), of the settings (`saccade.training.Settings`, `Execution`,
             `EvaluationSettings`), `epochs`, `share`, how much of `data` is split off, and with `initial` the fields of
-            `Tuning`: `last`, how many of the last blocks learn, and `lora`, the rank of what is learned.
+            `Tuning`: `last`, how many of the last blocks learn, and `lora`, the rank of what is learned. None is the
+            task's recipe (`Recipe`), of `patience`, too.
 
     Raises:
         TypeError: an unknown option.
