@@ -376,7 +376,7 @@ FAULTS = (
     Fault(
         "rare-labels-count-less",
         "src/saccade/tasks/_several_labels.py",
-        "(len(training) - counts[label]) / counts[label]",
+        "max(len(training) - counts[label], 1) / counts[label]",
         "counts[label] / (len(training) - counts[label])",
         (SEVERAL,),
         "Weights of classes make rare labels rarer.",
