@@ -15,6 +15,7 @@ from saccade._tap import padding_in_place
 from saccade.cli import _app
 from saccade.models import load
 from saccade.tasks._runs._prepared import PreparedTaskRun
+from saccade.tasks._runs._request import read_data
 from saccade.tasks._runs._run_folder import TaskFile
 from saccade.tasks._smaller._distill import distill_request
 from saccade.tasks._smaller._distillation import Teaching
@@ -239,6 +240,16 @@ def test_the_command_has_the_options_of_teaching():
 
 
 @pytest.mark.slow
+def test_the_split_is_the_teachers(learned, files, tmp_path):
+    """With another seed the student would be judged by what its teacher has learned."""
+    _, _, expected = read_data(learned.task, files / "reviews.csv", None, 0, 0.1, fit=False)
+    asked = distill_request(learned, {"layers": 1}, files / "reviews.csv", tmp_path / "out", {"seed": 7, "steps": 1})
+    assert [one.text for one in asked.validation] == [one.text for one in expected]
+    assert (asked.source.seed, asked.settings.seed) == (0, 7)
+    with pytest.raises(ValueError, match="out: .* is the run that it is made of; expected another folder"):
+        distill_request(learned, {"layers": 1}, files / "reviews.csv", learned.folder, {"steps": 1}, overwrite=True)
+
+
 def test_the_command(learned, files, tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--steps=4", "--precision=no", "--no-tensorboard", "--seeds=2", "--relations=1"]

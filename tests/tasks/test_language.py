@@ -118,3 +118,12 @@ def test_held_out_folders_and_other_working_folders(tmp_path, monkeypatch):
     assert not report.note and report.baselines
     training, validation = report.task.split(report.task.read(tmp_path / "known"), 0.1, 0)
     assert [one.path.name for one in training] == ["a.txt"] and [one.path.name for one in validation] == ["b.txt"]
+
+
+def test_a_picture_that_there_is_not_costs_no_figures(lm, tmp_path, capsys):
+    picture = ["--picture", str(tmp_path / "a.png")]
+    for command, told in (("test", "perplexity per word"), ("predict", "continuation")):
+        given = str(lm / "texts" / "b.txt")
+        assert cli.main([command, str(lm / "run"), given, *picture]) == 2
+        found = capsys.readouterr()
+        assert told in found.out and "picture" in found.err

@@ -114,3 +114,9 @@ def test_the_pictures(learned, files, tmp_path, capsys):
     assert capsys.readouterr().err.endswith("pictures are written to a name that ends in .png or .svg\n")
     with pytest.raises(ValueError, match="picture: tag has one of tests alone; see `saccade test --picture`"):
         tasks.Tag().predicted_picture(learned.model, [], [], "png")
+
+
+def test_a_text_without_a_token_has_a_picture(learned, tmp_path):
+    """A space of no width is a text, and no tokenizer has a piece for it."""
+    tasks.predict(learned, "\u200b", picture=tmp_path / "words.svg")
+    assert (tmp_path / "words.svg").read_text().endswith("</svg>\n")

@@ -42,14 +42,15 @@ def predict(
 
     target = picture_target(picture)
     inputs = text_lines(sys.stdin.read()) if given == "-" else _file_or_text(given)
-    task, found = predicted(run, inputs, target, **changes_of(changes))
+    found = predicted(run, inputs, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
-    for one in found:
+    for one in found.values:
         if in_lines:
             typer.echo(json.dumps(one, ensure_ascii=False), file=uncleaned(sys.stdout))
         else:
-            typer.echo(task.line(one))
-    if target is not None:
+            typer.echo(found.task.line(one))
+    if target is not None:  # after the lines: a task may have none
+        found.save_picture(target)
         typer.echo(f"picture: {target}", err=in_lines)  # programs read the lines alone
 
 

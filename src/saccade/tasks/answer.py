@@ -26,7 +26,6 @@ from ._texts._squad_scores import exact_match, word_f1
 from ._texts._tagged import TaggedText, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
 from ._texts._text_task import EncoderTask
-from ._texts._windows import windows
 
 NOWHERE = -1  # characters of a token that is not of the context
 NO_ANSWER = 0  # the column both ends of which say that the window holds no answer
@@ -148,9 +147,8 @@ class Answer(EncoderTask):
                 f"the {limit} that are read"
             )
         self.refuse_long(example.place, around + len(context.ids), limit)
-        parts = windows(len(context.ids), len(context.ids) if limit is None else limit - around)
         rows = []
-        for part in parts if self.long == "slide" else parts[:1]:
+        for part in self.parts(tokenizer, len(context.ids), around):
             row = tokenizer.pair(question, context.ids[part.start : part.stop])
             characters = [(NOWHERE, NOWHERE)] * len(row.ids)
             characters[row.second : row.second + len(part)] = spans[part.start : part.stop]

@@ -25,7 +25,6 @@ from ._examples import ENDINGS, TextExample, read_content, read_lines, read_tabl
 from ._media._files import Media
 from ._task import Baseline, Recipe, Tested
 from ._texts._text_task import AnyTokenizer, EncoderTask
-from ._texts._windows import windows
 from ._texts._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._texts._word_shares import word_shares
 
@@ -147,14 +146,10 @@ class Classify(ClassTask, EncoderTask):
         """The tokens of each text's windows, the special ones included."""
         found = []
         for example in examples:
-            ids, parts = tokenizer.encode(example.text).ids, self.parts(tokenizer, example)
+            ids = tokenizer.encode(example.text).ids
+            parts = self.parts(tokenizer, len(ids), len(tokenizer.before) + len(tokenizer.after))
             found.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
         return found
-
-    def parts(self, tokenizer: AnyTokenizer, example: TextExample) -> list[range]:
-        """Which of a text's tokens, without the special ones, each window has."""
-        count, limit = len(tokenizer.encode(example.text).ids), self.limit(tokenizer)
-        return windows(count, count if limit is None else limit - len(tokenizer.before) - len(tokenizer.after))
 
     def length(self, item: Item) -> int:
         return sum(map(len, item[0]))
@@ -255,8 +250,9 @@ class Classify(ClassTask, EncoderTask):
         if len(rows) > 1:
             with evaluating(model), torch.no_grad():
                 said = [read(torch.tensor([ids], device=model.device)).item() for ids in rows]
-            window = int(np.argmax(said))
-            first = self.parts(model.tokenizer, example)[window].start
+            window, tokenizer = int(np.argmax(said)), model.tokenizer
+            around = len(tokenizer.before) + len(tokenizer.after)
+            first = self.parts(tokenizer, len(tokenizer.encode(example.text).ids), around)[window].start
             rows, told = [rows[window]], f" in window {window + 1} of {len(said)}, which says most for it"
         shares = word_shares(model, example.text, rows[0], read, first)
         return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}{told}", shares)

@@ -26,7 +26,7 @@ from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of
 from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
 from ._texts._text_task import EncoderTask
-from ._texts._windows import innermost, windows
+from ._texts._windows import innermost
 
 NO_WORD = -1  # in a row of a batch: a token that speaks for no word
 
@@ -148,12 +148,11 @@ class Tag(EncoderTask):
 
     def _rows(self, pieces: WordPieces, example: TaggedText, labels: list[int] | None) -> list[WordRow]:
         """The windows of a text; each word is in one of them, unless it is cut off."""
-        tokenizer, limit = pieces.tokenizer, self.limit(pieces.tokenizer)
+        tokenizer = pieces.tokenizer
         ids, firsts = pieces.of(example)
         special = len(tokenizer.before) + len(tokenizer.after)
-        self.refuse_long(example.place, len(ids) + special, limit)
-        parts = windows(len(ids), len(ids) if limit is None else limit - special)
-        parts = parts if self.long == "slide" else parts[:1]
+        self.refuse_long(example.place, len(ids) + special, self.limit(tokenizer))
+        parts = self.parts(tokenizer, len(ids), special)
         words: list[list[int]] = [[] for _ in parts]
         for word, first in enumerate(firsts):
             part = innermost(first, parts, len(ids))

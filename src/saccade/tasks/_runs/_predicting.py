@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,39 @@ def predict(
     Raises:
         TypeError: no inputs. FileNotFoundError, ValueError: no run of a task; no input; a task without such a picture.
     """
-    return predicted(run, inputs, None if picture is None else Path(picture), **options)[1]
+    found = predicted(run, inputs, **options)
+    if picture is not None:
+        found.save_picture(Path(picture))
+    return found.values
 
 
-def predicted(
-    run: TrainedRun | str | Path, inputs: str | Path | Sequence[str], picture: Path | None = None, **options: Any
-) -> tuple[Task, list[dict[str, Any]]]:
-    """`predict`, and the task, which knows how to show a line of it."""
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What `predict` finds.
+
+    Attributes:
+        task: knows how to show a line of it.
+        values: of each input, plain.
+        save_picture: writes the task's picture. ValueError where it has none.
+    """
+
+    task: Task
+    values: list[dict[str, Any]]
+    save_picture: Callable[[Path], None]
+
+
+def predicted(run: TrainedRun | str | Path, inputs: str | Path | Sequence[str], **options: Any) -> Predicted:
+    """`predict`, in parts."""
     given = inputs if isinstance(inputs, Path) else _checked(inputs)
     opened = open_run(run, options)
     examples = opened.task.read_inputs(given) if isinstance(given, Path) else opened.task.inputs(given)
     outputs = opened.task.predict(opened.model, examples)
-    if picture is not None:
+    values = [opened.task.shown(example, output) for example, output in zip(examples, outputs, strict=True)]
+
+    def save(picture: Path) -> None:
         write_picture(picture, lambda kind: opened.task.predicted_picture(opened.model, examples, outputs, kind))
-    found = [opened.task.shown(example, output) for example, output in zip(examples, outputs, strict=True)]
-    return opened.task, found
+
+    return Predicted(opened.task, values, save)
 
 
 def _checked(inputs: str | Sequence[str]) -> list[str]:

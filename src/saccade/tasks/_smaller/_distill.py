@@ -109,7 +109,7 @@ def distill_request(
     model = kind.open_model(folder)
     distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
     # Split as the teacher's own data were, whatever the seed: it has learned the rest by heart.
-    share = options.pop("share", None) or taught.share
+    share = options.pop("share", taught.share)
     source, training, judged = read_data(kind, data, validation, taught.seed, share, fit=False)
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
     anew = wanted.initial is None and not wanted.blocks(model)

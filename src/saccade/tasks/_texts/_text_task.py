@@ -24,6 +24,7 @@ from ...models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, tra
 from ...nn.stacks import LayerObserver
 from .._example_task import Batch, ExampleTask
 from .._temporary import kept_while_used, temporary_folder
+from ._windows import windows
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
 AnyTokenizer = TextTokenizer | SentencePieceTokenizer
@@ -82,6 +83,15 @@ class TextTask(ExampleTask):
             for example, text in zip(examples, texts, strict=True):
                 self.refuse_long(example.place, len(tokenizer.whole(text)), limit)
         return tokenizer.whole_many(texts, self.limit(tokenizer))
+
+    def parts(self, tokenizer: AnyTokenizer, count: int, around: int) -> list[range]:
+        """Which of a text's `count` tokens each row has, beside `around` others.
+
+        Overlapping windows where there are more than are read; unless `long` is "slide" the first of them alone.
+        """
+        limit = self.limit(tokenizer)
+        found = windows(count, count if limit is None else limit - around)
+        return found if self.long == "slide" else found[:1]
 
     def limit(self, tokenizer: AnyTokenizer) -> int | None:
         """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""
