@@ -204,7 +204,7 @@ def test_long_texts_are_cut_or_refused(learned):
 
 
 def test_windows_of_a_long_text(files, tmp_path):
-    """What tells the class stands behind what a model reads at once; each window learns, and a text is their mean."""
+    """What tells the class stands behind what a model reads at once; a text's logits are the mean over its windows."""
     padding = "film " * 17
     rows = [(padding + text, label) for text, label in reviews(120, 21)]
     data = write_csv(tmp_path / "long.csv", rows)
@@ -216,7 +216,7 @@ def test_windows_of_a_long_text(files, tmp_path):
     around = [run.model.tokenizer.before[0]], [run.model.tokenizer.after[0]]
     starts = [*range(0, len(ids) - 17, 8), len(ids) - 17]
     parts = torch.tensor([[*around[0], *ids[start : start + 17], *around[1]] for start in starts])
-    expected = run.model.eval()(input_ids=parts).logits.double().softmax(-1).mean(0)
+    expected = run.model.eval()(input_ids=parts).logits.double().mean(0).softmax(-1)
     (found,) = tasks.predict(run, [rows[0][0]], picture=tmp_path / "words.svg")
     assert "which says most for it" in (tmp_path / "words.svg").read_text()
     task = run.task
@@ -224,6 +224,13 @@ def test_windows_of_a_long_text(files, tmp_path):
     batch = task.collate(run.model, [item])
     judged = task.loss(task.forward(run.model, batch), batch, learning=False).item()
     assert judged == pytest.approx(-expected.log()[task.labels.index(rows[0][1])].item(), abs=1e-5)
+
+    seven = task.read(data)[:7]
+    objective = task.objective(run.model, seven, seven, Settings(steps=1, batch=7, rate=1e-3))
+    whole, parts = objective.batch(0), objective.split(objective.batch(0), 3)  # of whole texts, which have four windows
+    assert [int(part["texts"][-1]) + 1 for part in parts] == [3, 2, 2] and len(whole["texts"]) > 7
+    losses = [objective.loss(run.model, part).item() * objective.weight(part) for part in parts]
+    assert sum(losses) / 7 == pytest.approx(objective.loss(run.model, whole).item(), rel=1e-4)
     assert list(found["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
     both = tasks.predict(run, [rows[0][0], "film"])  # windows of two texts in a batch
     assert both[0]["probabilities"] == pytest.approx(found["probabilities"], abs=1e-5)

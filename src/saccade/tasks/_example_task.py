@@ -176,8 +176,15 @@ class ExampleObjective(Objective):
         return self._task.collate(self.model, [self._items[n] for n in chosen], random)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        tensors = {name: tensor.tensor_split(parts) for name, tensor in batch.items()}
-        return [{name: pieces[n] for name, pieces in tensors.items()} for n in range(parts)]
+        """Parts of whole examples; `texts` says of each row which it belongs to, where an example may have several."""
+        rows = len(next(iter(batch.values())))
+        texts = batch.get("texts", torch.arange(rows))
+        found = []
+        for numbers in torch.arange(int(texts[-1]) + 1).tensor_split(parts):
+            chosen = torch.isin(texts, numbers)
+            part = {name: tensor[chosen] for name, tensor in batch.items()}
+            found.append({**part, "texts": part["texts"] - numbers[:1]} if "texts" in part else part)
+        return found
 
     def weight(self, part: Batch) -> float:
         return self._task.weight(part, learning=True)

@@ -26,7 +26,7 @@ from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
 from ._task import Baseline, Tested
 from ._texts._word_picture import WordPanel, most_sure, picture_above_words, present
-from .classify import Classify, firsts
+from .classify import Classify
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -108,35 +108,28 @@ class ClassifySeveral(Classify):
     # --- loss ---------------------------------------------------------------------------------------------------------
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
-        """The binary cross-entropy of logits (B, K), the mean over windows, to judge over texts, and labels."""
-        truth = batch["labels"].to(result)
+        """The binary cross-entropy of logits, the mean over texts and labels."""
+        result, truth = self.of_texts(result, batch), self.truths(batch)["labels"].to(result)
         if not learning:
-            texts = batch["texts"]
-            return F.binary_cross_entropy_with_logits(self.of_texts(result, texts), truth[firsts(texts)])
+            return F.binary_cross_entropy_with_logits(result, truth)
         rare = torch.tensor(self.weights, device=result.device, dtype=result.dtype) if self.weights else None
         smooth = truth * (1 - self.label_smoothing) + self.label_smoothing / 2
         return F.binary_cross_entropy_with_logits(result, smooth, pos_weight=rare)
 
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        return len(batch["labels"]) if learning else int(batch["texts"][-1]) + 1
+        return int(batch["texts"][-1]) + 1
 
     def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
-        """A row (B K, 2) for each text and label, no and yes: the softmax of (0, x) is the sigmoid of x."""
-        yes = result.reshape(-1)
+        """A row (T K, 2) for each text and label, no and yes: the softmax of (0, x) is the sigmoid of x."""
+        yes = self.of_texts(result, batch).reshape(-1)
         return [torch.stack((torch.zeros_like(yes), yes), -1)]
 
     def row_weights(self, batch: Batch) -> None:
         return None
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """The probability (K,) of each label, float64: the mean over a text's windows."""
-        return list(self.of_texts(result, batch["texts"]).double().sigmoid().cpu().numpy())
-
-    def shares(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()
-
-    def logits_of(self, shares: Tensor) -> Tensor:
-        return shares.logit(eps=torch.finfo(shares.dtype).eps)
+        """The probability (K,) of each label, float64."""
+        return list(self.of_texts(result, batch).double().sigmoid().cpu().numpy())
 
     # --- metrics and report -------------------------------------------------------------------------------------------
 

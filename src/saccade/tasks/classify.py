@@ -1,6 +1,6 @@
 """`classify`: texts of classes. An encoder or decoder with a linear head on one vector of each text.
 
-Shape legend: B texts of a batch, L tokens of the longest, K classes.
+Shape legend: T texts of a batch, B their rows, L tokens of the longest, K classes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Classify(ClassTask, EncoderTask):
         several: what stands between the labels of a text that may have any number of them; such a task is a
             `ClassifySeveral`. None: each text has one class.
         skip_empty: leave out texts without a word instead of refusing them.
-        long: "slide": overlapping windows over texts that are too long, each an example of its text's class to learn
-            from, and probabilities are means over them; "cut": their beginnings alone; "refuse" them.
+        long: "slide": overlapping windows over texts that are too long, a text's logits are the means over them; "cut":
+            their beginnings alone; "refuse" them.
         label, label_smoothing, class_weights, metric: as in every task of classes.
     """
 
@@ -166,40 +166,37 @@ class Classify(ClassTask, EncoderTask):
         return {**batch, "labels": torch.tensor(classes)[batch["texts"]]} if known else batch
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
-        """The logits (B, K)."""
+        """The logits (B, K) of the rows, of which a long text may have several."""
         logits = self.called(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
 
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
-        """Of each window to learn from, of each text to judge."""
-        if learning:
-            return super().loss(result, batch, learning=True)
-        labels = batch["labels"][firsts(batch["texts"])]
-        return super().loss(self.of_texts(result, batch["texts"]), {"labels": labels}, learning=False)
+        return super().loss(self.of_texts(result, batch), self.truths(batch), learning=learning)
 
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        return super().weight(batch, learning=True) if learning else int(batch["texts"][-1]) + 1
+        return super().weight(self.truths(batch), learning=learning)
+
+    def logits(self, result: Tensor, batch: Batch) -> list[Tensor]:
+        return super().logits(self.of_texts(result, batch), batch)
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        return super().row_weights(self.truths(batch))
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
-        """The probabilities (K,) of each text, float64: the means over its windows."""
-        return super().outputs(model, self.of_texts(result, batch["texts"]), batch)
+        return super().outputs(model, self.of_texts(result, batch), batch)
 
-    def of_texts(self, result: Tensor, texts: Tensor) -> Tensor:
-        """Logits (T, K) of the texts, from those of their windows (B, K), by the means of probabilities."""
-        counts = torch.bincount(texts)
-        if len(counts) == len(texts):
+    def of_texts(self, result: Tensor, batch: Batch) -> Tensor:
+        """The logits (T, K) of the texts: the means over their windows'."""
+        counts = torch.bincount(batch["texts"])
+        if len(counts) == len(result):
             return result
-        mean = result.new_zeros(len(counts), result.shape[1]).index_add(0, texts, self.shares(result))
-        return self.logits_of(mean / counts[:, None])
+        return result.new_zeros(len(counts), result.shape[1]).index_add(0, batch["texts"], result) / counts[:, None]
 
-    def shares(self, logits: Tensor) -> Tensor:
-        """Logits as probabilities."""
-        return logits.softmax(-1)
-
-    def logits_of(self, shares: Tensor) -> Tensor:
-        """Probabilities as logits, finite ones."""
-        return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
+    def truths(self, batch: Batch) -> Batch:
+        """The labels (T, ...) of the texts, from those of their windows."""
+        counts = torch.bincount(batch["texts"])
+        return {"labels": batch["labels"][counts.cumsum(0) - counts]}
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
@@ -269,12 +266,6 @@ class Classify(ClassTask, EncoderTask):
             (known, self.truth(training)), (judged, self.truth(validation)), [example.text for example in tested]
         )
         return [Baseline(f"TF-IDF with logistic regression (C = {strength:g})", list(outputs))]
-
-
-def firsts(texts: Tensor) -> Tensor:
-    """The first row of each text."""
-    counts = torch.bincount(texts)
-    return counts.cumsum(0) - counts
 
 
 def _text(value: Any, place: str) -> str:
