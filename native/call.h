@@ -203,11 +203,13 @@ struct Linear {
 
 constexpr int kFewRows = 8;
 
-// out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32.
+// out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32, but for W where it is `half`: bf16.
 struct FewRows {
     int64_t rows = 0, width = 0, features = 0;  // R (at most kFewRows), E, F
     int threads = 1;
-    const float *x = nullptr, *weight = nullptr, *bias = nullptr;  // bias: or null
+    bool half = false;
+    const float *x = nullptr, *bias = nullptr;  // bias: or null
+    const void* weight = nullptr;
     float* out = nullptr;
 };
 
