@@ -446,6 +446,7 @@ NB_MODULE(_native, module) {
     module.attr("linear_span") = kLinearSpan;
     module.def("few_rows", &saccade::few_rows, "x W^T + b of at most `most_rows` rows; see native/call.h.");
     module.attr("most_rows") = kFewRows;
+    module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
     module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");

@@ -34,7 +34,8 @@ enum class Answer { yes, unreported, unsaved };
 struct Processor {
     bool avx2 = false, avx512 = false, avx512_bf16 = false;
     bool saves_ymm = false, saves_zmm = false;
-    bool intel = false;
+    bool intel = false, amd = false;
+    unsigned family = 0;
 };
 
 // Bit numbers: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, CPUID; volume 1, 13.3 (XCR0).
@@ -43,7 +44,9 @@ Processor ask_processor() {
     auto bit = [](unsigned word, int n) { return ((word >> n) & 1) != 0; };
     unsigned a = 0, b = 0, c = 0, d = 0;
     found.intel = __get_cpuid(0, &a, &b, &c, &d) && b == 0x756e6547;  // "Genu"
+    found.amd = b == 0x68747541;                              // "Auth"
     if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return found;  // OSXSAVE: XGETBV may be used
+    found.family = ((a >> 8) & 0xf) + ((a >> 20) & 0xff);
     const bool fma = bit(c, 12), avx = bit(c, 28), f16c = bit(c, 29);
     unsigned xcr0 = 0, high = 0;
     __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
@@ -66,6 +69,8 @@ const Processor& known() {
 // (Emerald Rapids: 81 against 167 GFLOP/s a core), so there bf16 is faster converted to float32; on AMD it does twice.
 bool pays(const std::string& set) { return set != "avx512_bf16" || !known().intel; }
 
+bool wide_amd() { return known().amd && known().family >= 26 && known().avx512; }
+
 Answer ask(const std::string& set) {
     const Processor& processor = known();
     if (set == "baseline") return Answer::yes;
@@ -77,6 +82,7 @@ Answer ask(const std::string& set) {
 #else
 
 bool pays(const std::string&) { return true; }
+bool wide_amd() { return false; }
 Answer ask(const std::string&) { return Answer::yes; }  // other architectures: only `baseline` is compiled (untested)
 
 #endif
@@ -143,6 +149,8 @@ const Kernels& kernels() {
     }
     return *set;
 }
+
+bool mkl_at_half() { return wide_amd(); }
 
 void use(const std::string& name) { active.store(named("use()", name), std::memory_order_release); }
 

@@ -27,7 +27,7 @@ LAYERS = [
     {"_checks", "_reference", "_tap", "_tiles"},
     {"_backends"},
     {"_attention"},
-    {"_explain", "_hooks", "_pooled", "_statistics", "_weights", "batching", "positions", "variants"},
+    {"_explain", "_hooks", "_pooled", "_products", "_statistics", "_weights", "batching", "positions", "variants"},
     {"acceleration", "nn"},
     {"models"},
     {"monitoring"},

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from native.fuzzing import each_set
-from saccade.nn import _linear
+from saccade import _products
 from saccade.nn._linear import Linear
 
 
@@ -22,8 +22,10 @@ def layer_of(width, features, bias=True):
 
 def counted(monkeypatch):
     """Rows of each call of the kernel."""
-    rows, right = [], _linear._few_rows
-    monkeypatch.setattr(_linear, "_few_rows", lambda x, *rest: rows.append(x.numel() // x.shape[-1]) or right(x, *rest))
+    rows, right = [], _products.few_rows
+    monkeypatch.setattr(
+        _products, "few_rows", lambda x, *rest: rows.append(x.numel() // x.shape[-1]) or right(x, *rest)
+    )
     return rows
 
 
@@ -35,7 +37,7 @@ def test_every_number_of_rows(width, features, monkeypatch):
     bias = None if layer.bias is None else layer.bias.double()
     for _ in each_set():
         rows.clear()
-        for count in range(1, _linear.FEW + 1):
+        for count in range(1, _products.FEW + 1):
             x = torch.randn(count, width)
             with torch.no_grad():
                 got, one = layer(x), layer(x[-1:])
@@ -43,7 +45,7 @@ def test_every_number_of_rows(width, features, monkeypatch):
             expected = F.linear(x.double(), layer.weight.double(), bias)
             assert ((got - expected).abs() <= (width + 1) * 2**-24 * (terms + expected.abs())).all()
             assert torch.equal(got[-1:], one)  # whatever stands beside it
-        assert rows == [n for count in range(1, _linear.FEW + 1) for n in (count, 1)]
+        assert rows == [n for count in range(1, _products.FEW + 1) for n in (count, 1)]
 
 
 def test_threads_change_no_bit():
@@ -80,7 +82,7 @@ def test_calls_that_others_look_on_take_pytorchs(monkeypatch):
             layer(x)
         assert counter.get_total_flops() == 2 * 2 * 192 * 193
         torch.func.vmap(layer)(x)
-        layer(torch.randn(_linear.FEW + 1, 192)), layer(torch.randn(0, 192)), layer_of(16, 16)(torch.randn(1, 16))
+        layer(torch.randn(_products.FEW + 1, 192)), layer(torch.randn(0, 192)), layer_of(16, 16)(torch.randn(1, 16))
         layer_of(192, 193).double()(x.double())
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             layer(torch.randn(2, 191))

@@ -8,10 +8,11 @@ import pickle
 import pytest
 import torch
 
+from saccade._products import FUNCTIONS, dtypes
 from saccade.nn import AttentionConfig, BlockConfig, Encoder, packed_weights
-from saccade.nn._linear import FUNCTIONS, Linear, _dtypes
+from saccade.nn._linear import Linear
 
-pytestmark = pytest.mark.skipif(not _dtypes(), reason="PyTorch without oneDNN")
+pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .._products import FUNCTIONS
 from ._initial import by_fan_in
-from ._linear import FUNCTIONS, Linear
+from ._linear import Linear
 from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
 
 

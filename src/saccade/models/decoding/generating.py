@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..._products import FEW
 from ...nn import KVCache, packed_weights
-from ...nn._linear import FEW
 from ..inputs import check_ids
 from ..model import Model
 from .beam import BeamSearch, search

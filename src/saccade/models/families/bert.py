@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..._products import FUNCTIONS
 from ...nn import AttentionConfig, BlockConfig, Encoder
-from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead

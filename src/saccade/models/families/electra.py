@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...nn._linear import FUNCTIONS
+from ..._products import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead

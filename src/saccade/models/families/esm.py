@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..._products import FUNCTIONS
 from ...nn import BlockConfig, Encoder
-from ...nn._linear import FUNCTIONS
 from ...positions import RotaryConfig
 from ...positions.rotary import StoredRotary
 from ..checkpoints.keys import Key, KeyMap

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from ..._products import FUNCTIONS
 from ...nn import BlockConfig, Encoder
-from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Request

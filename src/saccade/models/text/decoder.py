@@ -10,8 +10,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from ..._products import Product
 from ...nn import Decoder, KVCache
-from ...nn._linear import Product
 from ...nn.stacks import LayerObserver
 from ...positions import Offset
 from ..decoding.generating import GeneratingModel

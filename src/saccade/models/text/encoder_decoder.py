@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._masks import Padding
+from ..._products import Product
 from ...nn import Decoder, Encoder, KVCache
-from ...nn._linear import Product
 from ...nn.stacks import LayerObserver
 from ...nn.transformer import across_padding
 from ...positions import Offset

@@ -1,0 +1,198 @@
+"""Products with a weight, x W^T + b, on CPUs: packed copies of the weight, few rows, training.
+
+Which way is fastest depends on how many rows there are and on whose library multiplies; `Product` knows. Everything
+else (gradients of gradients, transforms, compilers, other devices and dtypes) is `F.linear`'s.
+
+Shape legend: ... any axes, R rows, E width, F features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._backends.native import _kernels
+from ._backends.native._run import interrupted, is_plain
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+_FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
+FEW = 0 if _kernels.module is None else _kernels.module.most_rows
+LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
+_ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
+
+Joined = tuple[Literal["add", "mul"], Tensor]
+
+
+class Product:
+    """`x W^T + b` for one weight.
+
+    In inference on a CPU a few rows are multiplied by the weight as it lies: a step of decoding takes the time of
+    reading the weights. Where there are `users`, all rows take a packed copy. In float32, with or without gradients,
+    oneDNN multiplies by plain weights where PyTorch's matmul leaves half of the processor idle.
+
+    With a packed copy a row's bits do not depend on the rows beside it, nor on the number of threads: oneDNN sums in
+    one order for two rows and more, and a single one is multiplied twice.
+
+    Copies and pickles of a module begin without the copy of the weight.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0  # of `packed_weights`, which may be nested
+        self.copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        joined: Joined | None = None,
+    ) -> Tensor:
+        """x (..., E) with W (F, E) and b (F,) to (..., F).
+
+        Args:
+            activation: a name of `FUNCTIONS`, applied to the product; not together with `joined`.
+            joined: what the product is added to or multiplied with, (..., F).
+        """
+        large = weight.numel() >= LARGE
+        if (large or self.users) and _plain(x, weight):
+            if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
+                if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
+                    return _finished(_Trained.apply(x, weight, bias), activation, joined)
+            elif self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
+                return _one_dnn(x, self._packed(x, weight), bias, activation, joined)
+            elif large and x.dtype == torch.float32:
+                if x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
+                    return _finished(few_rows(x, weight, bias), activation, joined)
+                if at_half():
+                    return _one_dnn(x, weight.detach(), bias, activation, joined)
+        return _finished(F.linear(x, weight, bias), activation, joined)
+
+    def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The copy, made anew where the weight has changed."""
+        version = weight.data_ptr(), weight._version
+        if self.copy is None or self.copy[0] != version:
+            self.copy = version, packed(weight, x.numel() // x.shape[-1])
+        return self.copy[1]
+
+    def __deepcopy__(self, memo: Any) -> Product:
+        return Product()
+
+    def __reduce__(self) -> Any:
+        return Product, ()
+
+
+def packed(weight: Tensor, rows: int = _ROWS) -> Tensor:
+    """A copy of W (F, E) in the order in which oneDNN reads it, for products with about so many rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), max(_ROWS, rows))
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., E) of at most `FEW` rows, float32, to (..., F). W is float32 or bf16, which is multiplied in float32."""
+    features, width = weight.shape
+    x = x.contiguous()
+    out = x.new_empty(*x.shape[:-1], features)
+    _kernels.module.few_rows(
+        x.data_ptr(),
+        weight.data_ptr(),
+        weight.dtype == torch.bfloat16,
+        0 if bias is None else bias.contiguous().data_ptr(),
+        out.data_ptr(),
+        x.numel() // width,
+        width,
+        features,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _one_dnn(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None, joined: Joined | None = None
+) -> Tensor:
+    """By oneDNN, W packed or plain; activation, sum or product in the same pass."""
+    if x.numel() == x.shape[-1]:  # oneDNN would sum one row in another order than two
+        twice = None if joined is None else (joined[0], joined[1].reshape(1, -1).expand(2, -1).contiguous())
+        out = _one_dnn(x.reshape(1, -1).expand(2, -1), weight, bias, activation, twice)
+        return out[0].view(*x.shape[:-1], out.shape[1])
+    if joined is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, joined[1], weight, bias, joined[0])
+    name, algorithm = ("none", "") if activation is None else _FUSED[activation]
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
+
+
+def _finished(out: Tensor, activation: str | None, joined: Joined | None) -> Tensor:
+    if activation is not None:
+        return FUNCTIONS[activation](out)
+    if joined is None:
+        return out
+    return out + joined[1] if joined[0] == "add" else out * joined[1]
+
+
+class _Trained(torch.autograd.Function):
+    """F.linear in float32 by oneDNN, and its gradients: y = x W^T + b, dx = dy W, dW = dy^T x, db = sum of dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return _one_dnn(x.detach(), weight.detach(), None if bias is None else bias.detach())
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        rows, d_rows = x.flatten(0, -2), d_out.flatten(0, -2)
+        # With create_graph the gradient is itself differentiated: by PyTorch's own products.
+        own = not torch.is_grad_enabled() and is_plain(d_out) and not interrupted()
+        dx = dw = None
+        if wanted[0]:
+            dx = (_one_dnn(d_rows, weight.t(), None) if own else d_rows @ weight).view(x.shape)
+        if wanted[1]:
+            dw = _one_dnn(d_rows.t(), rows.t(), None) if own else d_rows.t() @ rows
+        return dx, dw, d_rows.sum(0) if ctx.biased and wanted[2] else None
+
+
+def _differentiable(bias: Tensor | None, joined: Joined | None) -> bool:
+    return (bias is not None and bias.requires_grad) or (joined is not None and joined[1].requires_grad)
+
+
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether a call runs now, on memory, with nobody who follows PyTorch's functions."""
+    return (
+        not interrupted()
+        and not torch._C._len_torch_function_stack()
+        and is_plain(x)
+        and is_plain(weight)
+        and x.dtype == weight.dtype
+        and x.numel() > 0
+        and x.shape[-1] == weight.shape[1]
+    )
+
+
+@functools.cache
+def at_half() -> bool:
+    """Whether PyTorch's float32 matmul (MKL) leaves half of this processor's multipliers idle, and oneDNN is there.
+
+    MKL takes AVX2 on processors that are not Intel's. Zen 5 multiplies 512 bits at once: 40 % of its peak by MKL, 70 to
+    90 by oneDNN with the same plain weight. Zen 4 halves such instructions, and there both are as fast.
+    """
+    return bool(dtypes()) and _kernels.module is not None and _kernels.module.mkl_at_half()
+
+
+@functools.cache
+def dtypes() -> tuple[torch.dtype, ...]:
+    """What oneDNN multiplies at full speed here; nothing where PyTorch comes without it."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return ()
+    half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if half else (torch.float32,)
