@@ -68,15 +68,15 @@ class Product:
         if (large or self.users) and _plain(x, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
-                    return _finished(_Trained.apply(x, weight, bias), activation, joined)
+                    return finished(_Trained.apply(x, weight, bias), activation, joined)
             elif self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
-                return _one_dnn(x, self._packed(x, weight), bias, activation, joined)
+                return multiply(x, self._packed(x, weight), bias, activation, joined)
             elif large and x.dtype == torch.float32:
                 if x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
-                    return _finished(few_rows(x, weight, bias), activation, joined)
+                    return finished(few_rows(x, weight, bias), activation, joined)
                 if at_half():
-                    return _one_dnn(x, weight.detach(), bias, activation, joined)
-        return _finished(F.linear(x, weight, bias), activation, joined)
+                    return multiply(x, weight.detach(), bias, activation, joined)
+        return finished(F.linear(x, weight, bias), activation, joined)
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
         """The copy, made anew where the weight has changed."""
@@ -116,13 +116,13 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _one_dnn(
+def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None, joined: Joined | None = None
 ) -> Tensor:
     """By oneDNN, W packed or plain; activation, sum or product in the same pass."""
     if x.numel() == x.shape[-1]:  # oneDNN would sum one row in another order than two
         twice = None if joined is None else (joined[0], joined[1].reshape(1, -1).expand(2, -1).contiguous())
-        out = _one_dnn(x.reshape(1, -1).expand(2, -1), weight, bias, activation, twice)
+        out = multiply(x.reshape(1, -1).expand(2, -1), weight, bias, activation, twice)
         return out[0].view(*x.shape[:-1], out.shape[1])
     if joined is not None:
         return torch.ops.mkldnn._linear_pointwise.binary(x, joined[1], weight, bias, joined[0])
@@ -130,7 +130,7 @@ def _one_dnn(
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
 
 
-def _finished(out: Tensor, activation: str | None, joined: Joined | None) -> Tensor:
+def finished(out: Tensor, activation: str | None, joined: Joined | None) -> Tensor:
     if activation is not None:
         return FUNCTIONS[activation](out)
     if joined is None:
@@ -142,13 +142,13 @@ class _Trained(torch.autograd.Function):
     """F.linear in float32 by oneDNN, and its gradients: y = x W^T + b, dx = dy W, dW = dy^T x, db = sum of dy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        return _one_dnn(x.detach(), weight.detach(), None if bias is None else bias.detach())
+        return multiply(x.detach(), weight.detach(), None if bias is None else bias.detach())
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         rows, d_rows = x.flatten(0, -2), d_out.flatten(0, -2)
@@ -156,9 +156,9 @@ class _Trained(torch.autograd.Function):
         own = not torch.is_grad_enabled() and is_plain(d_out) and not interrupted()
         dx = dw = None
         if wanted[0]:
-            dx = (_one_dnn(d_rows, weight.t(), None) if own else d_rows @ weight).view(x.shape)
+            dx = (multiply(d_rows, weight.t(), None) if own else d_rows @ weight).view(x.shape)
         if wanted[1]:
-            dw = _one_dnn(d_rows.t(), rows.t(), None) if own else d_rows.t() @ rows
+            dw = multiply(d_rows.t(), rows.t(), None) if own else d_rows.t() @ rows
         return dx, dw, d_rows.sum(0) if ctx.biased and wanted[2] else None
 
 

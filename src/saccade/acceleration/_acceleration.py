@@ -9,9 +9,12 @@ import threading
 from contextlib import ExitStack
 from types import TracebackType
 
+from torch import nn
+
 from .._backends.native import _kernels
 from .._hooks import mha_handled_by, sdpa_handled_by
 from ._answers import answer, answer_mha
+from ._model import AcceleratedModel
 from ._thread import THREAD, ActiveAccelerations, CallCounts
 
 _LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
@@ -30,9 +33,10 @@ class Acceleration(CallCounts):
             of nn.MultiheadAttention, into which it does not look, more often); when graphs run nothing is counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: AcceleratedModel | None = None) -> None:
         super().__init__()
         self._held: ActiveAccelerations | None = None
+        self._model = model
 
     @property
     def taken(self) -> int:
@@ -53,6 +57,8 @@ class Acceleration(CallCounts):
         with _LOCK:
             if self._held is not None:
                 raise RuntimeError("this acceleration is switched on already; saccade.accelerate() makes another")
+            if self._model is not None:
+                self._model.install()
             held = THREAD.held
             if not held.on:
                 with ExitStack() as blocks:
@@ -76,6 +82,8 @@ class Acceleration(CallCounts):
             held.on = tuple(run for run in held.on if run is not self)
             if not held.on:
                 held.blocks.close()
+            if self._model is not None:
+                self._model.uninstall()
 
     def __enter__(self) -> Acceleration:
         return self.install()
@@ -89,7 +97,15 @@ class Acceleration(CallCounts):
         state = "off" if self._held is None else "on"
         return f"<saccade.accelerate(), {state}: {self.taken} of {self.calls} calls of attention taken>"
 
+    def explain(self) -> str:
+        """What became of each module of the model, and of the calls of attention."""
+        return "\n".join([*([] if self._model is None else self._model.listed()), str(self)])
+
     def __str__(self) -> str:
+        text = self._calls()
+        return text if self._model is None else "\n".join([text, "modules of the model:", *self._model.lines()])
+
+    def _calls(self) -> str:
         if not self.calls:
             return "saccade.accelerate(): no call of attention was seen"
         share = f"{self.taken / self.calls:.0%}"
@@ -102,27 +118,50 @@ class Acceleration(CallCounts):
         return "\n".join(lines)
 
 
-def accelerate() -> Acceleration:
-    """Run a model's calls of F.scaled_dot_product_attention on Saccade's kernels, and count what went where::
+def accelerate(
+    model: nn.Module | None = None, *, weights: str | None = None, keep_weights: bool = True
+) -> Acceleration:
+    """Run calls of F.scaled_dot_product_attention on Saccade's kernels, and a model's other layers as fast::
 
-        with saccade.accelerate() as run:
+        with saccade.accelerate(model) as run:
             model(**batch)
         print(run)
 
-    Whoever makes the calls: transformers, timm, `nn.MultiheadAttention`, `nn.TransformerEncoder`, code of one's own.
+    **Calls of attention**, whoever makes them: transformers, timm, `nn.MultiheadAttention`, `nn.TransformerEncoder`,
+    code of one's own.
     They mean what they mean in PyTorch (causal from the top left, mask or bias in one argument, dropout, grouped
     heads), and outputs at real tokens are equal to rounding. What Saccade has no kernel for, or would not be faster at,
     goes to PyTorch as if nothing were there, and `run.left` says how often and why.
 
-    It is a matter of the thread that enters the block or calls `install()`: other threads' calls are PyTorch's. Only
-    the native fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which calls no function, is off in
-    the whole process meanwhile; with it PyTorch writes zeros at padded places, without it what attention gives there.
-    Everything is put back at the end, also after an exception.
+    **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
+    weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
+    its real tokens alone (at padded places they give 0). Each but a plain linear layer is computed both ways in its
+    first call, and keeps its own way where they differ by more than rounding; `run.explain()` lists all of them. With
+    gradients, in float32, linear layers and their gradients take the faster product; all else is the model's own.
+
+    The calls are a matter of the thread that enters the block or calls `install()`: other threads' calls are PyTorch's.
+    The model's modules are changed for all threads. The native fast path of `nn.MultiheadAttention` and
+    `nn.TransformerEncoderLayer`, which calls no function, is off in the whole process meanwhile; with it PyTorch writes
+    zeros at padded places, without it what attention gives there. Everything is put back at the end, also after an
+    exception.
 
     A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached.
     A backward pass through `torch.utils.checkpoint` computes the forward again: it belongs into the block, too.
 
+    Args:
+        model: whose modules are accelerated; None is calls of attention alone. Packed copies take as much memory as
+            the weights of its linear layers, are made at their first call, and anew where a weight has been changed.
+        weights: "bfloat16" has linear layers read weights rounded to bfloat16 (relative 2^-9) and multiply in float32:
+            half the bytes, which is what a step of decoding costs. None: as they are.
+        keep_weights: False keeps the packed copies alone, so that memory does not grow. Meanwhile weights read as NaN,
+            and `state_dict()` and gradients raise. They are put back bit for bit at the end.
+
     Returns:
         An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.
+
+    Raises:
+        TypeError: model is no module. ValueError: weights that are not known, or are not to be put back.
     """
-    return Acceleration()
+    if model is None and (weights is not None or not keep_weights):
+        raise ValueError("model: expected a module beside weights= or keep_weights=, got None")
+    return Acceleration(None if model is None else AcceleratedModel(model, weights, keep_weights))

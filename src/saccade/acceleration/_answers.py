@@ -6,6 +6,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .._call import AttentionCall
 from .._checks import make_call
 from .._hooks import SdpaCall, SdpaMeaning
 from . import _rules
-from ._thread import counted
+from ._thread import THREAD, AttentionOfTokens, NotOfTokens, counted
 
 SOURCE = "F.scaled_dot_product_attention"
 _WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is its default)"
@@ -25,6 +26,8 @@ _WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is
 
 def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
     """Of F.scaled_dot_product_attention."""
+    if THREAD.packed is not None:
+        return _of_tokens(call, THREAD.packed)
     meaning = _rules.taken(call)
     if isinstance(meaning, str):
         if meaning != _rules.FAKE:  # a compiler finds out shapes: the call itself comes later
@@ -34,6 +37,24 @@ def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
     if isinstance(out, str):
         _count(None, out)
         return proceed()
+    _count("native", "")
+    return meaning.shaped(out)
+
+
+def _of_tokens(call: SdpaCall, packed: AttentionOfTokens) -> Tensor:
+    """Of the real tokens of a batch in one row: the mask that the layer was not given is ours to say."""
+    meaning = call.meaning()
+    if isinstance(meaning, str):
+        raise NotOfTokens(meaning)
+    batch, _, rows, _ = meaning.query.shape
+    if call.attn_mask is not None or (batch, rows, meaning.key.shape[2]) != (1, packed.tokens, packed.tokens):
+        raise NotOfTokens("its attention is not of its tokens alone")
+    if (call.is_causal and not packed.causal) or call.dropout_p:
+        raise NotOfTokens("its attention is causal where its mask is not, or drops weights")
+    packed.calls += 1
+    out = _computed(replace(meaning, mask=packed.mask))
+    if isinstance(out, str):
+        raise NotOfTokens(out)
     _count("native", "")
     return meaning.shaped(out)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from .._masks import Causal, Documents, Mask
 
 
 class CallCounts:
@@ -24,9 +28,42 @@ class ActiveAccelerations:
         self.blocks = ExitStack()
 
 
+class NotOfTokens(Exception):
+    """A call of attention in a packed row that is not one of its tokens with each other."""
+
+
+@dataclass(eq=False)
+class AttentionOfTokens:
+    """What calls of attention mean while the real tokens of a batch stand in one row.
+
+    Attributes:
+        documents: which tokens belong together. tokens: how many there are.
+        causal: whether a token sees those before it alone.
+        calls: how many calls there were.
+    """
+
+    documents: Documents
+    tokens: int
+    causal: bool
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.mask: Mask = Causal() & self.documents if self.causal else self.documents
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.held = ActiveAccelerations()
+        self.packed: AttentionOfTokens | None = None
+
+    @contextmanager
+    def attending(self, attention: AttentionOfTokens) -> Iterator[None]:
+        """Calls of F.scaled_dot_product_attention within it are of this row of tokens."""
+        self.packed = attention
+        try:
+            yield
+        finally:
+            self.packed = None
 
 
 THREAD = _Thread()

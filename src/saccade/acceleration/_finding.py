@@ -1,0 +1,121 @@
+"""Which modules of a model are computed another way, by what they are made of."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import _spots
+from ._padded import Padded, PaddedLayer
+from ._spots import PackedLinear, Spot
+
+
+def spots(model: nn.Module, half: bool) -> list[Spot]:
+    """Those of a model, outer modules before what is in them."""
+    linears = {module: PackedLinear(module, half) for module in model.modules() if _spots.large(module)}
+    inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
+    padded = Padded()
+    layers = {layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in _layers(part)}
+    found: list[Spot] = []
+    for name, module in model.named_modules():
+        if module in layers and any(part in linears for part in module.modules()):
+            found.append(PaddedLayer(name, module, padded))
+        if module in inside:
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            inside.update(module.modules())
+            if _knows(module):
+                found.append(_spots.SelfAttention(name, module, half))
+            continue
+        spot = _of(name, module, linears)
+        if spot is not None:
+            found.append(spot)
+    return found
+
+
+def _layers(parts: nn.ModuleList) -> list[nn.Module]:
+    """Layers that one after another have the same kind."""
+    layers = list(parts)
+    return layers if len({type(layer) for layer in layers}) == 1 else []
+
+
+def _knows(module: nn.MultiheadAttention) -> bool:
+    weight = module.in_proj_weight
+    own = weight is not None and module.bias_k is None and not module.add_zero_attn and module.batch_first
+    return own and _spots.large(module.out_proj)
+
+
+def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> Spot | None:
+    if module in linears:
+        return _spots.Linear(name, module, linears[module])
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        activation = _spots.activation_of(module.activation)
+        if activation is None or not {module.linear1, module.linear2} <= linears.keys():
+            return None
+        return _spots.TorchFeedForward(name, module, linears[module.linear1], linears[module.linear2], activation)
+    children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
+    if not children:
+        return _norm(name, module)
+    if isinstance(module, nn.Sequential | nn.ModuleList):
+        return None
+    parts = [linears[child] for child in children if child in linears]
+    norms = [child for child in children if isinstance(child, nn.LayerNorm)]
+    functions = _functions(module, [child for child in children if child not in linears and child not in norms])
+    others = len(children) - len(parts) - len(norms)
+    if functions is None or others > len(functions) or not parts:
+        return None
+    if len(functions) == 1 and not norms:
+        return _activated(name, module, parts, functions[0])
+    if not functions and len(parts) == 1 and len(norms) <= 1 and _arguments(module) == 2:
+        return _spots.Residual(name, module, parts[0], norms[0] if norms else None)
+    return None
+
+
+def _functions(module: nn.Module, children: list[nn.Module]) -> list[str] | None:
+    """The activations of a module, among its children or its attributes; None where a child is something else."""
+    names = [_spots.activation_of(child) if _bare(child) else None for child in children]
+    if None in names:
+        return None
+    held = [value for value in vars(module).values() if inspect.isroutine(value)]
+    found = [name for name in (*names, *(_spots.activation_of(value) for value in held)) if name is not None]
+    return found
+
+
+def _bare(module: nn.Module) -> bool:
+    """Without weights of its own: an activation, perhaps."""
+    return next(module.parameters(), None) is None and next(module.children(), None) is None
+
+
+def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activation: str) -> Spot | None:
+    shapes = [tuple(part.weight.shape) for part in parts]
+    if len(parts) == 1:
+        return _spots.Activated(name, module, parts[0], activation)
+    if len(parts) == 2 and shapes[0] == shapes[1][::-1]:
+        return _spots.FeedForward(name, module, parts[0], parts[1], activation)
+    if len(parts) == 3:
+        down = [part for part in parts if shapes.count(tuple(part.weight.shape)) == 1]
+        if len(down) == 1:
+            gate, up = (part for part in parts if part is not down[0])
+            if tuple(gate.weight.shape) == tuple(down[0].weight.shape)[::-1]:
+                return _spots.Gated(name, module, gate, up, down[0], activation)
+    return None
+
+
+def _norm(name: str, module: nn.Module) -> Spot | None:
+    """A module with one weight per feature and an epsilon, which is no module of PyTorch."""
+    weights = list(module.parameters())
+    names = ("variance_epsilon", "eps", "epsilon")
+    eps: Any = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if type(module).__module__.startswith("torch.") or not isinstance(eps, float) or len(weights) != 1:
+        return None
+    own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1
+    return _spots.RootMeanSquare(name, module, eps) if own else None
+
+
+def _arguments(module: nn.Module) -> int:
+    """Positional arguments of its forward without defaults."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = inspect.signature(module.forward).parameters.values()
+    return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in given)

@@ -1,0 +1,90 @@
+"""One model whose modules are computed another way, until it is put back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from .._backends.native import _kernels
+from ._finding import spots
+from ._padded import PaddedLayer
+from ._spots import PROVED, Linear, Spot
+
+
+class AcceleratedModel:
+    """The spots of a model, put in their modules' place by `install` and taken away by `uninstall`."""
+
+    def __init__(self, model: nn.Module, weights: str | None, keep_weights: bool):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        if weights not in (None, "bfloat16"):
+            raise ValueError(f"weights: expected None or 'bfloat16', got {weights!r}")
+        if weights == "bfloat16" and not keep_weights:
+            raise ValueError(
+                "keep_weights: expected True beside weights='bfloat16', from which the model's own weights could not "
+                "be put back; got False"
+            )
+        if weights == "bfloat16" and _kernels.module is None:
+            raise ValueError(f"weights: 'bfloat16' needs the native kernels: {_kernels.missing}")
+        self.model, self.half, self.keep = model, weights == "bfloat16", keep_weights
+        self.spots: list[Spot] = []
+        self._before: list[tuple[nn.Module, str, Any]] = []  # an attribute of a module itself, or None
+        self._refusing: Any = None
+
+    def install(self) -> None:
+        """RuntimeError where the model is accelerated already."""
+        if any(isinstance(vars(module).get("forward"), Spot) for module in self.model.modules()):
+            raise RuntimeError("model: it is accelerated already")
+        self.spots = spots(self.model, self.half)
+        try:
+            for spot in self.spots:
+                self._before.append((spot.module, spot.method, vars(spot.module).get(spot.method)))
+                setattr(spot.module, spot.method, spot)
+            if not self.keep:
+                self._drop()
+        except BaseException:
+            self.uninstall()
+            raise
+
+    def uninstall(self) -> None:
+        """Put everything back."""
+        for spot in self.spots:
+            if isinstance(spot, Linear):
+                spot.linear.restore()
+        while self._before:
+            module, name, own = self._before.pop()
+            if own is None:
+                vars(module).pop(name, None)
+            else:
+                setattr(module, name, own)
+        if self._refusing is not None:
+            self._refusing.remove()
+            self._refusing = None
+        for spot in self.spots:
+            if isinstance(spot, PaddedLayer):
+                spot.padded.forget()
+
+    def _drop(self) -> None:
+        """Weights that one linear layer alone reads."""
+        readers = Counter(id(parameter) for module in self.model.modules() for parameter in module._parameters.values())
+        self._refusing = self.model.register_state_dict_pre_hook(_refuse)
+        for spot in self.spots:
+            if isinstance(spot, Linear) and readers[id(spot.module.weight)] == 1:
+                spot.linear.drop()
+
+    def lines(self) -> list[str]:
+        """What was taken, by kind, and what was not, with the reason."""
+        taken = Counter(spot.kind for spot in self.spots if spot.state == PROVED)
+        lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
+        left = Counter((spot.kind, spot.state) for spot in self.spots if spot.state != PROVED)
+        return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
+
+    def listed(self) -> list[str]:
+        """One line for each module."""
+        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.state}" for spot in self.spots]
+
+
+def _refuse(module: nn.Module, prefix: str, keep: bool) -> None:
+    raise RuntimeError("model: its weights were dropped (keep_weights=False); leave the block to read them")
