@@ -142,7 +142,11 @@ def encode_openvino(folder: Path, batches: list[Batch], work: Path, threads: int
 
 def generate_transformers(folder: Path, prompts: Batch) -> Callable[[int], Run]:
     """Runs that write as many tokens as they are asked for."""
-    model = transformers_model(folder, "AutoModelForCausalLM")
+    return writing(transformers_model(folder, "AutoModelForCausalLM"), prompts)
+
+
+def writing(model: Any, prompts: Batch) -> Callable[[int], Run]:
+    """The same by a model."""
 
     @torch.inference_mode()
     def write(new: int) -> Tensor:
