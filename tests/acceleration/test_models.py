@@ -140,6 +140,40 @@ def test_a_changed_weight_and_a_hook_inside_are_seen():
     assert len(seen) == 2 and bool((seen[0] < -0.2).any())  # before the GELU, which is never below -.17
 
 
+class Projections(nn.Module):
+    """Queries of one tensor, keys and values of that or another."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(192, 193), nn.Linear(192, 211), nn.Linear(192, 229)
+
+    def forward(self, x, context, spoil=False):
+        query, key = self.query(x), self.key(context)
+        return query, key, self.value(context.mul_(2) if spoil else context)
+
+
+@torch.no_grad()
+def test_layers_that_read_one_tensor_are_one_product_and_others_their_own():
+    torch.manual_seed(0)
+    module, x, context = Projections(), torch.randn(2, 11, 192), torch.randn(2, 13, 192)
+    plain = copy.deepcopy(module)
+
+    def same(*given):
+        for out, expected in zip(module(*given), plain(*(copy.copy(one) for one in given)), strict=True):
+            torch.testing.assert_close(out, expected)
+
+    with saccade.accelerate(module):
+        for _ in range(3):
+            same(x, x)
+        assert module.query(x).untyped_storage().nbytes() == 2 * 11 * (193 + 211 + 229) * 4
+        same(x, context), same(x, x)
+        changed = x.clone()
+        torch.testing.assert_close(module(changed, changed, True)[2], plain.value(2 * x))
+        for one in (module, plain):
+            one.key.weight.mul_(3), one.value.bias.add_(1)
+        same(x, x)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 37])
 @torch.no_grad()
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(rows):

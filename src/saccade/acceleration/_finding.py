@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from . import _spots
 from ._padded import Padded, PaddedLayer
 from ._spots import PackedLinear, Spot
+from ._together import Together, may
 
 
 def spots(model: nn.Module, half: bool) -> list[Spot]:
@@ -32,7 +34,21 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
         spot = _of(name, module, linears)
         if spot is not None:
             found.append(spot)
+    _join(model, found, linears)
     return found
+
+
+def _join(model: nn.Module, found: list[Spot], linears: dict[nn.Module, PackedLinear]) -> None:
+    """Linear layers side by side may be one product, where no other spot reads them."""
+    spots_of = {spot.module: spot for spot in found if isinstance(spot, _spots.Linear)}
+    fused = {spot.module for spot in found if not isinstance(spot, PaddedLayer)}
+    for module in model.modules():
+        beside = [spots_of[child] for child in module.children() if child in spots_of]
+        if module in fused or not may([spot.linear for spot in beside]):
+            continue
+        together = Together([spot.linear for spot in beside])
+        for place, spot in enumerate(beside):
+            spot.beside = functools.partial(together, place)
 
 
 def _layers(parts: nn.ModuleList) -> list[nn.Module]:

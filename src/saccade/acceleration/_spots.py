@@ -80,7 +80,7 @@ class PackedLinear:
         if self.held is None:
             return
         weight = self.held.to_dense()
-        self.module.weight.data = weight.t().contiguous() if self.turned else weight  # type: ignore[union-attr]
+        self.module.weight.data = weight.t().contiguous() if self.turned else weight
         self.held = None
 
 
@@ -159,6 +159,7 @@ class Linear(Spot):
     def __init__(self, name: str, module: nn.Module, linear: PackedLinear):
         super().__init__(name, module)
         self.linear = linear
+        self.beside: Callable[[Tensor], Tensor | None] | None = None  # its part of a product with others (`_together`)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer computes is known, so nothing is to be proved; with gradients its products are ours, too."""
@@ -173,7 +174,8 @@ class Linear(Spot):
                 )
             return linear.product(args[0], weight, linear.bias) if known else self.plain(*args, **kwargs)
         self.state = PROVED
-        return linear(args[0])
+        out = None if self.beside is None or linear.held is not None else self.beside(args[0])
+        return linear(args[0]) if out is None else out
 
     def compute(self, *args: Any) -> Tensor | None:
         return self.linear(args[0])
