@@ -1,6 +1,8 @@
-"""Models as they are, on Saccade's kernels: what they ask of F.scaled_dot_product_attention is answered by them.
+"""Models as they are, on Saccade's kernels: their calls of F.scaled_dot_product_attention, and their other layers.
 
-Begin with `_acceleration.py`, the switch, then `_answers.py`. Imports the operator and `_hooks`.
+Begin with `_acceleration.py`, the switch. Calls: `_answers.py` and `_rules.py`. Layers: `_model.py` puts them in place,
+`_finding.py` recognises them, `_spots.py`, `_together.py` and `_padded.py` compute them. Imports the operator, `_hooks`
+and products.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Linear layers that read the same tensor, computed as one product: queries, keys and values.
 
 Which they are is seen when they are called: layers side by side in one module whose inputs were the same object. From
-then on the first of them computes all, and the others take their part. One that is given another tensor computes its own.
+then on the first of them computes all, and the others take their part. One that is given another tensor computes its
+own.
 
 Shape legend: ... any axes, E width, F features of all of them.
 """
