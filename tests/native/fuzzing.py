@@ -290,9 +290,7 @@ def parameter_size(draw: Draw, slopes: Tensor) -> dict[str, Tensor]:
 # --- the comparison ------------------------------------------------------------------------------------------------
 
 
-def check(
-    draw: Draw, lse: bool = True, cotangents: list[Tensor] | None = None, without: tuple[str, ...] = ()
-) -> None:
+def check(draw: Draw, lse: bool = True, cotangents: list[Tensor] | None = None, without: tuple[str, ...] = ()) -> None:
     """Every result and gradient on every instruction set of this machine."""
     given = draw.cotangents(lse) if cotangents is None else cotangents
     want = truth(draw, lse, given)
