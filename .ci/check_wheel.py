@@ -1,4 +1,5 @@
-"""Check a built wheel: model and client are inside, no test is, it stays small, its tag fits what is compiled.
+"""Check a built wheel: model and client are inside, no test is, it stays small, its tag fits what is compiled, and for
+which architecture.
 
 A wheel with a compiled module must be one that `auditwheel repair` has made: it runs on other Linux machines than this
 one and brings no library of this one along. A wheel for any platform must have no compiled module.
@@ -13,6 +14,7 @@ from pathlib import Path
 LARGEST = 20 * 2**20
 EMBEDDED = "saccade/models/embedded/"
 COMPILED = ".so"
+MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of the ELF header
 LEFT_BEHIND = {".pyc", COMPILED}  # among the sources, by Python and by native/build_in_place.sh
 
 
@@ -36,8 +38,10 @@ def compiled(path: Path, names: set[str]) -> str:
     if platform == "any" and not modules:
         return "no compiled module"
     native = len(modules) == 1 and modules[0].startswith("saccade/_native.")
-    if not native or not platform.startswith("manylinux"):
-        sys.exit(f"{path.name}: compiled modules {modules}, platform {platform}")
+    heads = [zipfile.ZipFile(path).read(name)[:20] for name in modules]
+    machines = [MACHINES.get(int.from_bytes(head[18:], "little"), "unknown") for head in heads]
+    if not native or not platform.startswith("manylinux") or not platform.endswith(machines[0]):
+        sys.exit(f"{path.name}: compiled modules {modules} for {machines}, platform {platform}")
     return f"saccade._native for {platform}"
 
 

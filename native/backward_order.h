@@ -28,9 +28,7 @@ class Turns {
         for (int tries = 0; turn_[n].load(std::memory_order_acquire) != value; tries++) {
             if (failed_->load(std::memory_order_relaxed)) return;
             if (tries < 1000) {
-#if defined(__x86_64__)
-                _mm_pause();
-#endif
+                pause();
             } else {
                 std::this_thread::yield();
             }

@@ -151,18 +151,14 @@ class Slopes {
         store(tile.s + i * tile_keys + j, weight[0]);
         store(tile.dp + i * tile_keys + j, slope[0]);
     }
-#if defined(__AVX512BF16__)
+#if defined(SACCADE_PAIRS)
     // Rows i and i + 1 at once: narrowed together, then interleaved with one permutation.
     static SACCADE_INLINE void put(BackwardTile<Pairs>& tile, int64_t i, int64_t j, const vf* weight, const vf* slope) {
-        const __m512i both = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                              20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        const __m512i p = (__m512i)_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0]);
-        const __m512i ds = (__m512i)_mm512_cvtne2ps_pbh((__m512)slope[1], (__m512)slope[0]);
-        _mm512_storeu_si512(tile.weights + i / 2 * tile_keys + j, _mm512_permutexvar_epi16(both, p));
-        _mm512_storeu_si512(tile.slopes + i / 2 * tile_keys + j, _mm512_permutexvar_epi16(both, ds));
+        const vu ds = narrow(slope[0], slope[1]);
+        store(tile.weights + i / 2 * tile_keys + j, halves_in_turn(narrow(weight[0], weight[1])));
+        store(tile.slopes + i / 2 * tile_keys + j, halves_in_turn(ds));
         uint32_t* row = tile.natural + (i * tile_keys + j) / 2;
-        _mm256_storeu_si256((__m256i*)row, _mm512_castsi512_si256(ds));
-        _mm256_storeu_si256((__m256i*)(row + tile_keys / 2), _mm512_extracti64x4_epi64(ds, 1));
+        store_halves(row, row + tile_keys / 2, ds);
     }
 #endif
 };

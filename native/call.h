@@ -215,7 +215,7 @@ struct FewRows {
 
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
-    const char* name = nullptr;  // "baseline", "avx2", "avx512", "avx512_bf16"
+    const char* name = nullptr;  // "baseline"; "avx2", "avx512", "avx512_bf16"; "neon", "neon_bf16"
     void (*forward)(const Forward&);   // packs keys, any lengths
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
     void (*backward)(const Backward&);

@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace saccade {
@@ -83,7 +87,20 @@ Answer ask(const std::string& set) {
 
 bool pays(const std::string&) { return true; }
 bool wide_amd() { return false; }
-Answer ask(const std::string&) { return Answer::yes; }  // other architectures: only `baseline` is compiled (untested)
+
+// NEON belongs to every 64-bit ARM processor. Other architectures: only `baseline` is compiled (untested).
+Answer ask(const std::string& set) {
+    if (set != "neon_bf16") return Answer::yes;
+    bool reported = false;
+#if defined(__aarch64__) && defined(__linux__)
+    reported = (getauxval(AT_HWCAP2) >> 14) & 1;  // HWCAP2_BF16, "ARM64 ELF hwcaps" of Linux's documentation
+#elif defined(__aarch64__) && defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    reported = sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#endif
+    return reported ? Answer::yes : Answer::unreported;
+}
 
 #endif
 

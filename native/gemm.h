@@ -26,23 +26,17 @@ struct Single {
     static SACCADE_INLINE float entry(unit x, int64_t) { return x; }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(SACCADE_PAIRS)
 struct Pairs {
     typedef uint32_t unit;
     typedef vu vector;
     static constexpr int pack = 2;
-    static SACCADE_INLINE vector spread(unit x) { return (vu)_mm512_set1_epi32((int)x); }
-    static SACCADE_INLINE vf multiply(vector a, vector b, vf c) {
-        return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
-    }
+    static SACCADE_INLINE spread_pair spread(unit x) { return splat_pair(x); }
+    static SACCADE_INLINE vf multiply(spread_pair a, vector b, vf c) { return dot(a, b, c); }
 
     static constexpr int degree = 4;
-    static SACCADE_INLINE void put(float* row, int64_t j, vf low) {
-        _mm256_storeu_si256((__m256i*)(row + j / 2), (__m256i)_mm512_cvtneps_pbh((__m512)low));
-    }
-    static SACCADE_INLINE void put(float* row, int64_t j, vf low, vf high) {
-        _mm512_storeu_si512(row + j / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-    }
+    static SACCADE_INLINE void put(float* row, int64_t j, vf low) { store_from_float(reinterpret_cast<bf16*>(row) + j, low); }
+    static SACCADE_INLINE void put(float* row, int64_t j, vf low, vf high) { store(row + j / 2, (vf)narrow(low, high)); }
     static SACCADE_INLINE float entry(unit x, int64_t j) { return to_float(bf16{(uint16_t)(j % 2 ? x >> 16 : x)}); }
 };
 #endif
@@ -77,7 +71,7 @@ SACCADE_INLINE void tile(const typename Math::unit* a, int64_t lda, const typena
         for (int n = 0; n < vectors; n++) line[n] = load(b + k * ldb + n * lanes);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            vector x = Math::spread(layout == natural ? a[i * lda + k] : a[k * lda + i]);
+            const auto x = Math::spread(layout == natural ? a[i * lda + k] : a[k * lda + i]);
 #pragma GCC unroll 5
             for (int n = 0; n < vectors; n++) sum[i][n] = Math::multiply(x, line[n], sum[i][n]);
         }
@@ -121,10 +115,12 @@ SACCADE_INLINE void multiply(int64_t rows, int64_t columns, int64_t count, const
             case 1: strip<Math, 1, layout, add>(rows, a, lda, b, ldb, count, c, ldc); break;
             case 2: strip<Math, 2, layout, add>(rows, a, lda, b, ldb, count, c, ldc); break;
             case 3: strip<Math, 3, layout, add>(rows, a, lda, b, ldb, count, c, ldc); break;
-#if defined(__AVX512F__) || defined(__aarch64__)
-            case 4: strip<Math, 4, layout, add>(rows, a, lda, b, ldb, count, c, ldc); break;
-            case 5: strip<Math, 5, layout, add>(rows, a, lda, b, ldb, count, c, ldc); break;
-#endif
+            case 4:
+                if constexpr (widest >= 4) strip<Math, 4, layout, add>(rows, a, lda, b, ldb, count, c, ldc);
+                break;
+            case 5:
+                if constexpr (widest >= 5) strip<Math, 5, layout, add>(rows, a, lda, b, ldb, count, c, ldc);
+                break;
         }
         b += vectors * lanes, c += vectors * lanes, left -= vectors;
     }
@@ -134,7 +130,7 @@ SACCADE_INLINE void multiply(int64_t rows, int64_t columns, int64_t count, const
 template <template <class, class> class Pass, class Call> void run_pass(const Call& call) {
     switch (call.problem.type) {
         case Type::f32: return Pass<Single, float>(call).run();
-#if defined(__AVX512BF16__)
+#if defined(SACCADE_PAIRS)
         case Type::bf16: return Pass<Pairs, bf16>(call).run();
 #else
         case Type::bf16: return Pass<Single, bf16>(call).run();

@@ -6,11 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include "mask.h"
+#include "simd.h"
 
 namespace saccade::masks {
 
@@ -98,21 +95,6 @@ inline void copy_bits(const uint64_t* row, int64_t size, int64_t start, int coun
         const uint64_t low = at >= 0 && at < held ? row[at] : 0, high = at >= -1 && at + 1 < held ? row[at + 1] : 0;
         words[n / 64] = (shift ? low >> shift | high << (64 - shift) : low) & lowest(std::min(64, count - n));
     }
-}
-
-// 64 bytes to 64 bits: not 0 is 1.
-inline uint64_t pack64(const uint8_t* bytes) {
-    uint64_t word = 0;
-#if defined(__SSE2__)
-    for (int n = 0; n < 4; ++n) {
-        const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 16 * n));
-        const unsigned absent = _mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()));
-        word |= static_cast<uint64_t>(~absent & 0xFFFFu) << (16 * n);
-    }
-#else
-    for (int n = 0; n < 64; ++n) word |= static_cast<uint64_t>(bytes[n] != 0) << n;
-#endif
-    return word;
 }
 
 inline void pack(const uint8_t* bytes, int64_t count, uint64_t* words) {

@@ -11,24 +11,15 @@
 namespace saccade {
 namespace SACCADE_SET {
 
-// A value that the compiler must take to be needed and changed here.
-template <class V> SACCADE_INLINE void keep(V& x) {
-#if defined(__x86_64__)
-    asm volatile("" : "+v"(x));
-#else
-    asm volatile("" : "+m"(x));
-#endif
-}
-
 inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Multiplications and additions per second of one thread, in rounds that are short against the clock's use.
 template <class Math> double peak_of_thread(double seconds) {
-    typedef typename Math::vector vector;
     constexpr int chains = registers == 32 ? 24 : 12, rounds = 4096;  // latency times throughput is 8 to 10
-    vector a = {}, b = {};
+    auto a = Math::spread({});
+    typename Math::vector b = {};
     vf sum[chains] = {};
     keep(a), keep(b);
     const double start = now();
@@ -57,7 +48,7 @@ template <class Math> double peak(int threads, double milliseconds) {
 
 inline double peak_f32(int threads, double milliseconds) { return peak<Single>(threads, milliseconds); }
 
-#if defined(__AVX512BF16__)
+#if defined(SACCADE_PAIRS)
 inline double peak_bf16(int threads, double milliseconds) { return peak<Pairs>(threads, milliseconds); }
 #else
 constexpr double (*peak_bf16)(int, double) = nullptr;

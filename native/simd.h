@@ -1,5 +1,5 @@
 // Vectors of the instruction set this file is compiled for, in the compilers' portable vector extension; intrinsics only
-// where the extension has no word for an instruction. Included inside `namespace saccade::SACCADE_SET`'s files only.
+// where the extension has no word for an instruction. The only file that knows what processors there are.
 //
 // A *unit* is what one lane of a product takes in: one float, or two bf16 that are multiplied and added in one step.
 #pragma once
@@ -11,20 +11,51 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#if !defined(SACCADE_PORTABLE)  // as other architectures have it
+#define SACCADE_NEON
+#endif
+#endif
+
+// Products of two bf16 in one instruction: `dot`, and with it `Pairs` (gemm.h).
+#if defined(__AVX512BF16__) || (defined(SACCADE_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
+#define SACCADE_PAIRS
 #endif
 
 #define SACCADE_INLINE inline __attribute__((always_inline))
 #define SACCADE_LAMBDA __attribute__((always_inline))
 
 namespace saccade {
+
+// 64 bytes to 64 bits: not 0 is 1. Masks are the same for all sets: every processor of the architecture has this.
+inline uint64_t pack64(const uint8_t* bytes) {
+    uint64_t word = 0;
+#if defined(__SSE2__)
+    for (int n = 0; n < 4; ++n) {
+        const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 16 * n));
+        const unsigned absent = _mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()));
+        word |= static_cast<uint64_t>(~absent & 0xFFFFu) << (16 * n);
+    }
+#elif defined(__aarch64__)
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+    const auto some = [=](int n) { return vandq_u8(vtstq_u8(vld1q_u8(bytes + 16 * n), vld1q_u8(bytes + 16 * n)), bit); };
+    const uint8x16_t eighths = vpaddq_u8(vpaddq_u8(some(0), some(1)), vpaddq_u8(some(2), some(3)));
+    word = vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(eighths, eighths)), 0);
+#else
+    for (int n = 0; n < 64; ++n) word |= static_cast<uint64_t>(bytes[n] != 0) << n;
+#endif
+    return word;
+}
+
 namespace SACCADE_SET {
 
 #if defined(__AVX512F__)
 constexpr int lanes = 16, registers = 32;
 #elif defined(__AVX2__)
 constexpr int lanes = 8, registers = 16;
-#elif defined(__aarch64__)
-constexpr int lanes = 4, registers = 32;  // never run
+#elif defined(SACCADE_NEON)
+constexpr int lanes = 4, registers = 32;
 #else
 constexpr int lanes = 4, registers = 16;
 #endif
@@ -32,8 +63,10 @@ constexpr int lanes = 4, registers = 16;
 typedef float vf __attribute__((vector_size(4 * lanes)));
 typedef int32_t vi __attribute__((vector_size(4 * lanes)));
 typedef uint32_t vu __attribute__((vector_size(4 * lanes)));
+typedef uint16_t vh __attribute__((vector_size(2 * lanes)));
 typedef vf vf_loose __attribute__((aligned(4), may_alias));
 typedef vu vu_loose __attribute__((aligned(2), may_alias));  // two bf16 may begin at any of them
+typedef vh vh_loose __attribute__((aligned(2), may_alias));
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.44269504088896340736f, ln_2 = 0.69314718055994530942f;
@@ -58,9 +91,12 @@ SACCADE_INLINE vf maximum(vf a, vf b) {
 #endif
 }
 
+// The greatest lane that is not NaN.
 SACCADE_INLINE float greatest(vf x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)x);
+#elif defined(SACCADE_NEON)
+    return vmaxnmvq_f32((float32x4_t)x);
 #else
     float top = x[0];
     for (int i = 1; i < lanes; i++) top = x[i] > top ? x[i] : top;
@@ -71,6 +107,9 @@ SACCADE_INLINE float greatest(vf x) {
 SACCADE_INLINE float total(vf x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
+#elif defined(SACCADE_NEON)
+    const float32x2_t half = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
+    return vget_lane_f32(vpadd_f32(half, half), 0);
 #else
     for (int half = lanes / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) x[i] += x[i + half];
@@ -86,6 +125,54 @@ SACCADE_INLINE vf select(uint32_t bits, vf a, vf b) {
     vu lane;
     for (int i = 0; i < lanes; i++) lane[i] = 1u << i;
     return (splat_u(bits) & lane) != 0 ? a : b;
+#endif
+}
+
+// Lanes where x > bar as bits; never those of a NaN.
+SACCADE_INLINE uint32_t above(vf x, float bar) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bar), _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(bar), _CMP_GT_OQ));
+#elif defined(SACCADE_NEON)
+    const vu lane = {1, 2, 4, 8};
+    return vaddvq_u32((uint32x4_t)((vu)(x > splat(bar)) & lane));
+#else
+    uint32_t bits = 0;
+    for (int n = 0; n < lanes; n++) bits |= (uint32_t)(x[n] > bar) << n;
+    return bits;
+#endif
+}
+
+// The lanes of `from` whose bits are set, and their keys, `key` being the first lane's, one behind the other. Whole vectors
+// may be written.
+SACCADE_INLINE void compress(uint32_t bits, const float* from, int32_t key, float* to, int32_t* keys) {
+#if defined(__AVX512F__)
+    const __m512i counting = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    _mm512_mask_compressstoreu_ps(to, (__mmask16)bits, (__m512)load(from));
+    _mm512_mask_compressstoreu_epi32(keys, (__mmask16)bits, _mm512_add_epi32(_mm512_set1_epi32(key), counting));
+#else
+    for (int64_t n = 0; bits; bits &= bits - 1, n++) to[n] = from[__builtin_ctz(bits)], keys[n] = key + __builtin_ctz(bits);
+#endif
+}
+
+// A value that the compiler must take to be needed and changed here.
+template <class V> SACCADE_INLINE void keep(V& x) {
+#if defined(__x86_64__)
+    asm volatile("" : "+v"(x));
+#elif defined(__aarch64__)
+    asm volatile("" : "+w"(x));
+#else
+    asm volatile("" : "+m"(x));
+#endif
+}
+
+// What a thread does that looks at memory again and again.
+SACCADE_INLINE void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // `yield` is nothing on most processors; this waits until the pipeline is empty
 #endif
 }
 
@@ -117,6 +204,8 @@ SACCADE_INLINE vf fused(vf a, vf b, vf c) {
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(SACCADE_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -133,8 +222,12 @@ template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x, vf factor) {
     return (vf)_mm512_maskz_scalef_ps(some, (__m512)polynomial<degree>(fused(x, factor, -n)), (__m512)n);
 #else
     const vf bound = splat(-127.0f) / factor, top = splat(128.0f) / factor;  // loops have them once
+#if defined(SACCADE_NEON)
+    x = (vf)vminq_f32(vmaxq_f32((float32x4_t)x, (float32x4_t)bound), (float32x4_t)top);  // a NaN stays
+#else
     x = maximum(bound, x);  // in this order a NaN stays
     x = x > top ? top : x;  // 2^128 is inf
+#endif
     const vf magic = splat(12582912.0f), shifted = fused(x, factor, magic);  // 1.5 * 2^23: adding it rounds
     const vu power = ((vu)shifted - (vu)magic + splat_u(127)) << 23;
     return polynomial<degree>(fused(x, factor, magic - shifted)) * (vf)power;
@@ -205,6 +298,10 @@ SACCADE_INLINE float to_float(bf16 x) {
 SACCADE_INLINE float to_float(f16 x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x.bits);
+#elif defined(SACCADE_NEON)
+    __fp16 half;
+    memcpy(&half, &x, 2);
+    return half;
 #else
     uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff, word;
     if (rest >= 0x7c00) {
@@ -231,6 +328,9 @@ SACCADE_INLINE void from_float(bf16& to, float x) {  // round to nearest even; a
 SACCADE_INLINE void from_float(f16& to, float x) {
 #if defined(__F16C__)
     to.bits = (uint16_t)_cvtss_sh(x, 0);
+#elif defined(SACCADE_NEON)
+    const __fp16 half = (__fp16)x;
+    memcpy(&to, &half, 2);
 #else
     uint32_t word;
     memcpy(&word, &x, 4);
@@ -256,21 +356,15 @@ SACCADE_INLINE void from_float(f16& to, float x) {
 // `lanes` entries as float.
 SACCADE_INLINE vf load_as_float(const float* p) { return load(p); }
 SACCADE_INLINE vf load_as_float(const bf16* p) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
-#elif defined(__AVX2__)
-    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
-#else
-    vf x;
-    for (int i = 0; i < lanes; i++) x[i] = to_float(p[i]);
-    return x;
-#endif
+    return (vf)(__builtin_convertvector(*reinterpret_cast<const vh_loose*>(p), vu) << 16);
 }
 SACCADE_INLINE vf load_as_float(const f16* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__AVX2__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(SACCADE_NEON)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
 #else
     vf x;
     for (int i = 0; i < lanes; i++) x[i] = to_float(p[i]);
@@ -287,21 +381,25 @@ template <class T> SACCADE_INLINE vf load_as_float(const T* p, int64_t count) {
 }
 
 SACCADE_INLINE void store_from_float(float* p, vf x) { store(p, x); }
-SACCADE_INLINE void store_from_float(bf16* p, vf x) {
+SACCADE_INLINE vh narrow(vf x) {
 #if defined(__AVX512BF16__)
-    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(SACCADE_NEON) && defined(SACCADE_PAIRS)
+    return (vh)vcvt_bf16_f32((float32x4_t)x);
 #else
-    vu word = (vu)x;
-    vu rounded = (word + splat_u(0x7fff) + ((word >> 16) & splat_u(1))) >> 16;
-    rounded = x == x ? rounded : splat_u(0x7fc0);
-    for (int i = 0; i < lanes; i++) p[i].bits = (uint16_t)rounded[i];
+    const vu word = (vu)x;
+    const vu rounded = (word + splat_u(0x7fff) + ((word >> 16) & splat_u(1))) >> 16;
+    return __builtin_convertvector(x == x ? rounded : splat_u(0x7fc0), vh);
 #endif
 }
+SACCADE_INLINE void store_from_float(bf16* p, vf x) { *reinterpret_cast<vh_loose*>(p) = narrow(x); }
 SACCADE_INLINE void store_from_float(f16* p, vf x) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, 0));
 #elif defined(__AVX2__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x, 0));
+#elif defined(SACCADE_NEON)
+    vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 #else
     for (int i = 0; i < lanes; i++) from_float(p[i], x[i]);
 #endif
@@ -312,6 +410,48 @@ template <class T> SACCADE_INLINE void store_from_float(T* p, vf x, int64_t coun
     store_from_float(some, x);
     memcpy(p, some, (count < 0 ? 0 : count) * sizeof(T));
 }
+
+// --- products of two bf16 ------------------------------------------------------------------------------------------
+
+#if defined(SACCADE_PAIRS)
+// c + a.low * b.low + a.high * b.high in each lane, `a` the same in all. Inputs and results below the smallest normal
+// number count as 0. x86 adds one product and then the other, rounded to nearest each time; ARM adds the sum of both
+// products, and rounds that and the result to odd: an error below one unit in the last place, not half a unit.
+#if defined(__AVX512BF16__)
+typedef vu spread_pair;
+SACCADE_INLINE spread_pair splat_pair(uint32_t two) { return (vu)_mm512_set1_epi32((int)two); }
+SACCADE_INLINE vf dot(spread_pair a, vu b, vf c) { return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+#else
+// The instruction takes `a` from one lane of a register.
+typedef bfloat16x4_t spread_pair;
+SACCADE_INLINE spread_pair splat_pair(uint32_t two) { return vreinterpret_bf16_u32(vset_lane_u32(two, vdup_n_u32(0), 0)); }
+SACCADE_INLINE vf dot(spread_pair a, vu b, vf c) { return (vf)vbfdotq_lane_f32((float32x4_t)c, (bfloat16x8_t)b, a, 0); }
+#endif
+
+// Entries of low and then of high as bf16, in order.
+SACCADE_INLINE vu narrow(vf low, vf high) {
+#if defined(__AVX512BF16__)
+    return (vu)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+    return (vu)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)low), (float32x4_t)high);
+#endif
+}
+
+typedef uint16_t vp __attribute__((vector_size(4 * lanes)));
+template <int... i> SACCADE_INLINE vu halves_in_turn(vu x, std::integer_sequence<int, i...>) {
+    return (vu)__builtin_shufflevector((vp)x, (vp)x, i / 2 + i % 2 * lanes...);
+}
+// Entries of the lower and the upper half in turn.
+SACCADE_INLINE vu halves_in_turn(vu x) { return halves_in_turn(x, std::make_integer_sequence<int, 2 * lanes>()); }
+
+template <int... i> SACCADE_INLINE void store_halves(uint32_t* low, uint32_t* high, vu x, std::integer_sequence<int, i...>) {
+    *reinterpret_cast<vh_loose*>(low) = (vh)__builtin_shufflevector(x, x, i...);
+    *reinterpret_cast<vh_loose*>(high) = (vh)__builtin_shufflevector(x, x, i + lanes / 2 ...);
+}
+SACCADE_INLINE void store_halves(uint32_t* low, uint32_t* high, vu x) {
+    store_halves(low, high, x, std::make_integer_sequence<int, lanes / 2>());
+}
+#endif
 
 }  // namespace SACCADE_SET
 }  // namespace saccade

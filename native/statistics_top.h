@@ -11,19 +11,6 @@
 namespace saccade {
 namespace SACCADE_SET {
 
-// Lanes where x > bar; never those of a NaN.
-SACCADE_INLINE uint32_t above(vf x, float bar) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bar), _CMP_GT_OQ);
-#elif defined(__AVX2__)
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(bar), _CMP_GT_OQ));
-#else
-    uint32_t bits = 0;
-    for (int n = 0; n < lanes; n++) bits |= (uint32_t)(x[n] > bar) << n;
-    return bits;
-#endif
-}
-
 // place[n]: how many of the values come before the n-th in descending order; of equal ones the first comes first. Whole
 // vectors are read and written, what lies beyond `count` means nothing.
 inline void order(const float* values, int64_t count, int32_t* place) {
@@ -100,13 +87,7 @@ template <int rows> struct Best {
         float* const s = scores + i * room + count[i];
         int32_t* const k = keys + i * room + count[i];
         count[i] += __builtin_popcount(bits);
-#if defined(__AVX512F__)
-        const __m512i counting = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        _mm512_mask_compressstoreu_ps(s, (__mmask16)bits, (__m512)load(from));
-        _mm512_mask_compressstoreu_epi32(k, (__mmask16)bits, _mm512_add_epi32(_mm512_set1_epi32(key), counting));
-#else
-        for (int64_t n = 0; bits; bits &= bits - 1, n++) s[n] = from[__builtin_ctz(bits)], k[n] = key + __builtin_ctz(bits);
-#endif
+        compress(bits, from, key, s, k);
     }
 
     // Just below a score that at least `top` others reach: the largest of each lane are so many different ones.

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIME = re.compile(r"\bin [\d.]+ s\b")
-_SET = re.compile(r"\((?:avx512_bf16|avx512|avx2|baseline)\)")  # which instructions a processor has
+_SET = re.compile(r"\((?:avx512_bf16|avx512|avx2|neon_bf16|neon|baseline)\)")  # which instructions a processor has
 _NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
 # Training takes minutes: the pages' own commands run on a model of a few hundred weights (a later option wins).
 _SMALLER = "--steps 4 --batch 2 --layers 1 --heads 2 --width 16 --context 32 --warmup 1"

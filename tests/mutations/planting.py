@@ -15,7 +15,7 @@ from .fault import Fault
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path("tests/mutations/site")
 # One instruction set, hardly optimised: whether a fault is caught does not depend on either.
-BUILD = [f"-DSACCADE_COMPILES_{name}=OFF" for name in ("avx2", "avx512", "avx512_bf16")] + [
+BUILD = [f"-DSACCADE_COMPILES_{name}=OFF" for name in ("avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")] + [
     "-DCMAKE_CXX_FLAGS_RELEASE=-O1"
 ]
 

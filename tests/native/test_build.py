@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from looped import looped
 
 native = pytest.importorskip("saccade._native", reason="this installation has no native build")
 
-ORDER = ["baseline", "avx2", "avx512", "avx512_bf16"]
+ORDER = ["baseline", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16"]
 COMPILED, SUPPORTED = native.compiled_sets(), native.sets()
 
 
@@ -40,12 +41,14 @@ def test_sets_are_compiled_lowest_first_and_supported_ones_are_among_them():
 def test_the_processor_is_asked_for_what_the_system_reports():
     report = Path("/proc/cpuinfo")
     lines = report.read_text().splitlines() if report.exists() else []
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    begin = "Features" if platform.machine() == "aarch64" else "flags"
+    flags = set(next((line for line in lines if line.startswith(begin)), "").split())
     if not flags:
-        pytest.skip("this system has no /proc/cpuinfo with flags")
+        pytest.skip(f"this system has no /proc/cpuinfo with {begin}")
     needed = {"avx2": {"avx2", "fma", "f16c"}}
     needed["avx512"] = needed["avx2"] | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
     needed["avx512_bf16"] = needed["avx512"] | {"avx512_bf16"}
+    needed["neon_bf16"] = {"bf16"}
     assert [name for name in COMPILED if needed.get(name, set()) <= flags] == SUPPORTED
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from looped import looped
 from native.fuzzing import DTYPES, Draw, check, each_set, error, floors, ours, plain_errors, truth
 from saccade import Causal, Documents, FromTensor, Global, Padding, Window
+from saccade._backends.native._kernels import BF16_SETS
 from slowly import slow_but
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
@@ -235,7 +236,7 @@ def test_logits_of_thousands(size, dtype):
 @near_ends
 def test_numbers_below_the_smallest_normal_one(size, dtype):
     """They count, but in the processor's products of bf16, which by definition take them for 0."""
-    tiny, without = torch.finfo(dtype).smallest_normal, "avx512_bf16" if dtype == torch.bfloat16 else ""
+    tiny, without = torch.finfo(dtype).smallest_normal, BF16_SETS if dtype == torch.bfloat16 else ()
     call = problem(size, dtype, Causal())
     call.leaves["value"] = call.leaves["value"] * (tiny / 8)
     check(call, without=without)

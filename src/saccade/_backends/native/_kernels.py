@@ -18,6 +18,7 @@ from ..._biases import RelativeScores
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+BF16_SETS = ("avx512_bf16", "neon_bf16")  # instruction sets that multiply bfloat16; the others compute it in float32
 
 _TENSOR, _LINE = 1, 2  # native/call.h, Bias::Form
 _WORD = 0xFFFFFFFF

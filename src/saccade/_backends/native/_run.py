@@ -61,7 +61,7 @@ def refuses(call: CheckedCall) -> str | None:
 def costs(call: CheckedCall) -> Costs:
     """Beside the output: keys and values in the order they are read, and one score per distance."""
     # bf16 products take bf16; everything else is packed as float32.
-    size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() == "avx512_bf16" else 4
+    size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() in _kernels.BF16_SETS else 4
     packed = call.batch * call.kv_heads * call.length_k * (call.query.shape[3] + call.value.shape[3]) * size
     line = call.heads * (call.length_q + call.length_k) * 4 if isinstance(call.bias, RelativeScores) else 0
     again = "a gradient that has derivatives itself (create_graph=True) is computed by chunked from the inputs"
