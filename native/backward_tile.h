@@ -39,18 +39,19 @@ template <class Math> struct BackwardTile {
     SACCADE_INLINE uint32_t lane_bits(int64_t i, int64_t j) const { return (uint32_t)(bits[i][j / grain] >> (j % grain)); }
 };
 
-// What a row's logits x become, and the slopes of them that dp times its dropout factor leads to.
+// The weights of a row's logits, natural * x each, and the slopes that dp times its dropout factor, dw, leads to.
 struct SoftmaxRow {
-    vf lse, low, delta;
-    SoftmaxRow(const BackwardRows& rows, int64_t i) : lse(splat(rows.lse[i])), low(splat(rows.low[i])), delta(splat(rows.delta[i])) {}
-    template <int degree> SACCADE_INLINE vf weight(vf x) const { return exp2_of<degree>(x - lse - low, splat(log2_e)); }
+    vf natural, lse, low, delta;
+    SoftmaxRow(const BackwardRows& rows, int64_t i, float natural)
+        : natural(splat(natural)), lse(splat(rows.lse[i])), low(splat(rows.low[i])), delta(splat(rows.delta[i])) {}
+    template <int degree> SACCADE_INLINE vf weight(vf x) const { return exp2_of<degree>(x * natural - lse - low, splat(log2_e)); }
     SACCADE_INLINE vf slope(vf weight, vf dw) const { return weight * (dw - delta); }
 };
 struct SigmoidRow {
     SigmoidWeight of;
-    SigmoidRow(const BackwardRows& rows, int64_t i) : of(rows.lse[i] == infinity ? 1 : rows.lse[i], log2_e) {}
+    SigmoidRow(const BackwardRows& rows, int64_t i, float natural) : of(rows.lse[i] == infinity ? 1 : rows.lse[i], natural * log2_e) {}
     template <int degree> SACCADE_INLINE vf weight(vf x) const { return of.of<degree>(x); }
-    SACCADE_INLINE vf slope(vf weight, vf dw) const { return weight * (splat(1.0f) - weight) * dw; }
+    SACCADE_INLINE vf slope(vf weight, vf dw) const { return weight * dw - weight * (weight * dw); }
 };
 
 // How the slopes of one logit come about, beside the plain case.
@@ -73,7 +74,7 @@ class Slopes {
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             vf sum = {};
             for (int64_t j = 0; j < tile.width; j += lanes) {
-                const Entries x = entries(SoftmaxRow(rows, i), tile, bias, dropout, i, j);
+                const Entries x = entries(SoftmaxRow(rows, i, 1), tile, bias, dropout, i, j);
                 sum += select(x.seen, x.weight * x.dw, vf{});
             }
             delta[n] = rows.delta[i] = total(sum) - (d_lse ? d_lse[n] : 0);
@@ -92,11 +93,10 @@ class Slopes {
     }
 
     template <class Row, bool masked, class Math> void plain(BackwardTile<Math>& tile, const BackwardRows& rows) const {
-        const vf factor = splat(rest);
         for (int64_t i = 0; i < rows.count; i += Math::pack) {
-            const Row own[2] = {{rows, i}, {rows, std::min(i + Math::pack, rows.count) - 1}};
+            const Row own[2] = {{rows, i, rest}, {rows, std::min(i + Math::pack, rows.count) - 1, rest}};
             const auto one = [&](int64_t i, int64_t j, const Row& row, vf& weight, vf& slope) SACCADE_LAMBDA {
-                weight = row.template weight<Math::degree>(load(tile.s + i * tile_keys + j) * factor);
+                weight = row.template weight<Math::degree>(load(tile.s + i * tile_keys + j));
                 slope = row.slope(weight, load(tile.dp + i * tile_keys + j));
                 if constexpr (masked) {
                     weight = select(tile.lane_bits(i, j), weight, vf{});
@@ -145,7 +145,7 @@ class Slopes {
     template <class Row, class Math>
     void decorated(BackwardTile<Math>& tile, const BackwardRows& rows, float* local, float* row_sums) const {
         for (int64_t i = 0; i < rows.count; i++) {
-            const Row row(rows, i);
+            const Row row(rows, i, 1);
             const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;

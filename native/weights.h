@@ -74,12 +74,16 @@ struct SoftmaxWeight {
 struct SigmoidWeight {
     static constexpr bool summed = false;
     vf count, factor;
-    float most;  // of the exponent of 2 to which n exp(-s) is computed: below 2^126. The weight of what is beyond is 0
-    SigmoidWeight(float n, float factor)
-        : count(splat(n < 1 ? 1 : n)), factor(splat(factor)), most((float)(125 - (n < 1 ? 0 : std::ilogb(n)))) {}
+    float limit, most;  // s beyond which exp(-s) is nothing beside 1; -log2 exp(s) beyond which the weight is below 2^-126, and is 0
+    SigmoidWeight(float n, float factor) : count(splat(n < 1 ? 1 : n)), factor(splat(factor)), limit(126 / factor), most(125 - exponent(n)) {}
+    static SACCADE_INLINE float exponent(float n) {  // of 2; n is a number of keys
+        uint32_t word;
+        memcpy(&word, &n, 4);
+        return n < 1 ? 0 : (float)(int32_t)(word >> 23) - 127;
+    }
 #if defined(__AVX512F__)
     template <int degree> SACCADE_INLINE vf of(vf s) const {
-        s = (vf)_mm512_min_ps((__m512)(splat(126) / factor), (__m512)s);  // beyond, exp(-s) is nothing beside 1, and slow; NaN stays
+        s = (vf)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)s);  // a power that is denormal would be slow; NaN stays
         const vf y = s * -factor;
         const __mmask16 some = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(most), _CMP_NGT_UQ);  // true for NaN
         const vf n = (vf)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
