@@ -70,7 +70,7 @@ struct SoftmaxWeight {
 };
 
 // 1 / (1 + n exp(-s)), which is sigmoid(s - log n) with an n that is not rounded. Exactly 0 where s is -inf.
-// For degree 5 within 4 units in the last place of the weight that s has, for 4 within 7e-5 of it.
+// Greatest relative error: of degree 5 four units in the last place, and what a rounding of s does; of degree 4 7e-5.
 struct SigmoidWeight {
     static constexpr bool summed = false;
     vf count, factor;
