@@ -150,8 +150,9 @@ struct Shared {
 
     void set_sigmoid(nb::handle given) {
         const Whole<3> rows(given, "n");
-        problem.sigmoid = {reinterpret_cast<const float*>(rows.at[0]), rows.at[1], rows.at[2]};
-        if (problem.batch && problem.length_q && !problem.sigmoid) refuse("n of sigmoid attention has no memory");
+        static const float nothing = 0;  // an empty tensor has no address
+        if (!rows.at[0] && problem.batch && problem.length_q) refuse("n of sigmoid attention has no memory");
+        problem.sigmoid = {rows.at[0] ? reinterpret_cast<const float*>(rows.at[0]) : &nothing, rows.at[1], rows.at[2]};
         if (problem.sink) refuse("sigmoid attention has no sink");
     }
 

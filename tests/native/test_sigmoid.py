@@ -1,7 +1,8 @@
 """Sigmoid attention by the native kernels, on every instruction set, against its formula in float64.
 
-Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths. What holds for tiles as well is
-tested in variants/test_sigmoid.py.
+What holds for tiles as well is tested in variants/test_sigmoid.py.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from native.fuzzing import DTYPES, each_set
 from saccade.variants import sigmoid_attention
 
 ROWS, KEYS, GROUP = 127, 113, 3
-I, J = torch.arange(ROWS)[:, None], torch.arange(KEYS)
-PLACED = I + KEYS - ROWS  # where a row stands among the keys
+ROW, KEY = torch.arange(ROWS)[:, None], torch.arange(KEYS)
+PLACED = ROW + KEYS - ROWS  # where a row stands among the keys
 LENGTHS = torch.tensor([101, 37])[:, None, None, None]
 BITS = torch.rand(2, 6, ROWS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.6
 MASKS = {
     "none": (None, torch.ones(ROWS, KEYS, dtype=torch.bool)),
-    "causal": (saccade.Causal(), PLACED >= J),
-    "window": (saccade.Window(13, 5), (PLACED - J <= 13) & (J - PLACED <= 5)),
-    "padding": (saccade.Padding([101, 37], queries=[101, 37]), (LENGTHS > I) & (LENGTHS > J)),
-    "remainders": (saccade.Causal() & ~saccade.Columns(7, 2), (PLACED >= J) & (J % 7 < 5)),
+    "causal": (saccade.Causal(), PLACED >= KEY),
+    "window": (saccade.Window(13, 5), (PLACED - KEY <= 13) & (KEY - PLACED <= 5)),
+    "padding": (saccade.Padding([101, 37], queries=[101, 37]), (LENGTHS > ROW) & (LENGTHS > KEY)),
+    "remainders": (saccade.Causal() & ~saccade.Columns(7, 2), (PLACED >= KEY) & (KEY % 7 < 5)),
     "booleans": (BITS, BITS),
 }
 every_mask, every_dtype = looped("mask", MASKS), looped("dtype", DTYPES)
@@ -55,9 +56,9 @@ def everything(function, leaves):
 
 
 def assert_as_good(got, plain, want):
-    """At most twice plain PyTorch's error in the same dtype, or a rounding of each term."""
+    """At most twice plain PyTorch's error in the same dtype, or a random walk of the longest sum's roundings."""
     for ours, theirs, truth in zip(got, plain, want, strict=True):
-        floor = 4 * torch.finfo(ours.dtype).eps * truth.abs().max()
+        floor = (GROUP * ROWS) ** 0.5 * torch.finfo(ours.dtype).eps / 2 * truth.abs().max()
         error, allowed = (ours.double() - truth).abs().max(), 2 * (theirs.double() - truth).abs().max()
         assert error <= max(floor, allowed), (error, allowed, floor)
 
@@ -94,7 +95,7 @@ def test_one_query_and_few(rows, dtype):
     """Three heads that share keys: 3 rows stream their keys, 15 pack them."""
     query, key, value = (leaf.detach() for leaf in tensors(dtype))
     query = query[:, :, -rows:]
-    see = PLACED[-rows:] >= J
+    see = PLACED[-rows:] >= KEY
     want = formula(query.double(), key.double(), value.double(), see)
     plain = formula(query, key, value, see)
     for _ in each_set():
@@ -103,7 +104,7 @@ def test_one_query_and_few(rows, dtype):
 
 @looped("length", [1, 7, 16381])
 def test_logits_from_minus_1e4_to_1e4(length):
-    """One key, so that the output is one weight: within 4 roundings of it and one of its logit."""
+    """One key, so that the output is one weight: within 4 units of it and the roundings of s log2(e) and of log2(e)."""
     logits = torch.cat([torch.linspace(-1e4, 1e4, 4001), torch.linspace(-120, 120, 24001)])
     query, ones = logits[None, None, :, None].contiguous(), torch.ones(1, 1, 1, 1)
     exact = logits.double()
@@ -112,7 +113,7 @@ def test_logits_from_minus_1e4_to_1e4(length):
     for _ in each_set():
         got = sigmoid_attention(query, ones, ones, scale=1.0, length=length)[0, 0, :, 0].double()
         # Below the least normal number weights are 0. 2^-125: the bound of n is a power of two.
-        allowed = (4 * eps + eps / 2 * exact.abs()) * want + 2.0**-125
+        allowed = (4 * eps + (eps / 2 + eps / 8) * exact.abs()) * want + 2.0**-125
         assert ((got - want).abs() <= allowed).all(), ((got - want).abs() / allowed).max()
         assert (got[exact > 40] == 1).all()
 

@@ -54,7 +54,8 @@ class KernelSettings(CallSettings):
 
     lowered: Any  # the mask as the kernels see it
     origin: tuple[int, int] = (0, 0)  # the row and key of the whole problem at which this one begins: for dropout
-    counts: Tensor | None = None  # n of sigmoid attention, sigmoid(s - log n): (B|1, Hq|1, Lq), float32, 0 where nothing is seen
+    # n of sigmoid attention, sigmoid(s - log n): (B|1, Hq|1, Lq), float32, 0 where a row sees nothing; None: softmax
+    counts: Tensor | None = None
 
     @classmethod
     def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
@@ -97,7 +98,7 @@ def backward(
 
     Args:
         given: query, key, value, parameter | None, sink | None.
-        out, lse: what `forward` gave, the sink's share in `out` and not in `lse` (2, B, Hq, Lq). None of sigmoid attention.
+        out, lse: what `forward` gave, the sink's share in `out` and not in `lse` (2, B, Hq, Lq). None for sigmoid.
         d_out, d_lse: cotangents of out and of the lse with the sink; None for zeros, but not for both of out and d_out.
     """
     query, key, value = (readable(tensor) for tensor in given[:3] if tensor is not None)
@@ -138,8 +139,7 @@ def backward(
 
 
 def key_counts(settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor | None) -> Tensor:
-    """How many keys mask and bias show to each row, (B|1, Hq|1, Lq), float32. What -inf in a tensor of scores hides does
-    not count."""
+    """How many keys each row sees, (B|1, Hq|1, Lq), float32. What -inf in a tensor of scores hides does not count."""
     sizes = [(1, 1)]
     if settings.lowered is not None:
         sizes.append((settings.lowered.batch, settings.lowered.heads))
