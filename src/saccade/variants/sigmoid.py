@@ -104,25 +104,35 @@ def sigmoid_attention(
 
 
 def _by_kernels(call: CheckedCall, length: int | None) -> Tensor:
-    given = call.query, call.key, call.value, None if call.bias is None else call.bias.parameter
-    settings = KernelSettings.of(call, _run.lowered(call.mask, call.query, call.key))
-    counts = _kernels.key_counts(settings, call.query, call.key, given[3])
+    query, key, value = call.query, call.key, call.value
+    parameter = None if call.bias is None else call.bias.parameter
+    settings = KernelSettings.of(call, _run.lowered(call.mask, query, key))
+    counts = _kernels.key_counts(settings, query, key, parameter)
     if length is not None:
         counts = torch.where(counts > 0, float(length), 0.0)
+    given = (query, key, value, parameter)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         out: Tensor = _NativeSigmoid.apply(settings, *given, counts)
         return out
-    return _kernels.forward(replace(settings, counts=counts), False, *given, None)[0]
+    return _kernels.forward(replace(settings, counts=counts), False, query, key, value, parameter, None)[0]
 
 
 class _NativeSigmoid(torch.autograd.Function):
     """(query, key, value, parameter, counts) -> out; of the old form, see `_run.py`."""
 
     @staticmethod
-    def forward(ctx: Any, settings: KernelSettings, *inputs: Any) -> Tensor:
+    def forward(
+        ctx: Any,
+        settings: KernelSettings,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        parameter: Tensor | None,
+        counts: Tensor,
+    ) -> Tensor:
         ctx.settings = settings
-        ctx.save_for_backward(*inputs)
-        return _kernels.forward(replace(settings, counts=inputs[4]), False, *inputs[:4], None)[0]
+        ctx.save_for_backward(query, key, value, parameter, counts)
+        return _kernels.forward(replace(settings, counts=counts), False, query, key, value, parameter, None)[0]
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
