@@ -3,6 +3,8 @@
 //     p = exp(s - lse)     dp = do v^T     ds = p (dp - delta)     delta_i = do_i . out_i - dlse_i
 //     dv = p^T do          dk = scale ds^T q                       dq = scale ds k
 //
+// Of sigmoid attention p = sigmoid(s - log n) and ds = p (1 - p) dp.
+//
 // A task is one block of keys of one item and kv head; its packed keys and values and the sums of their gradients stay
 // in the second-level cache while it walks the query blocks that see them. dq is shared by the tasks of all key blocks:
 // they add to it block by block in the order of the keys, so its bits do not depend on the number of threads.
@@ -114,6 +116,7 @@ template <class Math, class T> class BackwardPass {
     void prepare(int64_t b, int64_t h, int64_t low, int64_t high) const {
         for (int64_t i = low; i < high; i++) {
             if (wants_query) std::fill_n(sum_at(b, h, i), p.width, 0.0f);
+            if (p.sigmoid) continue;
             const int64_t n = (b * p.heads + h) * p.length_q + i;
             vf sum = {};
             if (f.lse[n] != -infinity) {
@@ -207,6 +210,7 @@ template <class Math, class T> class BackwardPass {
                 const T *key = at<T>(f.key, b, h, start + j), *value = at<T>(f.value, b, h, start + j);
                 unit *keys = desk.keys + (offset + j) * units, *values = desk.values + (offset + j) * value_units;
                 finite &= pack_panel<Math, T>(key, f.key.row, low - j, high - j, some, p.width, keys);
+                if (p.sigmoid && !finite) spoil(keys, panel * units);
                 finite &= pack_panel<Math, T>(value, f.value.row, low - j, high - j, some, p.value_width, values);
             }
             if (wants_query)
@@ -277,16 +281,18 @@ template <class Math, class T> class BackwardPass {
         for (int64_t i = 0; i < count; i++) {
             const int64_t n = (b * p.heads + h) * p.length_q + first + i;
             unit *query = desk.query + i * query_width, *d_out = desk.d_out + i * value_width;
-            if (f.lse[n] == -infinity) {
+            if (p.sigmoid ? p.sigmoid.at(b, h, first + i) == 0 : f.lse[n] == -infinity) {
                 rows.lse[i] = infinity, rows.low[i] = rows.delta[i] = 0, rows.blind = true;
                 std::fill_n(query, query_width, unit()), std::fill_n(d_out, value_width, unit());
                 continue;
             }
-            rows.lse[i] = f.lse[n], rows.low[i] = f.lse_low ? f.lse_low[n] : 0, rows.delta[i] = f.delta[n];
+            if (p.sigmoid) rows.lse[i] = p.sigmoid.at(b, h, first + i);
+            else rows.lse[i] = f.lse[n], rows.low[i] = f.lse_low ? f.lse_low[n] : 0, rows.delta[i] = f.delta[n];
             if (p.sink) add_sink(rows.lse[i], rows.low[i], p.sink[h]);
             pack_query<Math, T>(at<T>(f.query, b, h, first + i), f.query.row, 1, p.width, scale.power, query, query_width);
             pack_query<Math, T>(at<T>(f.d_out, b, h, first + i), f.d_out.row, 1, p.value_width, 1, d_out, value_width);
         }
+        if (p.sigmoid) spoil(desk.query, count * query_width);
         if constexpr (Math::pack == 2) {
             const auto* query = reinterpret_cast<const bf16*>(desk.query);
             const auto* d_out = reinterpret_cast<const bf16*>(desk.d_out);
@@ -343,7 +349,7 @@ template <class Math, class T> class BackwardPass {
                                            panel, tile.dp + j, tile_keys);
         }
         // A row of half precision with all its keys in this tile.
-        if (!direct && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
+        if (!direct && !p.sigmoid && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
         slopes.form(tile, rows, masked, bias_local, desk.row_sums);
         if (some && poisoned) return add_seen(desk);
         const int64_t pairs = up_to(rows.count, Math::pack) / Math::pack;

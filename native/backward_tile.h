@@ -1,6 +1,7 @@
 // One tile of the backward pass: from products to weights and to the slopes of the logits.
 //
-//     p_ij = exp(s_ij - lse_i)     ds_ij = p_ij (dp_ij - delta_i)
+//     p_ij = exp(s_ij - lse_i)            ds_ij = p_ij (dp_ij - delta_i)
+//     p_ij = sigmoid(s_ij - log n_i)      ds_ij = p_ij (1 - p_ij) dp_ij         of sigmoid attention
 //
 // s = q . k and dp = do . v come as floats; p (times its dropout factor) and ds leave as units of the products that
 // follow: turned, where a unit holds `pack` rows of one key (a of dv = p^T do and dk = ds^T q), and ds also natural,
@@ -19,7 +20,7 @@ constexpr int tile_grains = 2, tile_keys = tile_grains * grain;
 // Rows of one query block, and what is known of them.
 struct BackwardRows {
     int64_t b, h, first, count;  // rows first ... first + count - 1 of the item
-    float lse[grain + 1];        // the sink's share included; +inf where a row sees nothing, so that its weights are 0
+    float lse[grain + 1];        // the sink's share included; +inf where a row sees nothing, so that its weights are 0. Sigmoid: n
     float low[grain + 1];        // what rounding took from the lse: beside logits of 1e9 it is all that their number leaves
     float delta[grain + 1];
     bool blind;                  // some row sees nothing
@@ -38,6 +39,21 @@ template <class Math> struct BackwardTile {
     SACCADE_INLINE uint32_t lane_bits(int64_t i, int64_t j) const { return (uint32_t)(bits[i][j / grain] >> (j % grain)); }
 };
 
+// The weights of a row's logits, natural * x each, and the slopes that dp times its dropout factor, dw, leads to.
+struct SoftmaxRow {
+    vf natural, lse, low, delta;
+    SoftmaxRow(const BackwardRows& rows, int64_t i, float natural)
+        : natural(splat(natural)), lse(splat(rows.lse[i])), low(splat(rows.low[i])), delta(splat(rows.delta[i])) {}
+    template <int degree> SACCADE_INLINE vf weight(vf x) const { return exp2_of<degree>(x * natural - lse - low, splat(log2_e)); }
+    SACCADE_INLINE vf slope(vf weight, vf dw) const { return weight * (dw - delta); }
+};
+struct SigmoidRow {
+    SigmoidWeight of;
+    SigmoidRow(const BackwardRows& rows, int64_t i, float natural) : of(rows.lse[i] == infinity ? 1 : rows.lse[i], natural * log2_e) {}
+    template <int degree> SACCADE_INLINE vf weight(vf x) const { return of.of<degree>(x); }
+    SACCADE_INLINE vf slope(vf weight, vf dw) const { return weight * dw - weight * (weight * dw); }
+};
+
 // How the slopes of one logit come about, beside the plain case.
 class Slopes {
   public:
@@ -45,8 +61,7 @@ class Slopes {
 
     // `local` and `row_sums` take the gradient of the bias.
     template <class Math> void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
-        if (p.bias.form != Bias::none || p.softcap != 0 || p.dropout.on) return decorated(tile, rows, local, row_sums);
-        return masked ? plain<true>(tile, rows) : plain<false>(tile, rows);
+        return p.sigmoid ? form<SigmoidRow>(tile, rows, masked, local, row_sums) : form<SoftmaxRow>(tile, rows, masked, local, row_sums);
     }
 
     // delta of rows that see no key outside of this tile: sum_j p_ij dp_ij - dlse_i. The same sum from an output that is
@@ -59,7 +74,7 @@ class Slopes {
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             vf sum = {};
             for (int64_t j = 0; j < tile.width; j += lanes) {
-                const Entries x = entries(tile, rows, bias, dropout, i, j);
+                const Entries x = entries(SoftmaxRow(rows, i, 1), tile, bias, dropout, i, j);
                 sum += select(x.seen, x.weight * x.dw, vf{});
             }
             delta[n] = rows.delta[i] = total(sum) - (d_lse ? d_lse[n] : 0);
@@ -71,12 +86,18 @@ class Slopes {
     const float rest, inverse;  // inverse: of softcap
     const BiasGradient& gradient;
 
-    template <bool masked, class Math> void plain(BackwardTile<Math>& tile, const BackwardRows& rows) const {
-        const vf factor = splat(rest), turn = splat(log2_e);
+    template <class Row, class Math>
+    void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
+        if (p.bias.form != Bias::none || p.softcap != 0 || p.dropout.on) return decorated<Row>(tile, rows, local, row_sums);
+        return masked ? plain<Row, true>(tile, rows) : plain<Row, false>(tile, rows);
+    }
+
+    template <class Row, bool masked, class Math> void plain(BackwardTile<Math>& tile, const BackwardRows& rows) const {
         for (int64_t i = 0; i < rows.count; i += Math::pack) {
-            const auto one = [&](int64_t i, int64_t j, vf& weight, vf& slope) SACCADE_LAMBDA {
-                weight = exp2_of<Math::degree>(load(tile.s + i * tile_keys + j) * factor - splat(rows.lse[i]) - splat(rows.low[i]), turn);
-                slope = weight * (load(tile.dp + i * tile_keys + j) - splat(rows.delta[i]));
+            const Row own[2] = {{rows, i, rest}, {rows, std::min(i + Math::pack, rows.count) - 1, rest}};
+            const auto one = [&](int64_t i, int64_t j, const Row& row, vf& weight, vf& slope) SACCADE_LAMBDA {
+                weight = row.template weight<Math::degree>(load(tile.s + i * tile_keys + j));
+                slope = row.slope(weight, load(tile.dp + i * tile_keys + j));
                 if constexpr (masked) {
                     weight = select(tile.lane_bits(i, j), weight, vf{});
                     slope = select(tile.lane_bits(i, j), slope, vf{});
@@ -84,8 +105,8 @@ class Slopes {
             };
             for (int64_t j = 0; j < tile.width; j += lanes) {
                 vf weight[2] = {}, slope[2] = {};
-                one(i, j, weight[0], slope[0]);
-                if (Math::pack == 2 && i + 1 < rows.count) one(i + 1, j, weight[1], slope[1]);
+                one(i, j, own[0], weight[0], slope[0]);
+                if (Math::pack == 2 && i + 1 < rows.count) one(i + 1, j, own[1], weight[1], slope[1]);
                 put(tile, i, j, weight, slope);
             }
         }
@@ -97,9 +118,9 @@ class Slopes {
         uint32_t seen;
     };
 
-    template <class Math>
-    SACCADE_INLINE Entries entries(BackwardTile<Math>& tile, const BackwardRows& rows, const BiasRow& bias, const DropoutRow& dropout,
-                                   int64_t i, int64_t j) const {
+    template <class Row, class Math>
+    SACCADE_INLINE Entries entries(const Row& row, BackwardTile<Math>& tile, const BiasRow& bias, const DropoutRow& dropout, int64_t i,
+                                   int64_t j) const {
         vf x = load(tile.s + i * tile_keys + j) * splat(rest), steep = splat(1.0f), keep = splat(1.0f);
         uint32_t seen = tile.lane_bits(i, j);
         if (p.softcap != 0) {
@@ -116,19 +137,21 @@ class Slopes {
                     if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
         }
         if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
-        const vf weight = select(seen, exp2_of<Math::degree>(x - splat(rows.lse[i]) - splat(rows.low[i]), splat(log2_e)), vf{});
+        const vf weight = select(seen, row.template weight<Math::degree>(x), vf{});
         return {weight, load(tile.dp + i * tile_keys + j) * keep, keep, steep, seen};
     }
 
     // Softcap, bias and dropout. Mask bits are always set here, and a bias of -inf clears them.
-    template <class Math> void decorated(BackwardTile<Math>& tile, const BackwardRows& rows, float* local, float* row_sums) const {
+    template <class Row, class Math>
+    void decorated(BackwardTile<Math>& tile, const BackwardRows& rows, float* local, float* row_sums) const {
         for (int64_t i = 0; i < rows.count; i++) {
+            const Row row(rows, i, 1);
             const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;
             for (int64_t j = 0; j < tile.width; j += lanes) {
-                const Entries x = entries(tile, rows, bias, dropout, i, j);
-                const vf slope = select(x.seen, x.weight * (x.dw - splat(rows.delta[i])), vf{});
+                const Entries x = entries(row, tile, bias, dropout, i, j);
+                const vf slope = select(x.seen, row.slope(x.weight, x.dw), vf{});
                 store(tile.raw + j, slope);
                 store(s + j, select(x.seen, x.weight * x.keep, vf{}));
                 store(dp + j, select(x.seen, slope * x.steep, vf{}));

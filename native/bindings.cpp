@@ -114,13 +114,14 @@ void set_dropout(Problem& problem, nb::handle given) {
 }
 
 // What forward and backward share, in Python one tuple: query's, key's and value's shape, type, scale, softcap (0: none),
-// mask (None: all is seen), bias, dropout, address of the sink (0: none), threads.
+// mask (None: all is seen), bias, dropout, address of the sink (0: none), threads; of sigmoid attention also the address of
+// n and its strides of item and head.
 struct Shared {
     Problem problem;
     int64_t query[4], key[4], value[4];
 
     explicit Shared(const nb::tuple& given) {
-        if (given.size() != 11) refuse("a problem is a tuple of 11");
+        if (given.size() != 11 && given.size() != 12) refuse("a problem is a tuple of 11 or 12");
         take(query, given[0], "query"), take(key, given[1], "key"), take(value, given[2], "value");
         if (key[0] != query[0] || value[0] != query[0] || key[3] != query[3] || value[1] != key[1] || value[2] != key[2])
             refuse("shapes of query, key and value do not belong together");
@@ -135,6 +136,7 @@ struct Shared {
         problem.sink = reinterpret_cast<const float*>(static_cast<uintptr_t>(whole(given[9].ptr(), "sink")));
         problem.threads = static_cast<int>(whole(given[10].ptr(), "threads"));
         if (problem.threads < 1) refuse("at least one thread");
+        if (given.size() == 12) set_sigmoid(given[11]);
     }
 
   private:
@@ -144,6 +146,14 @@ struct Shared {
             if (sizes.at[n] < 0) refuse(std::string(name) + " has a negative size");
             shape[n] = sizes.at[n];
         }
+    }
+
+    void set_sigmoid(nb::handle given) {
+        const Whole<3> rows(given, "n");
+        static const float nothing = 0;  // an empty tensor has no address
+        if (!rows.at[0] && problem.batch && problem.length_q) refuse("n of sigmoid attention has no memory");
+        problem.sigmoid = {rows.at[0] ? reinterpret_cast<const float*>(rows.at[0]) : &nothing, rows.at[1], rows.at[2]};
+        if (problem.sink) refuse("sigmoid attention has no sink");
     }
 
     void set_mask(nb::handle given) {
@@ -187,6 +197,7 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
     call.key = memory<Input>(key, given.key, "key");
     call.value = memory<Input>(value, given.value, "value");
     call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
+    if (p.sigmoid && lse) refuse("sigmoid attention has no lse");
     if (!(p.batch && p.length_q)) return;
     const auto kernel = decodes(p.length_q, p.group(), p.length_k) ? kernels().decode : kernels().forward;
     nb::gil_scoped_release released;
@@ -208,7 +219,7 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
     call.query = memory<Input>(query, given.query, "query");
     call.key = memory<Input>(key, given.key, "key");
     call.value = memory<Input>(value, given.value, "value");
-    call.out = memory<Input>(out, shape, "out");
+    if (!p.sigmoid) call.out = memory<Input>(out, shape, "out");
     call.d_out = memory<Input>(d_out, shape, "d_out");
     if (wanted(d_query)) call.d_query = memory<Output>(d_query, given.query, "d_query");
     if (wanted(d_key) != wanted(d_value)) refuse("d_key and d_value are wanted together");
@@ -216,7 +227,7 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
         call.d_key = memory<Output>(d_key, given.key, "d_key");
         call.d_value = memory<Output>(d_value, given.value, "d_value");
     }
-    if (p.batch && p.length_q && !(lse && delta)) refuse("lse or delta has no memory");
+    if (p.batch && p.length_q && !p.sigmoid && !(lse && delta)) refuse("lse or delta has no memory");
     call.lse = reinterpret_cast<const float*>(lse), call.d_lse = reinterpret_cast<const float*>(d_lse);
     if (lse) call.lse_low = call.lse + p.batch * p.heads * p.length_q;
     call.delta = reinterpret_cast<float*>(delta);
@@ -224,6 +235,18 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
     if (!kernels().backward) refuse("this build has no backward kernel");
     nb::gil_scoped_release released;
     kernels().backward(call);
+}
+
+// out: address of (batch, heads, Lq) float32, where batch and heads are 1 or the problem's.
+void key_counts(nb::tuple shared, int64_t batch, int64_t heads, Pointer out) {
+    const Shared given(shared);
+    KeyCounts call;
+    call.problem = given.problem, call.batch = batch, call.heads = heads, call.out = reinterpret_cast<float*>(out);
+    const Problem& p = call.problem;
+    if ((batch != 1 && batch != p.batch) || (heads != 1 && heads != p.heads)) refuse("counts of another batch or other heads");
+    if (!out && batch && p.length_q) refuse("counts have no memory");
+    nb::gil_scoped_release released;
+    if (p.batch) kernels().key_counts(call);
 }
 
 // rows: numbers (12, B, Hq, Lq), largest_at, nonfinite, nonfinite_at. groups: (address, count, strides of group and item, mass).
@@ -437,6 +460,7 @@ NB_MODULE(_native, module) {
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
     module.def("backward", &backward, "Its gradients.");
+    module.def("key_counts", &key_counts, "How many keys each row sees.");
     module.def("statistics", &statistics, "Statistics of its weights.");
     module.def("pooled", &pooled, "Weights of one head, pooled over bins of rows and keys.");
     module.def("weight_tile", &weight_tile, "Rows of the weights of some heads; see native/call.h.");

@@ -51,6 +51,16 @@ struct Dropout {
     int64_t row_origin = 0, key_origin = 0;     // where row 0 and key 0 of a slice stand in the whole problem
 };
 
+// Sigmoid attention: a logit s of row i has the weight sigmoid(s - log n) = 1 / (1 + n exp(-s)), whatever the row's others are
+// (Ramapuram et al. 2024, section 2), and n is data[b * batch + h * head + i]; 0: the row sees no key. Null: softmax.
+struct Sigmoid {
+    const float* data = nullptr;
+    int64_t batch = 0, head = 0;
+
+    explicit operator bool() const { return data; }
+    float at(int64_t b, int64_t h, int64_t i) const { return data[b * batch + h * head + i]; }
+};
+
 struct Problem {
     int64_t batch = 0, heads = 0, kv_heads = 0, length_q = 0, length_k = 0, width = 0, value_width = 0;
     Type type = Type::f32;
@@ -60,6 +70,7 @@ struct Problem {
     Dropout dropout;
     const Mask* mask = nullptr;  // null: everything is seen
     const float* sink = nullptr;  // (Hq,), or null
+    Sigmoid sigmoid;              // without a sink; forward, decode and backward know it
     int threads = 1;
 
     int64_t group() const { return heads / kv_heads; }
@@ -73,7 +84,8 @@ struct Forward {
     float* lse_low = nullptr;  // the same shape: what rounding took from the lse, 0 on rows that see nothing; or null
 };
 
-// Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it.
+// Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it. Sigmoid attention
+// needs neither, nor what is made of them: out, lse, d_lse and delta are null.
 struct Backward {
     Problem problem;
     Input query, key, value, out, d_out;
@@ -89,6 +101,13 @@ struct Backward {
     // line:   (B, Hq, line_length).
     float* d_bias = nullptr;
     int64_t d_bias_batch = 0, d_bias_head = 0, d_bias_row = 0, d_bias_key = 0;
+};
+
+// How many keys mask and bias show to each row: what -inf in a tensor of scores hides does not count.
+struct KeyCounts {
+    Problem problem;
+    int64_t batch = 1, heads = 1;  // of the result: 1 where all items, all heads, see the same
+    float* out = nullptr;          // (batch, heads, Lq), exact below 2^24
 };
 
 // Statistics of the weights p_ij = exp(s_ij) / (exp sink + sum_j exp s_ij), before dropout. Row i stands at key i + placed(b).
@@ -219,6 +238,7 @@ struct Kernels {
     void (*forward)(const Forward&);   // packs keys, any lengths
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
     void (*backward)(const Backward&);
+    void (*key_counts)(const KeyCounts&);
     void (*statistics)(const Statistics&);
     void (*pooled)(const Pooled&);
     void (*weight_tile)(const WeightTile&);

@@ -241,8 +241,9 @@ template <class T> class DecodePass {
     void weigh(const Chunk& c, int64_t r, float* top_and_sum) const {
         const int64_t h = head_of(c, r), i = r % p.length_q, count = c.count(), width = up_to(count, lanes);
         float* s = c.scores + r * wide;
+        if (p.sigmoid) spoil(s, width);
         if (!logits.plain()) logits.turn(s, width, c.b, h, i, c.seen.start, count);
-        const vf share = splat(shares[c.n]), factor = splat(exponent), none = splat(-infinity);
+        const vf share = splat(shares[c.n]), none = splat(-infinity);
         vf high = none, all = {};
         for (int64_t j = 0; j < width; j += lanes) {
             vf x = load(s + j);
@@ -252,14 +253,15 @@ template <class T> class DecodePass {
             store(s + j, x);
         }
         const float top = greatest(high);
-        const vf pivot = splat(top == -infinity ? 0 : top);  // -inf - -inf is NaN
+        const SoftmaxWeight relative(top == -infinity ? 0 : top, exponent);  // -inf - -inf is NaN
+        const SigmoidWeight alone(p.sigmoid ? p.sigmoid.at(c.b, h, i) : 1, exponent);
         for (int64_t j = 0; j < width; j += lanes) {
-            const vf x = exp2_of(load(s + j) - pivot, factor);
+            const vf x = p.sigmoid ? alone.of<5>(load(s + j)) : relative.of<5>(load(s + j));
             all += x;
             store(s + j, x * share);
         }
-        top_and_sum[0] = top;
-        top_and_sum[1] = total(all);
+        top_and_sum[0] = p.sigmoid ? 0 : top;
+        top_and_sum[1] = p.sigmoid ? 1 : total(all);
         if (!p.dropout.on) return;
         const DropoutRow dropout(p.dropout, c.b, h, i);
         for (int64_t j = 0; j < width; j += lanes) store(s + j, load(s + j) * dropout.at(c.seen.start + j + p.dropout.key_origin));
@@ -322,7 +324,7 @@ template <class T> class DecodePass {
             if (f.lse_low) f.lse_low[place] = std::isfinite(low) ? low : 0;  // Knuth's two-sum
             const float whole = p.sink ? sum + exp2_of((p.sink[h] - logit) * log2_e) : sum;
             T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
-            finite &= write(part, chunks, sum == 0 ? 0 : 1 / (whole * shares[n]), out);
+            finite &= write(part, chunks, sum == 0 ? 0 : 1 / ((p.sigmoid ? 1 : whole) * shares[n]), out);
         }
         unbounded[n] = !finite;
     }

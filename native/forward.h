@@ -136,10 +136,15 @@ template <class Math, class T> class ForwardPass {
     }
 
     // Row i of the scores becomes weights relative to the row's largest logit so far; what is summed already is rescaled.
+    // Sigmoid's weights are relative to nothing.
     void weigh(Block& block, int64_t i) const {
         float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
         scores.form(block, i);
+        if (p.sigmoid) {
+            weights(block, i, SigmoidWeight(p.sigmoid.at(block.b, block.h, block.first + i), scores.exponent));
+            return;
+        }
         vf highest[2] = {splat(-infinity), splat(-infinity)};
         int64_t j = seen.start;
         for (; j + 2 * lanes <= seen.stop; j += 2 * lanes) {
@@ -149,7 +154,7 @@ template <class Math, class T> class ForwardPass {
         if (j < seen.stop) highest[0] = maximum(load(s + j), highest[0]);
         const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])));
         const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
-        const float sum = p.dropout.on || block.share != 1 ? weights<true>(block, i, pivot) : weights<false>(block, i, pivot);
+        const float sum = weights(block, i, SoftmaxWeight(pivot, scores.exponent));
         const float carry = before == -infinity ? 0 : exp2_of((before - pivot) * scores.exponent);
         block.sum[i] = block.sum[i] * carry + sum;
         block.top[i] = top;
@@ -158,16 +163,19 @@ template <class Math, class T> class ForwardPass {
                 store(block.out + i * columns + c, load(block.out + i * columns + c) * splat(carry));
     }
 
-    // The weights of row i, in units, in place of its scores; their sum before dropout.
-    template <bool altered> float weights(const Block& block, int64_t i, float pivot) const {
+    // The weights of row i, in units, in place of its scores; softmax's sum before dropout.
+    template <class Weight> float weights(const Block& block, int64_t i, const Weight& weight) const {
+        return p.dropout.on || block.share != 1 ? weights<true>(block, i, weight) : weights<false>(block, i, weight);
+    }
+
+    template <bool altered, class Weight> float weights(const Block& block, int64_t i, const Weight& weight_of) const {
         float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
         const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
-        const vf factor = splat(scores.exponent), shift = splat(pivot);
         vf sum[2] = {};
         const auto weight = [&](int64_t j, vf& sum) SACCADE_LAMBDA {
-            vf x = exp2_of<Math::degree>(load(s + j) - shift, factor);  // subtracted first: there is no overflow
-            sum += x;
+            vf x = weight_of.template of<Math::degree>(load(s + j));
+            if constexpr (Weight::summed) sum += x;
             if constexpr (altered) {
                 x *= splat(block.share);
                 if (p.dropout.on) x *= dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
@@ -229,7 +237,7 @@ template <class Math, class T> class ForwardPass {
         }
     }
 
-    // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf.
+    // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf. Sigmoid has neither.
     void finish(const Block& block) const {
         float inverse[rows], lse[rows], low[rows];
         const vf sink = splat(p.sink ? p.sink[block.h] : 0), natural = splat(scores.logits.natural());
@@ -244,6 +252,7 @@ template <class Math, class T> class ForwardPass {
             store(low + i, rest - rest == splat(0.0f) ? rest : vf{});
         }
         const int64_t place = (block.b * p.heads + block.h) * p.length_q + block.first;
+        if (p.sigmoid) std::fill_n(inverse, rows, 1 / block.share);
         if (f.lse) std::copy_n(lse, block.count, f.lse + place);
         if (f.lse_low) std::copy_n(low, block.count, f.lse_low + place);
         for (int64_t i = 0; i < block.count; i++) {

@@ -4,6 +4,7 @@
 #endif
 
 #include "backward.h"
+#include "counts.h"
 #include "decode.h"
 #include "few_rows.h"
 #include "forward.h"
@@ -27,6 +28,7 @@ constexpr Kernels table(const char* name) {
     kernels.forward = forward;
     kernels.decode = decode;
     kernels.backward = backward;
+    kernels.key_counts = key_counts;
     kernels.statistics = statistics;
     kernels.pooled = pooled;
     kernels.weight_tile = weight_tile;

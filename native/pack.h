@@ -140,6 +140,16 @@ void pack_query(const T* rows, int64_t stride, int64_t count, int64_t width, flo
         }
 }
 
+// Infinities become NaN: softmax makes it NaN of an infinite logit, and sigmoid, which would make it 0 or 1, is not to differ.
+inline void spoil(float* units, int64_t count) {
+    for (int64_t n = 0; n < count; n++) units[n] += units[n] - units[n];
+}
+inline void spoil(uint32_t* pairs, int64_t count) {
+    for (int64_t n = 0; n < count; n++)
+        for (uint32_t half = 0x7f80; half; half = half == 0x7f80 ? half << 16 : 0)
+            if ((pairs[n] & half) == half) pairs[n] |= half >> 1;
+}
+
 // The keys that some query of a kv head's group may see lie within this range. Heads that share a mask ask it once.
 inline Span keys_seen(const Problem& p, int64_t b, int64_t kv_head) {
     if (!p.mask) return {0, p.length_k};

@@ -5,12 +5,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "sanitize_linear.h"
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
 #include "sanitize_statistics.h"
@@ -26,32 +28,46 @@ std::string describe(const Case& c, uint64_t seed) {
     char text[400];
     std::snprintf(text, sizeof text,
                   "seed %llu, %s: type %d, B %lld, Hq %lld, Hkv %lld, Lq %lld, Lk %lld, D %lld, Dv %lld, threads %d, scale %g, softcap %g, "
-                  "bias %d, dropout %d, sink %d, mask: window %d (%lld, %lld, at %lld), lengths %d, rows %d, bits %d",
+                  "bias %d, dropout %d, sink %d, sigmoid %d, mask: window %d (%lld, %lld, at %lld), residues %d, lengths %d, rows %d, bits %d",
                   (unsigned long long)seed, kernels().name, int(p.type), (long long)p.batch, (long long)p.heads, (long long)p.kv_heads,
                   (long long)p.length_q, (long long)p.length_k, (long long)p.width, (long long)p.value_width, p.threads, p.scale,
-                  p.softcap, p.bias.form, p.dropout.on, p.sink != nullptr, c.masking.window, (long long)c.masking.left,
-                  (long long)c.masking.right, (long long)c.masking.offset, !c.masking.key_lengths.empty(),
+                  p.softcap, p.bias.form, p.dropout.on, p.sink != nullptr, bool(p.sigmoid), c.masking.window, (long long)c.masking.left,
+                  (long long)c.masking.right, (long long)c.masking.offset, int(c.masking.residues.size()), !c.masking.key_lengths.empty(),
                   !c.masking.row_lengths.empty(), !c.masking.bits.empty());
+    return text;
+}
+
+std::string describe(const LinearCase& c, uint64_t seed) {
+    const Linear& p = c.call;
+    char text[300];
+    std::snprintf(text, sizeof text,
+                  "seed %llu, %s: type %d, B %lld, Hq %lld, Hkv %lld, L %lld, M %lld, W %lld, threads %d, map %d, normalised %d (%g), rows %d, "
+                  "keys %d, scales %d",
+                  (unsigned long long)seed, kernels().name, int(p.type), (long long)p.batch, (long long)p.heads, (long long)p.kv_heads,
+                  (long long)p.length, (long long)p.width, (long long)p.value_width, p.threads, int(p.map), p.normalise, p.least,
+                  p.rows != nullptr, p.keys != nullptr, p.running != nullptr);
     return text;
 }
 
 // One problem and one kernel, judged.
 class Judge {
   public:
-    Judge(const Case& c, uint64_t seed, const char* kernel) : c_(c), seed_(seed), kernel_(kernel) {}
+    Judge(const Case& c, uint64_t seed, const char* kernel)
+        : type_(c.problem.type), kernel_(kernel), describe_([&c, seed] { return describe(c, seed); }) {}
+    Judge(const LinearCase& c, uint64_t seed) : type_(c.call.type), kernel_("linear"), describe_([&c, seed] { return describe(c, seed); }) {}
 
     void fault(const char* what, double got, double want, double allowed) {
         if (said_) return;
         said_ = true;
         faults++;
-        std::printf("%s: %s is %.9g, not %.9g +- %.2g (%s)\n", kernel_, what, got, want, allowed, describe(c_, seed_).c_str());
+        std::printf("%s: %s is %.9g, not %.9g +- %.2g (%s)\n", kernel_, what, got, want, allowed, describe_().c_str());
         std::fflush(stdout);
     }
 
     // `size` bounds the sum of the terms' sizes. Where the answer is not finite only the sanitizers judge.
     void near(const char* what, double got, double want, double size) {
         static constexpr double relative[] = {3e-5, 0.03, 3e-3};
-        const double allowed = relative[int(c_.problem.type)] * size + 1e-6;
+        const double allowed = relative[int(type_)] * size + 1e-6;
         if (std::isfinite(want) && !(std::fabs(got - want) <= allowed)) fault(what, got, want, allowed);
     }
 
@@ -73,9 +89,9 @@ class Judge {
     }
 
   private:
-    const Case& c_;
-    uint64_t seed_;
+    Type type_;
     const char* kernel_;
+    std::function<std::string()> describe_;
     bool said_ = false;
 };
 
@@ -91,7 +107,8 @@ struct ForwardRun {
         Forward call;
         call.problem = p;
         call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
-        call.out = out.output(), call.lse = lse.data(), call.lse_low = low.data();
+        call.out = out.output();
+        if (!p.sigmoid) call.lse = lse.data(), call.lse_low = low.data();
         kernel(call);
     }
 };
@@ -105,7 +122,7 @@ void check_forward(Case& c, uint64_t seed, const Expected& expected, const char*
     Judge judge(c, seed, name);
     const ForwardRun run(c, random, kernel);
     judge.tensor("out", run.out, expected.out);
-    judge.lse(run.lse, expected.lse);
+    if (!c.problem.sigmoid) judge.lse(run.lse, expected.lse);
     const int threads = std::exchange(c.problem.threads, 1);
     random.seed(seed);
     const ForwardRun alone(c, random, kernel);
@@ -163,8 +180,11 @@ struct BackwardRun {
         Backward call;
         call.problem = p;
         call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
-        call.out = forward.out.input(), call.d_out = c.d_out.input(), call.lse = forward.lse.data(), call.lse_low = forward.low.data();
-        call.d_lse = c.d_lse.empty() ? nullptr : c.d_lse.data(), call.delta = delta.data();
+        call.d_out = c.d_out.input();
+        if (!p.sigmoid) {
+            call.out = forward.out.input(), call.lse = forward.lse.data(), call.lse_low = forward.low.data();
+            call.d_lse = c.d_lse.empty() ? nullptr : c.d_lse.data(), call.delta = delta.data();
+        }
         if (queries) call.d_query = d_query.output();
         if (keys) call.d_key = d_key.output(), call.d_value = d_value.output();
         if (bias) {
@@ -189,7 +209,7 @@ void check_backward(Case& c, uint64_t seed, const Expected& expected) {
     if (queries) judge.tensor("d_query", run.d_query, expected.d_query);
     if (keys) judge.tensor("d_key", run.d_key, expected.d_key), judge.tensor("d_value", run.d_value, expected.d_value);
     if (bias) run.d_bias.judge(judge, c, expected.d_bias);
-    for (size_t n = 0; n < run.delta.size(); n++) judge.near("delta", run.delta[n], expected.delta[n], expected.delta_size[n]);
+    for (size_t n = 0; n < run.delta.size() && !c.problem.sigmoid; n++) judge.near("delta", run.delta[n], expected.delta[n], expected.delta_size[n]);
     const int threads = std::exchange(c.problem.threads, 1);
     const BackwardRun alone = compute();
     c.problem.threads = threads;
@@ -233,6 +253,50 @@ void check_weight_tile(const Case& c, uint64_t seed) {
     if (!same(run.all, alone.all) || !same(run.products, alone.products)) judge.fault("differs by threads", 1, 0, 0);
 }
 
+// The same problem with sigmoid's weights; n is how many keys each row sees, or a number for all rows that see any.
+void check_sigmoid(Case& c, uint64_t seed) {
+    Random random(seed);
+    Problem& p = c.problem;
+    p.sink = nullptr, c.d_lse.clear();
+    c.counts.assign(p.batch * p.heads * p.length_q, float(kNan));
+    KeyCounts call;
+    call.problem = p, call.batch = p.batch, call.heads = p.heads, call.out = c.counts.data();
+    kernels().key_counts(call);
+    Judge judge(c, seed, "key counts");
+    for (int64_t n = 0; n < int64_t(c.counts.size()); n++) {
+        const int64_t b = n / p.length_q / p.heads, h = n / p.length_q % p.heads, i = n % p.length_q;
+        int64_t want = 0;
+        for (int64_t j = 0; j < p.length_k; j++)
+            want += c.masking.sees(b, h, i, j) && !(p.bias.form == Bias::tensor && bias_at(c, b, h, i, j) == -kInfinity);
+        if (c.counts[n] != float(want)) judge.fault("count", c.counts[n], double(want), 0);
+    }
+    if (chance(random, 0.3))
+        for (float& count : c.counts) count = count > 0 ? 7 : 0;
+    p.sigmoid = {c.counts.data(), p.heads * p.length_q, p.length_q};
+    const bool same_rows = !p.mask && p.bias.form != Bias::tensor;
+    if (same_rows && chance(random, 0.5)) p.sigmoid.batch = p.sigmoid.head = 0;
+    const Expected expected(c);
+    check_forward(c, seed, expected, "sigmoid", kernels().forward);
+    if (p.length_q * p.group() <= 16) check_forward(c, seed, expected, "sigmoid decode", kernels().decode);
+    check_backward(c, seed, expected);
+}
+
+void check_linear(uint64_t seed) {
+    Random random(seed);
+    const LinearCase c(random);
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        return LinearRun(c, random, threads);
+    };
+    const LinearRun run = compute(c.call.threads), alone = compute(1);
+    Judge judge(c, seed);
+    check_linear_run(run, LinearExpected(c), judge);
+    if (!same(run.out.bytes(), alone.out.bytes()) || !same(run.states, alone.states) || !same(run.d_states, alone.d_states) ||
+        !same(run.d_query.bytes(), alone.d_query.bytes()) || !same(run.d_key.bytes(), alone.d_key.bytes()) ||
+        !same(run.d_value.bytes(), alone.d_value.bytes()))
+        judge.fault("differs by threads", 1, 0, 0);
+}
+
 void check_exp2(uint64_t seed) {
     Random random(seed);
     const int64_t count = draw(random, 0, 70);
@@ -256,6 +320,8 @@ void check(uint64_t seed) {
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.exp2) check_exp2(seed);
+    if (set.linear && seed % 4 == 0) check_linear(seed);
+    if (set.key_counts && seed % 2 == 0) check_sigmoid(c, seed);  // changes the case
 }
 
 // What the benchmark calls: only that it stays within its memory.

@@ -30,7 +30,7 @@ inline double dropout_factor(const Dropout& d, int64_t b, int64_t h, int64_t i, 
     return mix(mix(uint32_t(j + d.key_origin) ^ row) + again) >= d.threshold ? d.factor : 0;
 }
 
-// One query row: which keys it sees, and with what weights.
+// One query row: which keys it sees, and with what weights. Sigmoid attention's are its own, and it has no lse.
 struct Row {
     std::vector<int64_t> keys;
     std::vector<double> weight, slope;  // after the sink's share, before dropout; d logit / d (scale * product)
@@ -60,6 +60,11 @@ inline Row row_of(const Case& c, int64_t b, int64_t h, int64_t i) {
         row.slope.push_back(1 - bent * bent);
         row.weight.push_back((p.softcap ? p.softcap * bent : x) + bias);
         top = std::max(top, row.weight.back());
+    }
+    if (p.sigmoid) {
+        const double n = p.sigmoid.at(b, h, i);
+        for (double& x : row.weight) x = 1 / (1 + n * std::exp(-(x + (x - x))));  // of an infinite logit NaN
+        return row;
     }
     for (double& x : row.weight) sum += x = std::exp(x - top);
     if (!row.keys.empty()) row.lse = top + std::log(sum);
@@ -104,8 +109,8 @@ struct Expected {
         }
         const double cotangent = c.d_lse.empty() ? 0 : c.d_lse[(b * p.heads + h) * p.length_q + i];
         lse.push_back(row.lse);
-        delta.push_back(by_out - cotangent);
-        delta_size.push_back(by_out_size + std::fabs(cotangent));
+        delta.push_back(p.sigmoid ? 0 : by_out - cotangent);
+        delta_size.push_back(p.sigmoid ? 0 : by_out_size + std::fabs(cotangent));
         for (size_t n = 0; n < row.keys.size(); n++) add_pair(c, row, n, b, h, i);
     }
 
@@ -120,7 +125,8 @@ struct Expected {
             const double to_value = row.weight[n] * factor * c.d_out.at(b, h, i, x);
             d_value.add(d_value.place(b, kv, j, x), to_value, std::fabs(to_value));
         }
-        const double to_logit = row.weight[n] * (by_weight - delta.back()), size = row.weight[n] * (by_weight_size + delta_size.back());
+        const double steep = row.weight[n] * (p.sigmoid ? 1 - row.weight[n] : 1);
+        const double to_logit = steep * (by_weight - delta.back()), size = row.weight[n] * (by_weight_size + delta_size.back());
         if (p.bias.form == Bias::line) d_bias.add(d_bias.place(b, h, 0, j - i - p.bias.placed(b) - p.bias.least), to_logit, size);
         else d_bias.add(d_bias.place(b, h, i, j), to_logit, size);
         const double to_product = to_logit * row.slope[n] * p.scale, product_size = size * std::fabs(p.scale);

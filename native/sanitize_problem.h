@@ -127,11 +127,30 @@ struct Masking {
     int64_t shape[4] = {1, 1, 1, 1};
     int64_t left = 0, right = 0, offset = 0;
     bool window = false;
+    // What the remainders of positions show: `kind` is an operation of theirs, of `numbers`, the other way round if inverted.
+    struct Residues {
+        masks::Operation kind;
+        std::vector<int64_t> numbers;
+        bool inverted;
+
+        bool sees(int64_t p, int64_t j) const {
+            const auto chunk = [&](int64_t place) { return int64_t(std::floor(double(place) / double(numbers[0]))); };
+            const int64_t away = chunk(j) - chunk(p);
+            switch (kind) {
+                case masks::Operation::dilated: return (j - p) % numbers[0] == 0;
+                case masks::Operation::chunks: return -numbers[1] <= away && away <= numbers[2];
+                default: return j % numbers[0] >= numbers[0] - numbers[1];
+            }
+        }
+    };
+    std::vector<Residues> residues;
 
     bool sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
         if (!key_lengths.empty() && j >= key_lengths[b]) return false;
         if (!row_lengths.empty() && i >= row_lengths[b]) return false;
         if (window && (j - i - offset < -left || j - i - offset > right)) return false;
+        for (const Residues& part : residues)
+            if (part.sees(i + offset, j) == part.inverted) return false;
         if (bits.empty()) return true;
         const auto step = [&](int axis, int64_t n) { return shape[axis] > 1 ? n : 0; };
         return bits[((step(0, b) * shape[1] + step(1, h)) * shape[2] + step(2, i)) * shape[3] + step(3, j)];
@@ -142,7 +161,7 @@ struct Case {
     Problem problem;
     Masking masking;
     Tensor query, key, value, d_out, bias;
-    std::vector<float> lines, sink, d_lse;
+    std::vector<float> lines, sink, d_lse, counts;
     std::vector<int64_t> placements;
 };
 
@@ -163,18 +182,35 @@ inline masks::Table bits_table(const Masking& masking) {
     return table;
 }
 
-// Any of a tensor of booleans, a window (a causal one often), and lengths, all of them together at times.
+inline Masking::Residues draw_residues(Random& random, int64_t length_k) {
+    const auto size = [&] { return chance(random, 0.1) ? length_k + draw(random, 1, 9) : draw(random, 1, 60); };
+    const auto reach = [&] { return chance(random, 0.1) ? int64_t(1) << 60 : draw(random, 0, 2); };
+    const bool inverted = chance(random, 0.3);
+    if (chance(random, 0.3)) return {masks::Operation::dilated, {size()}, inverted};
+    if (chance(random, 0.5)) return {masks::Operation::chunks, {size(), reach(), reach()}, inverted};
+    const int64_t stride = size();
+    return {masks::Operation::columns, {stride, draw(random, 1, stride)}, inverted};
+}
+
+// Any of a tensor of booleans, a window (a causal one often), remainders, and lengths, all of them together at times.
 inline void draw_mask(Random& random, Problem& p, Masking& m) {
     std::vector<int64_t> parts;
     std::vector<masks::Table> tables;
     int64_t count = 0;
-    const auto add = [&](std::initializer_list<int64_t> numbers) { parts.insert(parts.end(), numbers), count++; };
+    const auto add = [&](const std::vector<int64_t>& numbers) { parts.insert(parts.end(), numbers.begin(), numbers.end()), count++; };
+    m.offset = chance(random, 0.7) ? p.length_k - p.length_q : draw(random, -20, 20);
     if (chance(random, 0.5)) {
         m.window = true;
         m.left = chance(random, 0.5) ? p.length_q + p.length_k : draw(random, 0, 70);
         m.right = chance(random, 0.6) ? 0 : draw(random, 0, 70);
-        m.offset = chance(random, 0.7) ? p.length_k - p.length_q : draw(random, -20, 20);
         add({int64_t(masks::Operation::at), 0, m.offset, int64_t(masks::Operation::window), m.left, m.right});
+    }
+    while (chance(random, 0.3)) {
+        m.residues.push_back(draw_residues(random, p.length_k));
+        const Masking::Residues& part = m.residues.back();
+        if (part.inverted) parts.push_back(int64_t(masks::Operation::invert));
+        add({int64_t(masks::Operation::at), 0, m.offset, int64_t(part.kind)});
+        parts.insert(parts.end(), part.numbers.begin(), part.numbers.end());
     }
     if (chance(random, 0.4) && p.batch > 0) {
         const bool rows = chance(random, 0.5);

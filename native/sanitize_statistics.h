@@ -88,7 +88,8 @@ template <class Judge> class StatisticsCheck {
             distance += x * std::fabs(double(own - j)), share += x;
             if (x > largest || std::isnan(x)) largest = x;  // a NaN stays, as in every sum
             received[(b * p.heads + h) * p.length_k + j] += x;
-            for (int64_t g = 0; g < run.groups; g++) mass[g] += run.members[(g * p.batch + b) * p.length_k + j] ? x : 0;
+            // A NaN spoils the mass of every group.
+            for (int64_t g = 0; g < run.groups; g++) mass[g] += run.members[(g * p.batch + b) * p.length_k + j] ? x : x - x;
         }
         if (row.keys.empty() && number(Statistics::lse) != -kInfinity) judge.fault("lse of nothing", number(Statistics::lse), -kInfinity, 0);
         judge.near("entropy", number(Statistics::entropy), entropy, 1 + entropy);

@@ -71,9 +71,12 @@ template <class Math, class T> class Scores {
     // Only the keys of `part` are read; zeros stand for the others.
     void pack_keys(unit* keys, int64_t b, int64_t kv_head, int64_t g, Span part) const {
         const int64_t start = g * grain, width = width_of(g);
-        for (int64_t j = 0; j < width; j += panel)
-            pack_panel<Math, T>(at<T>(key, b, kv_head, start + j), key.row, part.start - j, part.stop - j,
-                                std::min<int64_t>(width - j, panel), p.width, keys + (start + j) * units);
+        for (int64_t j = 0; j < width; j += panel) {
+            unit* const to = keys + (start + j) * units;
+            const bool finite = pack_panel<Math, T>(at<T>(key, b, kv_head, start + j), key.row, part.start - j, part.stop - j,
+                                                    std::min<int64_t>(width - j, panel), p.width, to);
+            if (p.sigmoid && !finite) spoil(to, panel * units);
+        }
     }
 
     // --- a block ---
@@ -103,6 +106,7 @@ template <class Math, class T> class Scores {
         std::fill_n(block.query + high * units, (block.count - high) * units, unit{});
         pack_query<Math, T>(at<T>(query, block.b, block.h, block.first + low), query.row, high - low, p.width, scale.power,
                             block.query + low * units, units);
+        if (p.sigmoid) spoil(block.query, block.count * units);
     }
 
     // Calls take() for each chunk of the pieces.

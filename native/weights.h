@@ -59,6 +59,47 @@ struct DropoutRow {
     }
 };
 
+// --- from logits to weights ------------------------------------------------------------------------------------------
+
+// exp(s - pivot); s and pivot are `natural` of a logit each, and factor = natural log2(e).
+struct SoftmaxWeight {
+    static constexpr bool summed = true;
+    vf pivot, factor;
+    SoftmaxWeight(float pivot, float factor) : pivot(splat(pivot)), factor(splat(factor)) {}
+    template <int degree> SACCADE_INLINE vf of(vf s) const { return exp2_of<degree>(s - pivot, factor); }  // subtracted first: there is no overflow
+};
+
+// 1 / (1 + n exp(-s)), which is sigmoid(s - log n) with an n that is not rounded. Exactly 0 where s is -inf.
+// Relative error: for degree 5 up to 4 units in the last place, beside what rounding s log2(e) does; for degree 4 7e-5.
+struct SigmoidWeight {
+    static constexpr bool summed = false;
+    vf count, factor;
+    float limit, most;  // s beyond which exp(-s) is nothing beside 1; -log2 exp(s) beyond which the weight is below 2^-126, and is 0
+    SigmoidWeight(float n, float factor) : count(splat(n < 1 ? 1 : n)), factor(splat(factor)), limit(126 / factor), most(125 - exponent(n)) {}
+    static SACCADE_INLINE float exponent(float n) {  // of 2; n is a number of keys
+        uint32_t word;
+        memcpy(&word, &n, 4);
+        return n < 1 ? 0 : (float)(int32_t)(word >> 23) - 127;
+    }
+#if defined(__AVX512F__)
+    template <int degree> SACCADE_INLINE vf of(vf s) const {
+        s = (vf)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)s);  // a power that is denormal would be slow; NaN stays
+        const vf y = s * -factor;
+        const __mmask16 some = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(most), _CMP_NGT_UQ);  // true for NaN
+        const vf n = (vf)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        const vf power = (vf)_mm512_scalef_ps((__m512)polynomial<degree>(fused(s, -factor, -n)), (__m512)n);
+        const vf all = fused(count, power, splat(1.0f));
+        if constexpr (degree == 4) return (vf)_mm512_maskz_rcp14_ps(some, (__m512)all);
+        const __m512 guess = _mm512_rcp14_ps((__m512)all);  // one step of Newton squares its error of 2^-14
+        return (vf)_mm512_maskz_fmadd_ps(some, guess, _mm512_fnmadd_ps((__m512)all, guess, _mm512_set1_ps(1)), guess);
+    }
+#else
+    template <int degree> SACCADE_INLINE vf of(vf s) const {
+        return splat(1.0f) / fused(count, exp2_of<degree>(-s, factor), splat(1.0f));
+    }
+#endif
+};
+
 // --- bias ---------------------------------------------------------------------------------------------------------
 
 template <class T> SACCADE_INLINE vf strided(const T* from, int64_t stride, int64_t count) {

@@ -11,7 +11,9 @@ of keys that the mask shows to row i. That is the same number in a padded batch 
 decoding token by token, so all of them agree exactly; and a row early in a causal sequence is not shrunk by keys that
 it never sees. A key whose bias is -inf is not shown and does not count.
 
-Time O(L^2 D), less what the mask hides in whole tiles; memory O(L D), forward and backward: tiles are recomputed.
+Time O(L^2 D), less what the mask hides in whole tiles; memory O(L D), forward and backward: tiles are recomputed. The
+native kernels (`native/`) compute it where they compute softmax attention. Tiles in plain PyTorch do everywhere else:
+in float64, on other devices, under compilers and transforms, and where a gradient needs a graph itself.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
 width, Dv value width, r x c a tile of rows by keys.
@@ -27,8 +29,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from .._backends.native import _kernels, _run
+from .._backends.native._kernels import KernelSettings
 from .._biases import Bias, Parts, Span, TensorBias
-from .._call import without_autocast
+from .._call import CheckedCall, without_autocast
 from .._checks import make_call
 from .._dropout import Dropout
 from .._masks import Mask
@@ -86,12 +90,62 @@ def sigmoid_attention(
     if length is not None:
         whole(length, "length", least=1)
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
+    if _run.refuses(call) is None and not _run.watched():
+        return _by_kernels(call, length)
     problem = TileProblem.of(call)
     parameter = None if call.bias is None else call.bias.parameter
     with without_autocast(call.device):
         offset = _log_lengths(problem, parameter, length)
         out: Tensor = _Sigmoid.apply(problem, call.query, call.key, call.value, parameter, offset)
     return out
+
+
+# --- by the native kernels --------------------------------------------------------------------------------------------
+
+
+def _by_kernels(call: CheckedCall, length: int | None) -> Tensor:
+    query, key, value = call.query, call.key, call.value
+    parameter = None if call.bias is None else call.bias.parameter
+    settings = KernelSettings.of(call, _run.lowered(call.mask, query, key))
+    counts = _kernels.key_counts(settings, query, key, parameter)
+    if length is not None:
+        counts = torch.where(counts > 0, float(length), 0.0)
+    given = (query, key, value, parameter)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
+        out: Tensor = _NativeSigmoid.apply(settings, *given, counts)
+        return out
+    return _kernels.forward(replace(settings, counts=counts), False, query, key, value, parameter, None)[0]
+
+
+class _NativeSigmoid(torch.autograd.Function):
+    """(query, key, value, parameter, counts) -> out; of the old form, see `_run.py`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        settings: KernelSettings,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        parameter: Tensor | None,
+        counts: Tensor,
+    ) -> Tensor:
+        ctx.settings = settings
+        ctx.save_for_backward(query, key, value, parameter, counts)
+        return _kernels.forward(replace(settings, counts=counts), False, query, key, value, parameter, None)[0]
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        *given, counts = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:5]
+        if torch.is_grad_enabled() or not _run.ordinary(d_out):
+            problem = TileProblem.with_settings(ctx.settings, given[0], given[1]).guard_if(*given)
+            return None, *_pull_by_tiles(problem, wanted[3], *given, counts.clamp(min=1).log(), d_out), None
+        settings = replace(ctx.settings, counts=counts)
+        return None, *_kernels.backward(settings, [*given, None], (*wanted, False), None, None, d_out, None)[:4], None
+
+
+# --- by tiles ---------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -140,9 +194,14 @@ class _Sigmoid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        problem = replace(ctx.problem, pulls_bias=ctx.needs_input_grad[4]).guard_if(d_out)
-        grads: tuple[Tensor | None, ...] = _SigmoidBackward.apply(problem, *ctx.saved_tensors, d_out)
-        return None, *(grads if problem.pulls_bias else (*grads, None)), None
+        return None, *_pull_by_tiles(ctx.problem, ctx.needs_input_grad[4], *ctx.saved_tensors, d_out), None
+
+
+def _pull_by_tiles(problem: TileProblem, pulls_bias: bool, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value and parameter; the inputs are these, offset and d_out."""
+    problem = replace(problem, pulls_bias=pulls_bias).guard_if(inputs[-1])
+    grads: tuple[Tensor | None, ...] = _SigmoidBackward.apply(problem, *inputs)
+    return grads if pulls_bias else (*grads, None)
 
 
 class _SigmoidBackward(torch.autograd.Function):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._biases import RelativeScores
+from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -55,6 +55,8 @@ class KernelSettings(CallSettings):
 
     lowered: Any  # the mask as the kernels see it
     origin: tuple[int, int] = (0, 0)  # the row and key of the whole problem at which this one begins: for dropout
+    # n of sigmoid attention, sigmoid(s - log n): (B|1, Hq|1, Lq), float32, 0 where a row sees nothing; None: softmax
+    counts: Tensor | None = None
 
     @classmethod
     def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
@@ -88,8 +90,8 @@ def backward(
     settings: KernelSettings,
     given: Tensors,
     wanted: tuple[bool, ...],
-    out: Tensor,
-    lse: Tensor,
+    out: Tensor | None,
+    lse: Tensor | None,
     d_out: Tensor | None,
     d_lse: Tensor | None,
 ) -> Tensors:
@@ -97,18 +99,21 @@ def backward(
 
     Args:
         given: query, key, value, parameter | None, sink | None.
-        out, lse: what `forward` gave, the sink's share in `out` and not in `lse` (2, B, Hq, Lq).
-        d_out, d_lse: cotangents of out and of the lse with the sink; None for zeros.
+        out, lse: what `forward` gave, the sink's share in `out` and not in `lse` (2, B, Hq, Lq). None for sigmoid.
+        d_out, d_lse: cotangents of out and of the lse with the sink; None for zeros, but not for both of out and d_out.
     """
     query, key, value = (readable(tensor) for tensor in given[:3] if tensor is not None)
     parameter, sink = given[3], _float(given[4])
-    d_out = torch.zeros_like(out) if d_out is None else readable(d_out)
+    if d_out is None:
+        assert out is not None
+        d_out = torch.zeros_like(out)
+    d_out = readable(d_out)
     d_lse = None if d_lse is None else d_lse.resolve_neg().contiguous()
     bias = _Scores.of(settings, query, key, parameter)
     d_scores = bias.gradient(query, key) if wanted[3] and bias is not None else None
     d_query = like(query) if wanted[0] else None
     d_key, d_value = (like(key), like(value)) if wanted[1] or wanted[2] else (None, None)
-    delta, lse = _row_numbers(query), lse.contiguous()
+    delta, lse = (None, None) if lse is None else (_row_numbers(query), lse.contiguous())
     module.backward(
         _shared(settings, query, key, value, bias, sink),
         _at(query),
@@ -116,19 +121,36 @@ def backward(
         _at(value),
         _at(out),
         _at(d_out),
-        lse.data_ptr(),
+        _address(lse),
         _address(d_lse),
         _at(d_query),
         _at(d_key),
         _at(d_value),
-        delta.data_ptr(),
+        _address(delta),
         0 if d_scores is None or bias is None else (d_scores.data_ptr(), bias.gradient_strides(d_scores)),
     )
     d_parameter = torch.zeros_like(parameter) if wanted[3] and parameter is not None else None
     if d_scores is not None and bias is not None:
         d_parameter = bias.pull(d_scores)
-    d_sink = _sink_gradient(given[4], lse[0], delta) if wanted[4] and given[4] is not None else None
+    d_sink = None
+    if wanted[4] and given[4] is not None:
+        assert lse is not None and delta is not None
+        d_sink = _sink_gradient(given[4], lse[0], delta)
     return [d_query, d_key if wanted[1] else None, d_value if wanted[2] else None, d_parameter, d_sink]
+
+
+def key_counts(settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor | None) -> Tensor:
+    """How many keys each row sees, (B|1, Hq|1, Lq), float32. What -inf in a tensor of scores hides does not count."""
+    sizes = [(1, 1)]
+    if settings.lowered is not None:
+        sizes.append((settings.lowered.batch, settings.lowered.heads))
+    if isinstance(settings.bias, TensorBias) and parameter is not None:
+        sizes.append((parameter.shape[0], parameter.shape[1]))
+    batch, heads = torch.broadcast_shapes(*sizes)
+    counts = torch.empty(batch, heads, query.shape[2], dtype=torch.float32, device=query.device)
+    bias = _Scores.of(settings, query, key, parameter)
+    module.key_counts(_shared(settings, query, key, key, bias, None), batch, heads, counts.data_ptr())
+    return counts
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
@@ -182,7 +204,7 @@ def _shared(
     settings: KernelSettings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None
 ) -> tuple[Any, ...]:
     """What native/bindings.cpp calls Shared."""
-    return (
+    shared = (
         query.shape,
         key.shape,
         value.shape,
@@ -195,6 +217,11 @@ def _shared(
         _address(sink),
         torch.get_num_threads(),
     )
+    counts = settings.counts
+    if counts is None:
+        return shared
+    steps = (0 if counts.shape[axis] == 1 else counts.stride(axis) for axis in (0, 1))
+    return (*shared, (counts.data_ptr(), *steps))
 
 
 def _dropped(settings: KernelSettings) -> tuple[Any, ...] | None:

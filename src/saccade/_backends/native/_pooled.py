@@ -21,7 +21,7 @@ def refuses(call: CheckedCall, keys: range, bins: tuple[int, int]) -> str | None
     """Why the kernels cannot do this, or None."""
     if (reason := _run.refuses(call)) is not None:
         return reason
-    if _run._watched():
+    if _run.watched():
         return "a compiler or a dispatch mode is watching, and pooling is no operator that it could see"
     if not hasattr(_kernels.module, "pooled"):
         return "this native build is older than its pooling"

@@ -43,7 +43,7 @@ def refuses(call: CheckedCall) -> str | None:
         return f"the native kernels have float32, bfloat16 and float16, and query is {call.query.dtype}"
     if call.transformed:
         return "the native kernels lack forward-mode and torch.func derivatives"
-    if _watched():
+    if watched():
         return _operator.refuses(call)
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace does not see what the native kernels do"
@@ -69,14 +69,14 @@ def costs(call: CheckedCall) -> Costs:
     return Costs(share_of_tiles(call, _GRAIN, _GRAIN), peak, (BY_CHUNKED, again))
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether a compiler or a dispatch mode wants to see operators, not calls."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def run(call: CheckedCall) -> tuple[Tensor, Tensor | None]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in float32 where it was asked for."""
-    if _watched():
+    if watched():
         return _operator.run(call)
     settings = KernelSettings.of(call, lowered(call.mask, call.query, call.key))
     parameter = None if call.bias is None else call.bias.parameter
@@ -210,12 +210,12 @@ class _NativeAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
         *given, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or not (_ordinary(d_out) and _ordinary(d_lse)):
+        if torch.is_grad_enabled() or not (ordinary(d_out) and ordinary(d_lse)):
             return None, None, *_by_chunked(ctx.settings, given, wanted, d_out, d_lse)
         return None, None, *_kernels.backward(ctx.settings, given, wanted, out, lse, d_out, d_lse)
 
 
-def _ordinary(cotangent: Tensor | None) -> bool:
+def ordinary(cotangent: Tensor | None) -> bool:
     """Whether no transform runs over the cotangent, so that memory holds what it says."""
     return cotangent is None or not (
         torch._C._are_functorch_transforms_active() or torch._C._functorch.is_legacy_batchedtensor(cotangent)

@@ -70,7 +70,7 @@ def refuses(call: CheckedCall, top: int = 0) -> str | None:
     """Why the kernels have no statistics of this call, or None."""
     if (reason := _run.refuses(call)) is not None:
         return reason
-    if _run._watched():
+    if _run.watched():
         return "a compiler or a dispatch mode is watching, and the native statistics are no operator that it could see"
     if not hasattr(_kernels.module, "statistics"):
         return "this native build is older than its statistics"

@@ -22,7 +22,7 @@ def refuses(call: CheckedCall) -> str | None:
     """Why the kernels cannot do this, or None."""
     if (reason := _run.refuses(call)) is not None:
         return reason
-    if _run._watched():
+    if _run.watched():
         return "a compiler or a dispatch mode is watching, and a tile of weights is no operator that it could see"
     if not hasattr(_kernels.module, "weight_tile"):
         return "this native build is older than its tiles of weights"
