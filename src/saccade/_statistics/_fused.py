@@ -60,7 +60,9 @@ def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_va
     *of_queries, none = found.of_queries.unbind(0)
     *of_keys, none_of_keys = found.of_keys.unbind(0)
     bad = {"nonfinite": none, "nonfinite_at": nowhere(none)}
-    bad_keys = bad if none.shape == none_of_keys.shape else {"nonfinite": none_of_keys, "nonfinite_at": nowhere(none_of_keys)}
+    bad_keys = (
+        bad if none.shape == none_of_keys.shape else {"nonfinite": none_of_keys, "nonfinite_at": nowhere(none_of_keys)}
+    )
     numbers = {"query": dict(zip(("min", "max", "norm"), of_queries, strict=False)) | bad}
     numbers["key"] = dict(zip(("min", "max", "norm"), of_keys, strict=False)) | bad_keys
     if has_value:
