@@ -411,6 +411,82 @@ void linear_backward(nb::tuple problem, nb::handle query, nb::handle key, nb::ha
     kernels().linear(call);
 }
 
+// heads: batch, Hq, Hkv, M, W. settings: type, map, normalise, threads. The tensors as elsewhere, of one row. state: addresses of
+// sums and weights before (0: nothing came before), of those after; strides: of the first three axes of both before.
+void linear_step(nb::handle heads, nb::handle settings, float least, nb::handle query, nb::handle key, nb::handle value, nb::handle out,
+                 nb::handle state, nb::handle strides) {
+    const Whole<5> size(heads, "heads");
+    const Whole<4> setting(settings, "settings"), address(state, "state");
+    const Whole<6> stride(strides, "strides");
+    for (const int64_t one : size.at)
+        if (one < 1) refuse("a linear step of nothing");
+    LinearStep call;
+    call.batch = size.at[0], call.heads = size.at[1], call.kv_heads = size.at[2], call.width = size.at[3], call.value_width = size.at[4];
+    if (call.heads % call.kv_heads) refuse("query heads must be a multiple of key heads");
+    call.type = type_of(setting.at[0]), call.map = setting.at[1] ? Linear::elu_plus_one : Linear::identity;
+    call.normalise = setting.at[2] != 0, call.threads = static_cast<int>(setting.at[3]), call.least = least;
+    if (call.threads < 1) refuse("at least one thread");
+    call.query = memory<Input>(query, {call.batch, call.heads, 1, call.width}, "query");
+    call.key = memory<Input>(key, {call.batch, call.kv_heads, 1, call.width}, "key");
+    call.value = memory<Input>(value, {call.batch, call.kv_heads, 1, call.value_width}, "value");
+    call.out = memory<Output>(out, {call.batch, call.heads, 1, call.value_width}, "out");
+    call.sums = reinterpret_cast<const float*>(address.at[0]), call.weights = reinterpret_cast<const float*>(address.at[1]);
+    call.new_sums = reinterpret_cast<float*>(address.at[2]), call.new_weights = reinterpret_cast<float*>(address.at[3]);
+    if (!call.new_sums || !call.new_weights || !call.sums != !call.weights) refuse("a state has no memory");
+    for (int n = 0; n < 3; n++) call.sums_at[n] = stride.at[n], call.weights_at[n] = stride.at[3 + n];
+    if (!kernels().linear_step) refuse("this build has no linear step");
+    nb::gil_scoped_release released;
+    kernels().linear_step(call);
+}
+
+// vectors: shape and (address, strides) of a tensor, or 0.
+HeadRanges::Vectors vectors_of(nb::handle given, const char* name) {
+    HeadRanges::Vectors vectors;
+    if (!wanted(given)) return vectors;
+    const nb::tuple fields = nb::cast<nb::tuple>(given);
+    if (fields.size() != 2) refuse(std::string(name) + " must be (shape, (address, strides))");
+    const Whole<4> shape(fields[0], name);
+    for (const int64_t one : shape.at)
+        if (one < 1) refuse("ranges of nothing");
+    vectors.data = memory<Input>(fields[1], shape.at, name);
+    vectors.batch = shape.at[0], vectors.heads = shape.at[1], vectors.rows = shape.at[2], vectors.width = shape.at[3];
+    return vectors;
+}
+
+// settings: type, threads. real: address (0: all) and strides of items and heads of the keys that are real. rows: addresses of
+// lse, smallest, largest, lowest, highest, nonfinite. Whether everything is finite and every head has something real: only
+// then do `of_queries` and `of_keys` hold what native/call.h says.
+bool head_ranges(nb::handle settings, nb::handle query, nb::handle key, nb::handle value, nb::handle real, nb::handle rows,
+                 Pointer of_queries, Pointer of_keys) {
+    const Whole<2> setting(settings, "settings");
+    const Whole<3> seen(real, "real");
+    const Whole<6> row(rows, "rows");
+    HeadRanges call;
+    call.type = type_of(setting.at[0]), call.threads = static_cast<int>(setting.at[1]);
+    call.query = vectors_of(query, "query"), call.key = vectors_of(key, "key"), call.value = vectors_of(value, "value");
+    for (HeadRanges::Vectors* vectors : {&call.key, &call.value}) {
+        vectors->real = reinterpret_cast<const uint8_t*>(seen.at[0]), vectors->real_batch = seen.at[1], vectors->real_head = seen.at[2];
+        const bool fits = vectors->batch == call.query.batch && vectors->heads == call.key.heads && vectors->rows == call.key.rows;
+        if (!fits && vectors->data.data) refuse("shapes of query, key and value do not belong together");
+    }
+    call.lse = reinterpret_cast<const float*>(row.at[0]), call.smallest = reinterpret_cast<const float*>(row.at[1]);
+    call.largest = reinterpret_cast<const float*>(row.at[2]), call.lowest = reinterpret_cast<const float*>(row.at[3]);
+    call.highest = reinterpret_cast<const float*>(row.at[4]), call.nonfinite = reinterpret_cast<const int64_t*>(row.at[5]);
+    call.of_queries = reinterpret_cast<float*>(of_queries), call.of_keys = reinterpret_cast<float*>(of_keys);
+    for (const int64_t one : row.at)
+        if (!one) refuse("ranges have no memory");
+    if (!call.query.data.data || !call.key.data.data || !of_queries || !of_keys || call.threads < 1) refuse("ranges have no memory");
+    if (!kernels().head_ranges) refuse("this build has no ranges");
+    const int64_t count = call.query.heads + 2 * call.key.heads;
+    const std::unique_ptr<bool[]> sound(new bool[count]);
+    call.sound = sound.get();
+    nb::gil_scoped_release released;
+    kernels().head_ranges(call);
+    for (int64_t n = 0; n < count; n++)
+        if (!sound[n]) return false;
+    return true;
+}
+
 void exp2(Pointer from, Pointer to, int64_t count) {
     if (count < 0 || (count && !(from && to))) refuse("exp2 has no memory");
     if (!kernels().exp2) refuse("this build has no exp2");
@@ -468,6 +544,8 @@ NB_MODULE(_native, module) {
     module.def("linear", &saccade::linear, "Causal linear attention; see native/call.h.");
     module.def("linear_backward", &linear_backward, "Its gradients.");
     module.attr("linear_span") = kLinearSpan;
+    module.def("linear_step", &saccade::linear_step, "One token after a state; see native/call.h.");
+    module.def("head_ranges", &saccade::head_ranges, "Ends and norms of queries, keys and values, ends of logits and weights, per head.");
     module.def("few_rows", &saccade::few_rows, "x W^T + b of at most `most_rows` rows; see native/call.h.");
     module.attr("most_rows") = kFewRows;
     module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");

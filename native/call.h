@@ -220,6 +220,41 @@ struct Linear {
     int64_t spans() const { return (length + kLinearSpan - 1) / kLinearSpan; }
 };
 
+// One token after a state: B, Hq, Hkv, M features, W value width as in Linear. Rows of the tensors are not looked at.
+struct LinearStep {
+    int64_t batch = 0, heads = 0, kv_heads = 0, width = 0, value_width = 0;
+    Type type = Type::f32;
+    Linear::Map map = Linear::identity;
+    bool normalise = true;
+    float least = 0;  // as in Linear
+    int threads = 1;
+    Input query, key, value;
+    Output out;
+    // The state before: (B, Hkv, M, W) and (B, Hkv, M), and strides of the first three axes; null: nothing came before.
+    const float *sums = nullptr, *weights = nullptr;
+    int64_t sums_at[3] = {}, weights_at[3] = {};
+    float *new_sums = nullptr, *new_weights = nullptr;  // contiguous
+};
+
+// Per head, over the rows that are real: the least and the greatest entry and the mean norm of queries, keys and values, and
+// the least and the greatest logit and weight.
+struct HeadRanges {
+    Type type = Type::f32;
+    int threads = 1;
+    struct Vectors {
+        Input data;  // data.data null: there are none
+        int64_t batch = 0, heads = 0, rows = 0, width = 0;
+        const uint8_t* real = nullptr;  // (B or 1, H or 1, rows), or null: all
+        int64_t real_batch = 0, real_head = 0;
+    } query, key, value;
+    // (B, Hq, Lq), contiguous: as in Statistics. Rows whose lse is -inf are not counted, and their queries are not real.
+    const float *lse = nullptr, *smallest = nullptr, *largest = nullptr, *lowest = nullptr, *highest = nullptr;
+    const int64_t* nonfinite = nullptr;
+    // (7, Hq): min, max, norm of queries, min, max of logits, of weights; (6, Hkv): min, max, norm of keys, of values.
+    float *of_queries = nullptr, *of_keys = nullptr;
+    bool* sound = nullptr;  // (Hq + 2 Hkv,): whether nothing of the head is NaN or infinite, and something of it is real
+};
+
 constexpr int kFewRows = 8;
 
 // out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32, but for W where it is `half`: bf16.
@@ -244,6 +279,8 @@ struct Kernels {
     void (*weight_tile)(const WeightTile&);
     void (*weighted_values)(const WeightedValues&);
     void (*linear)(const Linear&);
+    void (*linear_step)(const LinearStep&);
+    void (*head_ranges)(const HeadRanges&);
     void (*few_rows)(const FewRows&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about

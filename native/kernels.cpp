@@ -8,7 +8,9 @@
 #include "decode.h"
 #include "few_rows.h"
 #include "forward.h"
+#include "head_ranges.h"
 #include "linear.h"
+#include "linear_step.h"
 #include "peak.h"
 #include "pooled.h"
 #include "statistics.h"
@@ -34,6 +36,8 @@ constexpr Kernels table(const char* name) {
     kernels.weight_tile = weight_tile;
     kernels.weighted_values = weighted_values;
     kernels.linear = linear;
+    kernels.linear_step = linear_step;
+    kernels.head_ranges = head_ranges;
     kernels.few_rows = few_rows;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;

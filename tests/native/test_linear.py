@@ -11,8 +11,10 @@ import torch
 from looped import looped
 from native.fuzzing import each_set
 from saccade import Causal, Padding
+from saccade.variants import LinearState, linear_attention, linear_step
 from saccade.variants import _causal_native as kernel
-from saccade.variants import linear_attention, linear_step
+from saccade.variants._step_native import quick_step
+from saccade.variants.feature_maps import NAMES, EluPlusOne
 
 SPAN = 2048  # native/call.h, kLinearSpan
 
@@ -164,3 +166,59 @@ def test_the_module_repeats_the_checks():
         call((*shape[:6], 0, 1e-19), *at[:3], *none, at[3], denominator.data_ptr(), states.data_ptr())
     with pytest.raises(ValueError, match="linear attention of nothing"):
         call(((2, 2, 0, 3), *shape[1:]), *at[:3], *none, at[3], denominator.data_ptr(), states.data_ptr())
+
+
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("normalise", [False, True])
+@looped("feature_map", NAMES.values())
+@pytest.mark.parametrize("group, features, width", [(1, 3, 5), (3, 13, 67)])
+def test_single_tokens_after_a_prompt(instructions, dtype, normalise, feature_map, group, features, width):
+    """The state comes from a longer call, then from steps, against the parallel form in float64."""
+    length, prompt = 23, 19
+    tensors = [x.detach() for x in problem(length, group, features, width, dtype)]
+    whole = linear_attention(*(x.double() for x in tensors), Causal(), feature_map=feature_map, normalise=normalise)
+    options = dict(feature_map=feature_map, normalise=normalise)
+    _, state = linear_step(*(x[:, :, :prompt] for x in tensors), **options)
+    outs = []
+    for place in range(prompt, length):
+        token = [x[:, :, place : place + 1] for x in tensors]
+        before = [x.clone() for x in state]
+        found = quick_step(*token, state, feature_map, normalise)
+        assert found is not None
+        assert all(torch.equal(one, other) for one, other in zip(before, state, strict=True))
+        out, state = found
+        outs.append(out)
+    # The output is rounded once; sums of 23 terms and of M products, and exp, are float32.
+    unit = torch.finfo(dtype).eps if dtype != torch.float32 else 0
+    allowed = unit + (length + feature_map.width(features)) * 2**-23
+    assert errors([torch.cat(outs, 2)], [whole[:, :, prompt:]]) <= allowed
+
+
+def test_a_step_changes_no_bit_with_threads_or_batch_mates(instructions):
+    tensors = [x.detach() for x in problem(1, 1, 64, 64, batch=7, kv_heads=5)]
+    state = linear_step(*tensors)[1]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(linear_step(*tensors, state))
+    finally:
+        torch.set_num_threads(before)
+    alone = linear_step(*(x[3:4] for x in tensors), LinearState(*(x[3:4] for x in state)))
+    (out, after), (other, others) = found
+    assert torch.equal(out, other) and all(map(torch.equal, after, others))
+    assert torch.equal(out[3:4], alone[0]) and all(torch.equal(x[3:4], y) for x, y in zip(after, alone[1], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["a graph", "padding", "float64", "any function"])
+def test_what_the_step_of_the_kernel_leaves_to_others(kind):
+    tensors = [x.detach() for x in problem(1, 1, 3, 5)]
+    if kind == "a graph":
+        tensors[1].requires_grad_()
+    if kind == "float64":
+        tensors = [x.double() for x in tensors]
+    feature_map = (lambda x: x.exp()) if kind == "any function" else EluPlusOne()
+    assert (quick_step(*tensors, None, feature_map, True) is None) == (kind != "padding")
+    mask = Padding([1, 0]) if kind == "padding" else None
+    out, state = linear_step(*tensors, None, mask, feature_map=feature_map)
+    assert (out[1] == 0).all() == (kind == "padding") and state.sums.requires_grad == (kind == "a graph")

@@ -156,3 +156,14 @@ def test_the_judge_has_the_weights_of_the_oracle():
 def test_the_judge_would_notice_another_placement(name):
     judge, other = (dense_statistics.of_case(problems.CASES[name](), where) for where in (STANDING[name], None))
     assert not torch.allclose(judge.distance, other.distance)
+
+
+@looped("size", [1e-30, 1e30])
+def test_norms_whose_squares_leave_the_range(size):
+    """Of float32: 32 lanes and a tail, and a row that is 0."""
+    query = size * torch.randn(2, 3, 5, 37, dtype=torch.float64)
+    query[1, 2, 3] = 0
+    key = torch.zeros(2, 3, 5, 37)
+    found = saccade.statistics(query.float(), key, backend="native").heads
+    torch.testing.assert_close(found["query"]["norm"].double(), query.norm(dim=-1).mean((0, 2)), rtol=1e-6, atol=0)
+    assert (found["key"]["norm"] == 0).all()

@@ -475,6 +475,18 @@ def test_vectors_are_redrawn_in_training_alone():
     assert len({id(one) for one in passes(kept, 9)}) == 1
 
 
+def test_vectors_of_one_length_estimate_their_own_kernel():
+    """Over the sphere of radius R in three dimensions the mean of exp(w.z) is sinh(R |z|) / (R |z|)."""
+    module = PerformerConfig(features=6007, vector_length=0.7).build(HeadSizes(3, 1, 1, 3, 3))
+    radius, (x, y) = 0.7 * 3**0.5, torch.randn(2, 11, 3, dtype=torch.float64)
+    vectors = module.projection[0].double()
+    torch.testing.assert_close(vectors.norm(dim=1), torch.full((6007,), radius, dtype=torch.float64), rtol=1e-6, atol=0)
+    found = (vectors @ (x + y).T).exp()
+    far = radius * (x + y).norm(dim=1)
+    # Five standard errors of independent vectors; those of a block err less.
+    assert ((found.mean(0) - far.sinh() / far).abs() < 5 * found.std(0) / 6007**0.5).all()
+
+
 def test_training_goes_on_from_a_checkpoint_with_the_same_vectors():
     module, other = (PerformerConfig(features=8, redraw_every=2).build(HEADS) for _ in range(2))
     assert not torch.equal(module.projection, other.projection)
@@ -585,6 +597,8 @@ def test_refusals_of_the_function():
         (dict(orthogonal=1), TypeError, "orthogonal: expected True or False, got int"),
         (dict(redraw_every=0), ValueError, "redraw_every must be at least 1, got 0"),
         (dict(redraw_every=0.5), TypeError, "redraw_every must be an int"),
+        (dict(vector_length=0), ValueError, "vector_length: expected a positive number, got 0"),
+        (dict(vector_length="1"), TypeError, "vector_length: expected a number or None, got str"),
     ],
 )
 def test_refusals_of_the_configuration(arguments, error, words):

@@ -162,13 +162,14 @@ def _statistics(call: CheckedCall, asked: StatisticsRequest, module: Any, has_va
         top_weights=rows.top_weights,
         top_keys=rows.top_keys,
         received=rows.received,
-        heads=_per_head(call, asked, rows, counted, sight, has_value),
+        heads=_per_head(call, asked, module, rows, counted, sight, has_value),
     )
 
 
 def _per_head(
     call: CheckedCall,
     asked: StatisticsRequest,
+    module: Any,
     rows: RowStatistics,
     counted: Tensor,
     sight: RowVisibility,
@@ -177,13 +178,17 @@ def _per_head(
     keys = sight.keys
     if keys is not None and keys.shape[1] > 1:
         keys = keys.unflatten(1, (call.kv_heads, -1)).any(2)
-    vectors = {
-        "query": HeadVectors.of(call.query, None if bool(counted.all()) else counted),
-        "key": HeadVectors.of(call.key, keys),
-    }
-    if has_value:
-        vectors["value"] = HeadVectors.of(call.value, keys)
-    found = per_head(vectors, asked.histograms, rows, counted, sight.seen)
+    found = None
+    if module is _fused and not asked.histograms & {"query", "key", "value"}:
+        found = _fused.per_head(call, rows, keys, has_value)
+    if found is None:
+        vectors = {
+            "query": HeadVectors.of(call.query, None if bool(counted.all()) else counted),
+            "key": HeadVectors.of(call.key, keys),
+        }
+        if has_value:
+            vectors["value"] = HeadVectors.of(call.value, keys)
+        found = per_head(vectors, asked.histograms, rows, counted, sight.seen)
     if asked.histograms & {"logits", "weights"}:
         _tiled.add_histograms(call, asked, rows, found)
     return found

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._backends.native import _statistics
 from .._biases import Placement
 from .._call import CheckedCall
+from ._heads import Numbers, nowhere
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
@@ -39,12 +40,36 @@ def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first
         high=found.highest,
         bad=found.nonfinite,
         bad_at=found.nonfinite_at,
-        top_weights=lse.new_zeros(*lse.shape, 0) if top_weights is None else top_weights,
-        top_keys=found.nonfinite.new_zeros(*lse.shape, 0) if top_keys is None else top_keys,
+        top_weights=lse.new_empty(*lse.shape, 0) if top_weights is None else top_weights,
+        top_keys=found.nonfinite.new_empty(*lse.shape, 0) if top_keys is None else top_keys,
         pivot=None,
         rest=lse,
         received=found.received,
     )
+
+
+def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_value: bool) -> dict[str, Numbers] | None:
+    """What `_heads.per_head` gives without histograms, in one pass; None where something is not finite.
+
+    Args:
+        keys: bool (B|1, Hkv|1, Lk), seen by some row; None: all are.
+    """
+    found = _statistics.head_ranges(call, rows, keys, has_value)
+    if found is None:
+        return None
+    *of_queries, none = found.of_queries.unbind(0)
+    *of_keys, none_of_keys = found.of_keys.unbind(0)
+    bad = {"nonfinite": none, "nonfinite_at": nowhere(none)}
+    bad_keys = (
+        bad if none.shape == none_of_keys.shape else {"nonfinite": none_of_keys, "nonfinite_at": nowhere(none_of_keys)}
+    )
+    numbers = {"query": dict(zip(("min", "max", "norm"), of_queries, strict=False)) | bad}
+    numbers["key"] = dict(zip(("min", "max", "norm"), of_keys, strict=False)) | bad_keys
+    if has_value:
+        numbers["value"] = dict(zip(("min", "max", "norm"), of_keys[3:], strict=True)) | bad_keys
+    numbers["logits"] = {"min": of_queries[3], "max": of_queries[4]} | bad
+    numbers["weights"] = {"min": of_queries[5], "max": of_queries[6]} | bad
+    return numbers
 
 
 def _with_sink(lse: Tensor, sink: Tensor) -> Tensor:

@@ -132,8 +132,12 @@ def _bad_of(bad: Tensor, bad_at: Tensor, pairs: Tensor, dtype: torch.dtype) -> N
 
 def _none_bad(like: Tensor) -> Numbers:
     """Of heads (H,) without anything that is not finite."""
-    nowhere = torch.full((like.shape[0], 4), -1, dtype=torch.int64, device=like.device)
-    return {"nonfinite": torch.zeros_like(like), "nonfinite_at": nowhere}
+    return {"nonfinite": torch.zeros_like(like), "nonfinite_at": nowhere(like)}
+
+
+def nowhere(like: Tensor) -> Tensor:
+    """No place in any of the heads (H,)."""
+    return torch.full((like.shape[0], 4), -1, dtype=torch.int64, device=like.device)
 
 
 def _first_place(bad: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from ._torch_masks import TranslatedMasks, masks_from_torch
 from .attention import MultiHeadAttention, Observation
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import (
+    BlockSumsLayer,
     CachedInputs,
     ContextLayer,
     GrowingLayer,
@@ -31,6 +32,7 @@ from .transformer import Transformer
 __all__ = [
     "AttentionConfig",
     "BlockConfig",
+    "BlockSumsLayer",
     "CachedInputs",
     "Context",
     "ContextLayer",

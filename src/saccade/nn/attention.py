@@ -26,7 +26,16 @@ from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
 from ._linear import Linear
 from ._ragged import refuse_with_nested, through_nested
-from .cache import CachedInputs, ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, StreamingLayer
+from .cache import (
+    BlockSumsLayer,
+    CachedInputs,
+    ContextLayer,
+    GrowingLayer,
+    KVCache,
+    LayerCache,
+    RecurrentLayer,
+    StreamingLayer,
+)
 from .cache.aligning import AlignedItems
 from .config import AttentionConfig, check_cross, reason
 from .masking import first_position, joined, of_context, real_context, without_cache
@@ -196,7 +205,7 @@ class MultiHeadAttention(nn.Module):
             seen = CachedInputs(key, value, mask, bias)
         if self.heads_left is not None:
             seen = seen._replace(bias=_of_heads(seen.bias, self.heads_left))
-        out = self._attend(query, seen, x, place)
+        out = self._attend(query, seen, x, place, cache)
         if observe is None and not return_weights:
             return self._projected_out(out, x)
         observation = Observation(
@@ -223,7 +232,8 @@ class MultiHeadAttention(nn.Module):
         if isinstance(self.mechanism, Recurrent):
             return RecurrentLayer(self.mechanism)
         self._check_cached()
-        return GrowingLayer()
+        block = None if self.mechanism is None else self.mechanism.summed_block
+        return GrowingLayer() if block is None else BlockSumsLayer(block)
 
     def _check_cached(self) -> None:
         """ValueError where keys and values in a cache would not give what the parallel form gives."""
@@ -260,7 +270,14 @@ class MultiHeadAttention(nn.Module):
             query, key = positions(query, offset), positions(key, offset)
         return cache.advance(query, key, value, mask, padding)
 
-    def _attend(self, query: Tensor, seen: CachedInputs, tokens: Tensor, place: AlignedItems | None) -> Tensor:
+    def _attend(
+        self,
+        query: Tensor,
+        seen: CachedInputs,
+        tokens: Tensor,
+        place: AlignedItems | None,
+        cache: LayerCache | ContextLayer | None,
+    ) -> Tensor:
         """(B, heads, Lq, Dv)."""
         config = self.config
         options: dict[str, Any] = dict(
@@ -278,6 +295,8 @@ class MultiHeadAttention(nn.Module):
         options = {option: options[option] for option in takes}
         if config.mechanism.reads_tokens:
             options["tokens"] = tokens
+        if isinstance(cache, BlockSumsLayer) and cache.block == self.mechanism.summed_block:
+            options["sums"] = cache.sums()
         if place is None:
             return self.mechanism(query, seen.key, seen.value, seen.mask, **options)
         if options.get("bias") is not None:

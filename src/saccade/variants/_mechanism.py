@@ -68,6 +68,11 @@ class Mechanism(nn.Module, ABC):
     calls_are_maps: ClassVar[bool] = False
     """Whether its calls of `saccade.attention` are maps from its queries to its keys, which watching may show."""
 
+    @property
+    def summed_block(self) -> int | None:
+        """Tokens in a block whose sum of keys a cache keeps and hands over as the option `sums`; None: no sums."""
+        return None
+
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """Read.

@@ -16,8 +16,8 @@ that the choice hangs on no order of sums: decoding chooses what training chose,
 The own block is one call of the operator; all (query, chosen block) pairs, sorted by block, are another; their parts
 are merged by their logarithms. Gradients reach query, key and value through the blocks read, not through the choice.
 
-Time O(L k m d + L^2 d / m), m tokens in a block; memory O(L k d), forward and backward. A decoding step reads all keys
-once, for the means, and the values of k blocks.
+Time O(L k m d + L^2 d / m), m tokens in a block; memory O(L k d), forward and backward. A decoding step reads keys and
+values of k blocks, and the sums of all blocks, which `saccade.nn.BlockSumsLayer` keeps; without them all keys once.
 
 Dense attention has the same weights, so that a model may be switched between the two.
 
@@ -80,12 +80,34 @@ def block_topk_attention(
         TypeError, ValueError: as `saccade.attention`; a block or k below 1; another mask; another number of keys than
             of queries without `Causal()`.
     """
+    return _attend(query, key, value, mask, block, k, scale, softcap, sink, dropout, None)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    block: int,
+    k: int,
+    scale: float | None,
+    softcap: float | None,
+    sink: Tensor | None,
+    dropout: float | Dropout,
+    sums: Tensor | None,
+) -> Tensor:
+    """`block_topk_attention`; `sums` (B, Hkv, n, D) are those of the keys of each block, where they are known."""
     query, key, value = check_inputs(query, key, value)
     scale = _scale(scale, query.shape[3])
-    blocks = _blocks(query, key, mask, block, k)
+    block, k = whole(block, "block", least=1), whole(k, "k", least=1)
+    seen = _seen(query, key, mask)
+    (_, _, Lq, _), Lk = query.shape, key.shape[2]
     meaning: dict[str, Any] = {"scale": scale, "softcap": softcap}
-    if k * block >= key.shape[2] or 0 in query.shape:
+    if k * block >= Lk or 0 in query.shape:
         return attention(query, key, value, mask, sink=sink, dropout=dropout, **meaning)
+    if Lq == 1 and seen == (True, None, None) and dropout == 0.0:
+        return attention(query, *_read_by_one(query, key, value, block, k, scale, sums), sink=sink, **meaning)
+    blocks = _placed(seen, Lq, Lk, block, query.device)
     given, own = as_mask(mask), Documents(blocks.rows, blocks.keys)
     parts = [
         attention_with_lse(
@@ -93,7 +115,7 @@ def block_topk_attention(
         )
     ]
     if k > 1:
-        others = _others(query.detach(), key.detach(), blocks, k, scale)
+        others = _others(query.detach(), _means(key.detach(), blocks, sums), blocks.rows, blocks.limits, k, scale)
         # Its rows are numbered anew: with the same seed some would be dropped as others are in the own block.
         parts += _read(query, key, value, others, blocks, dropout=another(dropout), **meaning)
     return merge(parts)[0]
@@ -109,11 +131,14 @@ def chosen_blocks(
     Args and errors: as `block_topk_attention`.
     """
     query, key, _ = check_inputs(query, key, key)
-    blocks = _blocks(query, key, mask, block, k)
+    block, k = whole(block, "block", least=1), whole(k, "k", least=1)
+    seen = _seen(query, key, mask)
     if 0 in query.shape or not key.shape[2]:
         return query.new_full((*query.shape[:3], k), -1, dtype=torch.int64)
+    blocks = _placed(seen, query.shape[2], key.shape[2], block, query.device)
     own = blocks.rows[:, None, :, None].expand(*query.shape[:3], 1)
-    return torch.cat([own, _others(query, key, blocks, k, _scale(scale, query.shape[3]))], dim=-1)
+    others = _others(query, _means(key, blocks), blocks.rows, blocks.limits, k, _scale(scale, query.shape[3]))
+    return torch.cat([own, others], dim=-1)
 
 
 class _Blocks(NamedTuple):
@@ -131,9 +156,14 @@ class _Blocks(NamedTuple):
         """n: blocks that there may be in an item."""
         return -(-self.keys.shape[1] // self.size)
 
+    @property
+    def limits(self) -> Tensor | None:
+        """Blocks that may be chosen among are below these, int64 (1 or B,); None: below the own block."""
+        return None if self.causal else self.counts
 
-def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, k: int) -> _Blocks:
-    block, _ = whole(block, "block", least=1), whole(k, "k", least=1)
+
+def _seen(query: Tensor, key: Tensor, mask: Mask | Tensor | None) -> CausalPadding:
+    """What the mask shows; TypeError or ValueError as `block_topk_attention`."""
     (batch, _, Lq, _), Lk, device = query.shape, key.shape[2], query.device
     seen = causal_padding_of(mask, batch, Lq, Lk, device, "block_topk_attention", _REASON)
     if Lq != Lk and not seen.causal:
@@ -141,7 +171,7 @@ def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, 
             f"key has length (axis 2) {Lk}, expected query's {Lq}: a query has its own block among keys of its own "
             "sequence, and only with Causal() may queries be the last tokens of it"
         )
-    return _placed(seen, Lq, Lk, block, device)
+    return seen
 
 
 def _placed(seen: CausalPadding, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
@@ -157,40 +187,73 @@ def _placed(seen: CausalPadding, Lq: int, Lk: int, block: int, device: torch.dev
     return _Blocks(rows, (upto - 1).clamp(min=0) // block, counts, seen.keys, block, seen.causal)
 
 
-def _others(query: Tensor, key: Tensor, blocks: _Blocks, k: int, scale: float) -> Tensor:
-    """The other blocks that each query reads: int64 (B, Hq, Lq, k - 1) by falling score, -1 for none."""
-    wide = query.dtype if query.device.type == "mps" else torch.float64
-    means = _means(key, blocks, wide)[:, :, None].mT
-    number = torch.arange(blocks.most, device=query.device)
+def _others(query: Tensor, means: Tensor, rows: Tensor, limits: Tensor | None, k: int, scale: float) -> Tensor:
+    """The other blocks that each query reads: int64 (B, Hq, Lq, k - 1) by falling score, -1 for none.
+
+    `means` (B, Hkv, n, D) of blocks, `rows` (1 or B, Lq) the own block, `limits` as in `_Blocks`.
+    """
+    kv_heads, most = means.shape[1:3]
+    means = means[:, :, None].mT
+    number = torch.arange(most, device=query.device)
     # A product of matrices may add each column in an order of its own. Rounded to a narrower dtype, equal blocks have
     # equal scores all the same; in float64 nothing is rounded, so there each sum stands alone.
     alone = query.dtype == torch.float64
-    size = query.shape[0] * query.shape[1] * blocks.most * (query.shape[3] if alone else 1)
-    rows = max(1, _SCORES // max(size, 1))
+    size = query.shape[0] * query.shape[1] * most * (query.shape[3] if alone else 1)
+    step = max(1, _SCORES // max(size, 1))
     found = []
-    for some, own in zip(query.split(rows, dim=2), blocks.rows.split(rows, dim=1), strict=True):
-        some = some.unflatten(1, (key.shape[1], -1)).to(wide) * scale
+    for some, own in zip(query.split(step, dim=2), rows.split(step, dim=1), strict=True):
+        some = some.unflatten(1, (kv_heads, -1)).to(means.dtype) * scale
         scores = (some[..., None, :] * means.mT[..., None, :, :]).sum(-1) if alone else some @ means
         scores = scores.flatten(1, 2).to(torch.promote_types(query.dtype, torch.float32))
         own = own[:, None, :, None]
-        open_ = number < own if blocks.causal else (number != own) & (number < blocks.counts.view(-1, 1, 1, 1))
+        open_ = number < own if limits is None else (number != own) & (number < limits.view(-1, 1, 1, 1))
         found.append(_largest(scores, open_ & (own >= 0), k - 1))
     return torch.cat(found, dim=2)
 
 
-def _means(key: Tensor, blocks: _Blocks, dtype: torch.dtype) -> Tensor:
+def _means(key: Tensor, blocks: _Blocks, sums: Tensor | None = None) -> Tensor:
     """Of the real keys of each block, (B, Hkv, n, D); 0 where there are none."""
     real = blocks.real
-    if real is not None:
-        key = key.masked_fill(~real[:, None, :, None], 0.0)
-        order = real.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
-        key = key.gather(2, order[:, None, :, None].expand(key.shape))
-    fill = blocks.most * blocks.size - key.shape[2]
-    total = F.pad(key, (0, 0, 0, fill)).unflatten(2, (-1, blocks.size)).sum(3, dtype=dtype)
+    if sums is None:
+        if real is not None:
+            key = key.masked_fill(~real[:, None, :, None], 0.0)
+            order = real.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+            key = key.gather(2, order[:, None, :, None].expand(key.shape))
+        sums = _sums(key, blocks.size)
     lengths = torch.full((1,), key.shape[2], device=key.device) if real is None else real.sum(-1)
     starts = blocks.size * torch.arange(blocks.most, device=key.device)
     held = (lengths[:, None] - starts).clamp(1, blocks.size)
-    return total / held[:, None, :, None]
+    return sums / held[:, None, :, None]
+
+
+def _sums(key: Tensor, size: int) -> Tensor:
+    """Of each `size` keys, (B, Hkv, n, D)."""
+    wide = key.dtype if key.device.type == "mps" else torch.float64
+    return F.pad(key, (0, 0, 0, -key.shape[2] % size)).unflatten(2, (-1, size)).sum(3, dtype=wide)
+
+
+def _read_by_one(
+    query: Tensor, key: Tensor, value: Tensor, block: int, k: int, scale: float, sums: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What the last token reads, keys and values (B, Hq, n, D): the blocks it chooses, then its own up to itself.
+
+    There are more than k blocks of keys, so it has as many to choose among as it may choose.
+    """
+    batch, kv_heads, group = query.shape[0], key.shape[1], query.shape[1] // key.shape[1]
+    own = (key.shape[2] - 1) // block
+    before = own * block
+    sums = _sums(key[:, :, :before].detach(), block) if sums is None else sums[:, :, :own]
+    rows = torch.full((1, 1), own, device=query.device)
+    chosen = _others(query.detach(), sums / block, rows, None, k, scale)[:, :, 0]
+    item = torch.arange(batch, device=query.device)[:, None, None]
+    head = torch.arange(kv_heads, device=query.device).repeat_interleave(group)[:, None]
+
+    def read(tensor: Tensor) -> Tensor:
+        others = tensor[:, :, :before].unflatten(2, (own, block))[item, head, chosen].flatten(2, 3)
+        recent = tensor[:, :, None, before:].expand(-1, -1, group, -1, -1).flatten(1, 2)
+        return torch.cat((others, recent), 2)
+
+    return read(key), read(value)
 
 
 def _largest(scores: Tensor, open_: Tensor, count: int) -> Tensor:
@@ -299,8 +362,13 @@ class BlockTopKAttention(Mechanism):
         super().__init__()
         self.config = config
 
+    @property
+    def summed_block(self) -> int:
+        return self.config.block
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
-        return block_topk_attention(query, key, value, mask, block=self.config.block, k=self.config.k, **options)
+        options = {"scale": None, "softcap": None, "sink": None, "dropout": 0.0, "sums": None} | options
+        return _attend(query, key, value, mask, self.config.block, self.config.k, **options)
 
     def extra_repr(self) -> str:
         return f"block={self.config.block}, k={self.config.k}"

@@ -29,6 +29,7 @@ from .._unknown_arguments import advised
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._causal_padding import CausalPadding, causal_padding_of, real_rows, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._step_native import quick_step
 from .feature_maps import EluPlusOne, named
 
 ELU_PLUS_ONE = EluPlusOne()
@@ -103,6 +104,8 @@ def linear_step(
         TypeError, ValueError: inputs that do not belong together; a state of another shape, dtype or device; a mask
             that says more.
     """
+    if mask is None and (quickly := quick_step(query, key, value, state, feature_map, normalise)) is not None:
+        return quickly
     query, key, value = check_inputs(query, key, value)
     length = key.shape[2]
     if query.shape[2] != length:

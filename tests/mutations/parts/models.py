@@ -43,8 +43,8 @@ FAULTS = (
     Fault(
         "blocks-own",
         "src/saccade/variants/block_topk.py",
-        "open_ = number < own if blocks.causal",
-        "open_ = number <= own if blocks.causal",
+        "open_ = number < own if limits is None",
+        "open_ = number <= own if limits is None",
         ("tests/variants/test_block_topk.py",),
         "The own block is read twice.",
     ),

@@ -9,7 +9,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, G gr
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,7 +96,8 @@ def run(
         top: how many keys with the largest weights of each row, at most `MOST_TOP`.
     """
     query, key = readable(call.query.detach()), readable(call.key.detach())
-    settings = KernelSettings.of(replace(call, dropout=None), _run.lowered(call.mask, query, key))
+    call = call if call.dropout is None else replace(call, dropout=None)
+    settings = KernelSettings.of(call, _run.lowered(call.mask, query, key))
     parameter = None if call.bias is None else call.bias.parameter
     scores, sink = _Scores.of(settings, query, key, parameter), _float(call.sink)
     placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
@@ -116,6 +117,47 @@ def run(
         _address(made.received),
     )
     return made.named()
+
+
+class NativeRanges(NamedTuple):
+    """Of what is real and, without exception, finite."""
+
+    of_queries: Tensor  # (8, Hq): min, max and mean norm of queries, min and max of logits, of weights, 0
+    of_keys: Tensor  # (7, Hkv): min, max and mean norm of keys, then of values, 0
+
+
+def head_ranges(call: CheckedCall, found: Any, keys: Tensor | None, has_value: bool) -> NativeRanges | None:
+    """Ranges and norms of each head in one pass; None where a head has something that is not finite, or nothing real.
+
+    Args:
+        call: one that `refuses` takes.
+        found: rows of its statistics (B, Hq, Lq): lse, smallest, largest, low, high, bad.
+        keys: bool (B | 1, Hkv | 1, Lk), the real ones; None: all are.
+        has_value: whether values are looked at.
+    """
+    tensors = [readable(tensor) for tensor in (call.query, call.key, call.value)[: 2 + has_value]]
+    if not all(tensor.numel() for tensor in tensors) or not hasattr(_kernels.module, "head_ranges"):
+        return None
+    query, key = tensors[:2]
+    keys = None if keys is None else keys.contiguous()
+    rows = found.lse, found.smallest, found.largest, found.low, found.high, found.bad
+    made = NativeRanges(*(query.new_zeros(n, x.shape[1], dtype=torch.float32) for n, x in ((8, query), (7, key))))
+    sound = _kernels.module.head_ranges(
+        (_kernels.TYPES[query.dtype], torch.get_num_threads()),
+        *((tensor.shape, _at(tensor)) for tensor in tensors),
+        *(() if has_value else (0,)),
+        (0, 0, 0) if keys is None else (keys.data_ptr(), *_steps(keys)),
+        tuple(row.data_ptr() for row in rows),
+        made.of_queries.data_ptr(),
+        made.of_keys.data_ptr(),
+    )
+    return made if sound else None
+
+
+def _steps(table: Tensor) -> tuple[int, int]:
+    """Strides of items and heads, 0 along what is shared."""
+    batch, heads, _ = table.shape
+    return table.stride(0) if batch > 1 else 0, table.stride(1) if heads > 1 else 0
 
 
 def _per_item(number: Tensor, batch: int) -> Tensor:
@@ -142,7 +184,7 @@ class _Memory:
         def places(*shape: int) -> Tensor:
             return query.new_empty(shape, dtype=torch.int64)
 
-        self.numbers, self.places = numbers(len(_NUMBERS), *lead), [places(*lead) for _ in range(3)]
+        self.numbers, self.places = numbers(len(_NUMBERS), *lead), places(3, *lead).unbind(0)
         self.groups = numbers(groups, *lead)
         self.received = numbers(*by_key) if received else None
         self.top_weights = numbers(*lead, top) if top else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .block_sums import BlockSumsLayer
 from .context import ContextLayer
 from .growing import GrowingLayer
 from .layer import CachedInputs, LayerCache
@@ -12,6 +13,7 @@ from .streaming import StreamingLayer
 from .window import WindowLayer
 
 __all__ = [
+    "BlockSumsLayer",
     "CachedInputs",
     "ContextLayer",
     "GrowingLayer",
