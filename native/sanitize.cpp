@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "sanitize_heads.h"
 #include "sanitize_linear.h"
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
@@ -307,6 +308,11 @@ void check_exp2(uint64_t seed) {
         if (!(std::fabs(to[n] / std::exp2(double(from[n])) - 1) < 1e-6)) faults++, std::printf("exp2(%g) is %g\n", from[n], to[n]);
 }
 
+void check_heads(uint64_t seed) {
+    for (const std::string& fault : {fault_of_linear_step(seed), fault_of_head_ranges(seed)})
+        if (!fault.empty()) faults++, std::printf("%s (%s, seed %llu)\n", fault.c_str(), kernels().name, (unsigned long long)seed);
+}
+
 void check(uint64_t seed) {
     Random random(seed);
     Case c = draw_case(random);
@@ -320,6 +326,7 @@ void check(uint64_t seed) {
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.exp2) check_exp2(seed);
+    if (set.linear_step && set.head_ranges) check_heads(seed);
     if (set.linear && seed % 4 == 0) check_linear(seed);
     if (set.key_counts && seed % 2 == 0) check_sigmoid(c, seed);  // changes the case
 }

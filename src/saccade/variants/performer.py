@@ -315,7 +315,7 @@ class PerformerConfig(MechanismConfig):
         redraw_every: after so many forward passes in training, vectors are drawn anew, so that weights cannot adapt to
             the errors of one draw; None keeps the first. Evaluation and decoding never draw.
         vector_length: c, so that all vectors are c sqrt(D) long; None leaves them as long as Gaussian ones. Where c < 1
-            the weights are near exp(c^2 x.y - (1 - c^2) (|x|^2 + |y|^2) / 2), which is not softmax's, and their relative
+            the weights are near exp(c^2 x.y - (1 - c^2) (|x|^2 + |y|^2) / 2), not softmax's, and their relative
             error grows as exp(c^2 |x + y|^2 / 2). For models that are trained with it from the start; 0.5 is tried.
     """
 
