@@ -27,6 +27,12 @@ def in_use() -> str | None:
     return None if native is None else str(native.active())
 
 
+def supported() -> tuple[str, ...]:
+    """The instruction sets of the build that this processor reports, lowest first."""
+    native = compiled()
+    return () if native is None else tuple(str(name) for name in native.sets())
+
+
 @contextlib.contextmanager
 def forced(name: str) -> Iterator[None]:
     """Run the native kernels on an instruction set, and afterwards on what they ran on before.
