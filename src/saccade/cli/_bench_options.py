@@ -58,8 +58,8 @@ class ContenderOptions:
     )
     against: str | None = option(
         None,
-        "sdpa, flex (compiles each shape), dense, onnxruntime, openvino; or none.  [default: sdpa,flex,dense; quick: not "
-        "flex; targets: all but dense]",
+        "sdpa, flex (compiles each shape), dense, onnxruntime, openvino; or none.  [default: sdpa,flex,dense; "
+        "quick: not flex; targets: all but dense]",
         metavar="LIST",
     )
 

@@ -59,11 +59,11 @@ class OnnxRuntimeAttention(_Runtime):
         onnx, runtime = self.modules("onnx", "onnxruntime")
         tensors, causal = self.operands(inputs)
         case = inputs.case
-        shape = (case.batch, case.heads, case.length_q, case.value_width)
+        shape: tuple[int, ...] = (case.batch, case.heads, case.length_q, case.value_width)
         rows = len(tensors) == 3 and not causal and case.heads == case.kv_heads
         if rows:  # (B, L, H D): each head's columns side by side
             tensors = [one.transpose(1, 2).flatten(2).contiguous() for one in tensors]
-            shape = (case.batch, case.length_q, case.heads * case.value_width)
+            shape: tuple[int, ...] = (case.batch, case.length_q, case.heads * case.value_width)
         out = torch.empty(shape)
         names = ["query", "key", "value", "mask"][: len(tensors)]
         node = (

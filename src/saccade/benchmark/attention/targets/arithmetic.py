@@ -3,8 +3,8 @@
     seconds >= empty call + pairs multiplied x heads x (products / their peak + operations / peak of multiply-adds)
     decoding: no fewer than bytes / reading, either
 
-Counted in vector instructions, of which the processor is taken to do as many a second as multiply-adds; that is so where
-all of them share the multipliers' ports. A processor with adders beside its multipliers may do a little better.
+Counted in vector instructions, of which the processor is taken to do as many a second as multiply-adds: that is so
+where all of them share the multipliers' ports. A processor with adders beside its multipliers may do a little better.
 
 Shape legend: D width of query and key, Dv of value.
 """
@@ -20,7 +20,7 @@ from ..tiles import multiplied_pairs
 
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats in a vector of an instruction set
 STEP = {4: 4, 8: 4, 16: 8}  # rows of a register tile, by lanes: its smallest step is so many rows by one vector of keys
-# The exponential 2^x: its polynomial (a degree less for weights that are rounded to bf16), and the steps around it. With
+# The exponential 2^x: its polynomial (a degree less where weights are rounded to bf16), and the steps around it. With
 # AVX-512 multiply, compare, round, subtract, scale; otherwise two bounds (3), round (2), subtract, shift (2), multiply.
 POLYNOMIAL, AROUND, AROUND_WITHOUT_SCALING = 5, 5, 9
 # Forward: the row's maximum, its subtraction, the sum of the weights. Backward: the lse and its rest are subtracted,

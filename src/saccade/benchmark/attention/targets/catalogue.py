@@ -1,7 +1,7 @@
 """What the native kernels are held to: each target is a group of measurements and what is asked of them.
 
-Nothing here knows a vendor: a target is a share of a limit that is measured in the same run, another row's speed, or the
-time of a full call. B = 1, H = 8, D = 64, 80 and 128, unless a target says otherwise.
+Nothing here knows a vendor: a target is a share of a limit that is measured in the same run, another row's speed, or
+the time of a full call. B = 1, H = 8, D = 64, 80 and 128, unless a target says otherwise.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class MedianTarget:
 class TargetPreset:
     """Which backend is held to them, and on what.
 
-    subject: the backend whose kernels are measured; choice: the one that picks a kernel by itself. lower: an instruction
-    set that is forced for one target, if any. dots: whether the set in use has products of bf16. cache: bytes of the
-    last-level cache. against: the words of `others`.
+    subject: the backend whose kernels are measured; choice: the one that picks a kernel by itself. lower: an
+    instruction set that is forced for one target, if any. dots: whether the set in use has products of bf16. cache:
+    bytes of the last-level cache. against: the words of `others`.
     """
 
     subject: str = "native"

@@ -1,4 +1,4 @@
-"""What may be asked of a group of measurements: each requirement takes one number from it and compares that with a bound.
+"""What may be asked of a group of measurements: a requirement takes one number from it and compares that with a bound.
 
 Rows are named by their place in the group; the first is the one that is held to the requirement.
 """
