@@ -190,6 +190,9 @@ def preset_of(given: ContenderOptions, cache: int, *, quick: bool) -> TargetPres
 
     subject, *rest = listed(given.backend, "backend", str)
     lower = listed(given.instruction_set, "set", str)[0] if given.instruction_set else _lower_set()
+    if lower is not None:
+        with sets.forced(lower):  # one that is not there is told now
+            pass
     return TargetPreset(
         subject,
         rest[0] if rest else subject,

@@ -139,16 +139,16 @@ class _SharedInputs:
 
 
 class _Attempt(NamedTuple):
-    """Readings by meter, the entries' first, and the share of the processors that others took meanwhile."""
+    """Readings by meter, and the share of the processors that others took meanwhile."""
 
     readings: list[list[float]]
     others: float | None
 
-    def disturbance(self, entries: int) -> tuple[int, float]:
-        """How many entries are noisy, all of them if others were running; and how much their readings spread."""
-        found = [quartiles(readings) for readings in self.readings[:entries]]
+    def disturbance(self, count: int) -> tuple[int, float]:
+        """How many of the first meters are noisy, all of them if others were running; and how much they spread."""
+        found = [quartiles(readings) for readings in self.readings[:count]]
         disturbed = self.others is not None and self.others > DISTURBED
-        return entries if disturbed else sum(one.noisy for one in found), sum(one.spread for one in found)
+        return count if disturbed else sum(one.noisy for one in found), sum(one.spread for one in found)
 
 
 def _timed(
@@ -156,22 +156,31 @@ def _timed(
 ) -> tuple[list[list[float]], list[LimitReadings], float | None]:
     if not runners:
         return [], [], None
-    count, limits = len(runners), {limit.name: limit for runner in runners for limit in runner.limits}
+    known = {limit.name: limit for runner in runners for limit in runner.limits}
+    limits = sorted(known.values(), key=lambda limit: limit.unit == "s")
     meters: list[Callable[[], float]] = [runner.stopwatch for runner in runners]
-    own_time = settings.clock == "cpu"
-    meters += [in_cpu_time(limit.meter) if own_time and limit.unit != "s" else limit.meter for limit in limits.values()]
+    meters += [_meter(limit, settings.clock) for limit in limits]
+    judged = len(meters) - sum(limit.unit == "s" for limit in limits)
     attempts: list[_Attempt] = []
     with quiet():
-        while len(attempts) <= settings.again and (not attempts or attempts[-1].disturbance(count)[0]):
+        while len(attempts) <= settings.again and (not attempts or attempts[-1].disturbance(judged)[0]):
             others = watch_others()
             taken = take_turns(meters, settings.budget.longer(len(attempts) + 1))
             attempts.append(_Attempt(taken, others()))
-    readings, taken_by_others = min(attempts, key=lambda attempt: attempt.disturbance(count))
+    readings, taken_by_others = min(attempts, key=lambda attempt: attempt.disturbance(judged))
     told = [
         LimitReadings(limit.name, limit.unit, tuple(numbers))
-        for limit, numbers in zip(limits.values(), readings[count:], strict=True)
+        for limit, numbers in zip(limits, readings[len(runners) :], strict=True)
     ]
-    return readings[:count], told, taken_by_others
+    return readings[: len(runners)], told, taken_by_others
+
+
+def _meter(limit: Limit, clock: str) -> Callable[[], float]:
+    """Of arithmetic the best of three: two threads that begin on one core stay there for some of a reading's 10 ms."""
+    if limit.unit == "s":
+        return limit.meter
+    meter = in_cpu_time(limit.meter) if clock == "cpu" else limit.meter
+    return (lambda: max(meter() for _ in range(3))) if limit.unit == "FLOP/s" else meter
 
 
 def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement:
