@@ -13,6 +13,7 @@ from ._outputs import budget_of
 
 if TYPE_CHECKING:
     from ..benchmark.attention import Case, Contender, MeasurementSettings
+    from ..benchmark.attention.targets import TargetPreset
 
 T = TypeVar("T")
 Shape = tuple[str, str, str, int, int, int, int, int]  # of a `Case`, from its mask on
@@ -56,7 +57,10 @@ class ContenderOptions:
         None, "Instruction sets to force for native: avx2, for example.", "--set", metavar="LIST"
     )
     against: str | None = option(
-        None, "sdpa, flex (compiles each shape), dense; or none.  [default: all; quick: not flex]", metavar="LIST"
+        None,
+        "sdpa, flex (compiles each shape), dense, onnxruntime, openvino; or none.  [default: sdpa,flex,dense; "
+        "quick: not flex; targets: all but dense]",
+        metavar="LIST",
     )
 
 
@@ -70,6 +74,18 @@ class BenchMeasuringOptions:
     memory: bool = option(False, "Measure the peak memory, too; --plot does.", "--memory")
     most_memory: float = option(4.0, "GiB of weights or masks beyond which one is left out.")
     quick: bool = option(False, "Fewer rounds, lengths and contenders.", "--quick")
+    clock: str = option("wall", "wall, or cpu: one thread's own time, for a machine in use.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetOptions:
+    """Targets"""
+
+    targets: bool = option(False, "Measure what the native kernels are held to, not the cases above.", "--targets")
+    only: list[str] | None = option(
+        None, "Only the targets whose name has all of these words; may be given again.", metavar="WORDS"
+    )
+    resume: bool = option(False, "Keep what the --json FILE of an earlier run on this machine has.", "--resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +98,21 @@ class BenchOutputOptions:
     read: Path | None = option(None, "Measure nothing: show the results of a --json FILE.", "--from", metavar="FILE")
 
 
-def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, clock: str) -> MeasurementSettings:
+def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, targets: bool) -> MeasurementSettings:
     import torch
 
     from ..benchmark.attention import MeasurementSettings
 
-    quick = measuring.quick
+    seconds, rounds = (0.3, 3) if measuring.quick else (3.0, 5)
+    if targets:
+        seconds, rounds = (0.5 if measuring.quick else 1.0), 7  # quartiles of seven: one reading in six may be off
     return MeasurementSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
-        budget_of(measuring, seconds=0.3 if quick else 3.0, rounds=3 if quick else 5),
-        clock,
+        budget_of(measuring, seconds=seconds, rounds=rounds),
+        measuring.clock,
         int(measuring.most_memory * 2**30),
         memory or measuring.memory,
+        again=2 if targets else 1,
     )
 
 
@@ -137,7 +156,8 @@ def _lengths(given: CaseOptions, cache: int, quick: bool, shape: Shape) -> list[
 
 
 def contenders_of(given: ContenderOptions, *, quick: bool) -> list[Contender]:
-    from ..benchmark.attention import DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
+    from ..benchmark.attention import SaccadeAttention
+    from ..benchmark.attention.naming import others
     from ..benchmark.attention.sets import forced
 
     backends = listed(given.backend, "backend", str)
@@ -146,13 +166,49 @@ def contenders_of(given: ContenderOptions, *, quick: bool) -> list[Contender]:
         for name in listed(given.instruction_set, "set", str):
             with forced(name):  # one that is not there is told now
                 ours.append(SaccadeAttention("native", name))
-    others: dict[str, Contender] = {"sdpa": SdpaAttention(), "flex": FlexAttention(), "dense": DenseAttention()}
-    usual = "sdpa,dense" if quick else "sdpa,flex,dense"
-    wanted = [] if given.against == "none" else listed(given.against or usual, "against", str)
-    for name in wanted:
-        if name not in others:
-            raise ValueError(f"against: expected sdpa, flex, dense or none, got {name!r}")
-    return ours + [others[name] for name in wanted]
+    known = others()
+    return ours + [known[word] for word in against(given, "sdpa,dense" if quick else "sdpa,flex,dense")]
+
+
+def against(given: ContenderOptions, usual: str) -> tuple[str, ...]:
+    """The words of `naming.others` that take part. ValueError for another one."""
+    from ..benchmark.attention.naming import others
+
+    if given.against == "none":
+        return ()
+    words, known = listed(given.against or usual, "against", str), [*others()]
+    for word in words:
+        if word not in known:
+            raise ValueError(f"against: expected {', '.join(known)} or none, got {word!r}")
+    return tuple(words)
+
+
+def preset_of(given: ContenderOptions, cache: int, *, quick: bool) -> TargetPreset:
+    """What `--targets` are for: the first of the backends, chosen by the second; on a lower set, the first of --set."""
+    from ..benchmark.attention import sets
+    from ..benchmark.attention.targets import TargetPreset
+
+    subject, *rest = listed(given.backend, "backend", str)
+    lower = listed(given.instruction_set, "set", str)[0] if given.instruction_set else _lower_set()
+    if lower is not None:
+        with sets.forced(lower):  # one that is not there is told now
+            pass
+    return TargetPreset(
+        subject,
+        rest[0] if rest else subject,
+        lower,
+        sets.peak("bfloat16", 1, 1.0) is not None,
+        cache,
+        against(given, "sdpa,flex,onnxruntime,openvino"),
+        quick,
+    )
+
+
+def _lower_set() -> str | None:
+    """AVX2, where something higher is in use."""
+    from ..benchmark.attention import sets
+
+    return "avx2" if "avx2" in sets.supported() and sets.in_use() not in ("avx2", "baseline") else None
 
 
 def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:

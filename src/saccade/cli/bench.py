@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shlex
 import sys
@@ -18,8 +17,10 @@ from ._bench_options import (
     BenchOutputOptions,
     CaseOptions,
     ContenderOptions,
+    TargetOptions,
     cases_of,
     contenders_of,
+    preset_of,
     settings_of,
 )
 from ._options import GroupedCommand, flattened
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     Measuring = Callable[[BenchmarkReport, MeasurementSettings, Told], None]
 
 EPILOG = """
-Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed, 130
-stopped by Ctrl-C (what was measured until then is shown and written).
+Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed or not
+measured, 4 a target's readings were too noisy to tell, 130 stopped by Ctrl-C (what was measured until then is shown and
+written).
 """
 
 
@@ -44,23 +46,16 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    cases: CaseOptions, contenders: ContenderOptions, measuring: BenchMeasuringOptions, output: BenchOutputOptions
+    cases: CaseOptions,
+    contenders: ContenderOptions,
+    measuring: BenchMeasuringOptions,
+    targets: TargetOptions,
+    output: BenchOutputOptions,
 ) -> None:
     """Time attention on this machine: Saccade, PyTorch's kernels, and how near they come to what the chip can do.
 
     Contenders take turns in one process, after each one's result was checked. Ratios are medians over the rounds.
     """
-    run(cases, contenders, measuring, output)
-
-
-def run(
-    cases: CaseOptions,
-    contenders: ContenderOptions,
-    measuring: BenchMeasuringOptions,
-    output: BenchOutputOptions,
-    setup: Setup | None = None,
-) -> None:
-    """Measure, show, write, and exit with what came of it."""
     from ..benchmark.attention import BenchmarkReport
 
     files = checked_files(output)
@@ -68,31 +63,22 @@ def run(
         report = (
             read_results(output.read, BenchmarkReport.from_json)
             if output.read
-            else _measured(cases, contenders, measuring, output, setup or Setup(), files)
+            else _measured(cases, contenders, measuring, targets, output, files)
         )
     except _BenchmarkStopped as stopped:
         _show(stopped.report, output, files)
         raise typer.Exit(130) from None
     _show(report, output, files)
+    status = _status(report)
+    if status:
+        raise typer.Exit(status)
+
+
+def _status(report: BenchmarkReport) -> int:
+    verdicts = {outcome.verdict for outcome in report.outcomes}
     if any(row.status == "wrong" for row in report.rows):
-        raise typer.Exit(1)
-    if any(not outcome.met for outcome in report.outcomes):
-        raise typer.Exit(3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What is fixed for `saccade bench`, and not for `benchmarks/attention.py`.
-
-    Attributes:
-        program: the command whose arguments these are, for reports.
-        clock: "wall", or "cpu" for one thread's own time.
-        targets: by the size of the last-level cache, how many groups are measured in place of the cases, and how.
-    """
-
-    program: str = "saccade"
-    clock: str = "wall"
-    targets: Callable[[int], tuple[int, Measuring]] | None = None
+        return 1
+    return 3 if verdicts & {"missed", "not measured"} else 4 if "noisy" in verdicts else 0
 
 
 class _BenchmarkStopped(Exception):
@@ -104,31 +90,31 @@ def _measured(
     cases: CaseOptions,
     contenders: ContenderOptions,
     measuring: BenchMeasuringOptions,
+    targets: TargetOptions,
     output: BenchOutputOptions,
-    setup: Setup,
     files: dict[str, Path],
 ) -> BenchmarkReport:
     from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, last_level_cache
     from ..benchmark.attention.measuring import sweep
 
-    settings = settings_of(measuring, memory=output.plot is not None, clock=setup.clock)
+    settings = settings_of(measuring, memory=output.plot is not None, targets=targets.targets)
     cache = last_level_cache() or 32 * 2**20
-    who = contenders_of(contenders, quick=measuring.quick)
-    if setup.targets is not None:
-        groups, measure = setup.targets(cache)
+    if targets.targets:
+        groups, measure = _target_run(cases, contenders, targets, cache, quick=measuring.quick)
+    elif targets.only or targets.resume:
+        raise ValueError(f"{'only' if targets.only else 'resume'}: it is for --targets")
     else:
         swept = cases_of(cases, cache, quick=measuring.quick)
+        who = contenders_of(contenders, quick=measuring.quick)
         groups, measure = len(swept), functools.partial(sweep, swept, who)
-    machine = describe(__version__, settings.threads)
+    command = shlex.join(["saccade", *sys.argv[1:]])
     report = BenchmarkReport(
-        machine,
-        {
-            "command": shlex.join([*setup.program.split(), *sys.argv[1:]]),
-            "clock": settings.clock,
-            **vars(settings.budget),
-        },
+        describe(__version__, settings.threads),
+        {"command": command, "clock": settings.clock, **vars(settings.budget)},
     )
+    if targets.resume and "json" in files and files["json"].exists():
+        report.groups = _kept(read_results(files["json"], BenchmarkReport.from_json), report)
     with piece_bar("checking and timing", groups) as advance:
 
         def told(group: MeasurementGroup) -> None:
@@ -140,6 +126,32 @@ def _measured(
         except KeyboardInterrupt:
             raise _BenchmarkStopped(report) from None
     return report
+
+
+def _target_run(
+    cases: CaseOptions, contenders: ContenderOptions, given: TargetOptions, cache: int, *, quick: bool
+) -> tuple[int, Measuring]:
+    from ..benchmark.attention.targets import hold_to, medians, targets
+
+    if cases != CaseOptions():
+        raise ValueError("targets: they have cases of their own, of which --only takes some")
+    preset = preset_of(contenders, cache, quick=quick)
+    every = targets(preset)
+    words = [word for some in given.only or [] for word in some.split()]
+    chosen = {target.title for target in every if all(word in target.title.split() for word in words)}
+    if not chosen:
+        raise ValueError(f"only: no target has the words {' '.join(words)}")
+    return len(chosen), functools.partial(hold_to, every, medians(preset), chosen)
+
+
+def _kept(earlier: BenchmarkReport, now: BenchmarkReport) -> list[MeasurementGroup]:
+    """The groups of an earlier run. ValueError where they are of another machine or other versions."""
+    for name in ("processor", "cores", "threads", "instruction_set", "saccade", "torch"):
+        if earlier.machine[name] != now.machine[name]:
+            raise ValueError(
+                f"resume: the file's {name.replace('_', ' ')} is {earlier.machine[name]}, here {now.machine[name]}"
+            )
+    return earlier.groups
 
 
 def _show(report: BenchmarkReport, output: BenchOutputOptions, files: dict[str, Path]) -> None:

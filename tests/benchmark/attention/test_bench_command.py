@@ -10,7 +10,20 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.benchmark.attention import BenchmarkReport, Contender, DenseAttention, PeakMemory, measuring
+from saccade.benchmark.attention import (
+    BenchmarkReport,
+    Case,
+    Contender,
+    DenseAttention,
+    Entry,
+    PeakMemory,
+    SaccadeAttention,
+    SdpaAttention,
+    measuring,
+)
+from saccade.benchmark.attention import targets as attention_targets
+from saccade.benchmark.attention.targets import catalogue
+from saccade.benchmark.attention.targets.requirements import NeverSlower
 
 TINY = "bench --threads 1 --seconds 0 --rounds 1 --batch 2 --heads 2 --width 8 --against sdpa,dense".split()
 
@@ -99,6 +112,84 @@ def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
     assert len(BenchmarkReport.from_json(file.read_text()).groups) == 1
 
 
+TARGETS = "bench --targets --threads 1 --seconds 0 --rounds 1 --backend chunked,auto --against sdpa".split()
+
+
+def two_targets(monkeypatch, *asks):
+    """`--targets` has one of these asks, and one of none."""
+    case = Case(32, 32)
+    entries = (Entry(case, SaccadeAttention("chunked")), Entry(case, SdpaAttention()))
+    every = [
+        catalogue.PerformanceTarget("one thing", entries, asks),
+        catalogue.PerformanceTarget("two thing", entries, ()),
+    ]
+    monkeypatch.setattr(attention_targets, "targets", lambda preset: every)
+    monkeypatch.setattr(attention_targets, "medians", lambda preset: [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("factor", "others", "status", "met"),
+    [(0.0, 0.0, 0, "1 of 1 targets are met."), (0.9, 0.0, 3, "1 are missed."), (0.0, 0.9, 4, "1 are noisy.")],
+)
+def test_targets_are_judged(monkeypatch, capsys, factor, others, status, met):
+    monkeypatch.setattr(measuring, "watch_others", lambda: lambda: others)
+    two_targets(monkeypatch, NeverSlower(factor))
+    assert cli.main([*TARGETS, "--only", "one"]) == status
+    out = capsys.readouterr().out
+    assert "two thing" not in out
+    assert met in out
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(measuring, "watch_others", lambda: lambda: None)
+    two_targets(monkeypatch, NeverSlower(0.0))
+    file = tmp_path / "it.json"
+    given = [*TARGETS, "--json", str(file), "--resume"]
+    assert cli.main([*given, "--only", "one"]) == 0
+    first = BenchmarkReport.from_json(file.read_text())
+    assert cli.main(given) == 0
+    whole = BenchmarkReport.from_json(file.read_text())
+    assert [group.title for group in whole.groups] == ["one thing", "two thing"]
+    assert whole.groups[0] == first.groups[0]
+    capsys.readouterr()
+    first.machine["torch"] = "1.0"
+    file.write_text(first.as_json())
+    assert cli.main(given) == 2
+    assert f"resume: the file's torch is 1.0, here {torch.__version__}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_targets_run_as_they_are(capsys):
+    assert cli.main([*TARGETS, "--only", "L=16 B=4 float32 auto"]) in (0, 3, 4)
+    out = capsys.readouterr().out
+    assert "empty calls" in out
+    assert "forward float32 L=16 to 256 through auto" in out  # the median
+
+
+@pytest.mark.slow
+def test_one_thread_s_own_time(capsys):
+    assert cli.main([*TINY, "--length", "32", "--backend", "auto", "--clock", "cpu", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["clock"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--only nonsense", "only: no target has the words nonsense"),
+        ("--length 32", "targets: they have cases of their own, of which --only takes some"),
+        ("--set sse17", "sse17"),
+    ],
+)
+def test_what_is_wrong_with_targets_is_one_line(given, words, capsys):
+    assert cli.main([*TARGETS, *given.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -107,7 +198,10 @@ def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
         ("--mask causal,", "mask: an entry is empty in 'causal,'"),
         ("--mask casual", "mask: expected full, causal, window:W"),
         ("--pass sideways", "stage must be one of"),
-        ("--against sdpa,it", "against: expected sdpa, flex, dense or none, got 'it'"),
+        ("--against sdpa,it", "against: expected sdpa, flex, dense, onnxruntime, openvino or none, got 'it'"),
+        ("--clock sun", "clock must be one of wall, cpu"),
+        ("--only one", "only: it is for --targets"),
+        ("--resume", "resume: it is for --targets"),
         ("--plot it.pdf", "plot: expected a file that ends in .png or .svg, got it.pdf"),
         ("--json nowhere/it.json", "cannot write nowhere/it.json"),
         ("--rounds 0", "rounds: must be at least 1, got 0"),

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from looped import looped
-from saccade.benchmark.attention import Case, CaseInputs, DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
-from saccade.benchmark.attention.contenders import named
-from saccade.benchmark.attention.machine import describe, last_level_cache
+from saccade.benchmark.attention import (
+    Budget,
+    Case,
+    CaseInputs,
+    DenseAttention,
+    Entry,
+    FlexAttention,
+    MeasurementSettings,
+    SaccadeAttention,
+    SdpaAttention,
+    machine,
+    measure,
+)
+from saccade.benchmark.attention.machine import describe, last_level_cache, watch_others
+from saccade.benchmark.attention.naming import named, others
+from saccade.benchmark.attention.runtimes import OnnxRuntimeAttention
 
 CASE = Case(40, 40, "causal", batch=2, heads=6, kv_heads=3)
 
 
 @looped(
     "contender",
-    [SaccadeAttention("auto"), SaccadeAttention("native", "avx2"), SdpaAttention(), FlexAttention(), DenseAttention()],
+    [SaccadeAttention("auto"), SaccadeAttention("native", "avx2"), *others().values()],
 )
 def test_a_name_leads_back_to_its_contender(contender):
     again = named(contender.name)
@@ -64,6 +79,61 @@ def test_flex_needs_its_block_mask():
     assert FlexAttention().needs(CASE) == 40 * 40 * 2
     assert FlexAttention().needs(replace(CASE, mask="padding:half")) == 40 * 40 * 2 * 2
     assert FlexAttention().needs(replace(CASE, mask="full")) == 0
+
+
+RUNTIMES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("openvino",)}
+
+
+@pytest.mark.slow  # imports a runtime
+@pytest.mark.parametrize("word", RUNTIMES)
+@looped("mask", ["full", "causal", "window:5", "causal+alibi"])
+@looped("kv_heads", [6, 3])
+def test_runtimes_compute_attention(word, mask, kv_heads):
+    for module in RUNTIMES[word]:
+        pytest.importorskip(module)
+    runtime, case = others()[word], replace(CASE, mask=mask, kv_heads=kv_heads, width=13, value_width=7)
+    row = measure("", [Entry(case, runtime)], MeasurementSettings(2, Budget(0.0, 1, 1))).rows[0]
+    if word == "openvino" and kv_heads < 6:
+        assert (row.status, row.note) == ("none", "it takes no grouped heads")
+    else:
+        assert (row.status, row.note) == ("measured", "")
+
+
+@looped("word", RUNTIMES)
+def test_runtimes_say_what_is_missing(word, monkeypatch):
+    for module in RUNTIMES[word]:
+        monkeypatch.setitem(sys.modules, module, None)
+    row = measure("", [Entry(CASE, others()[word])], MeasurementSettings(1, Budget(0.0, 1, 1))).rows[0]
+    assert (row.status, row.note) == ("none", f"not installed ({RUNTIMES[word][0]})")
+
+
+@looped(
+    ("more", "words"),
+    [({"dtype": "bfloat16"}, "its attention is float32 here"), ({"stage": "backward"}, "it has no backward")],
+)
+def test_runtimes_say_what_they_cannot(more, words):
+    with pytest.raises(ValueError, match=words):
+        OnnxRuntimeAttention.operands(CaseInputs.make(replace(CASE, **more)))
+
+
+def test_the_processors_time_of_others_is_what_is_not_ours(tmp_path, monkeypatch):
+    now = {"perf_counter": 10.0, "process_time": 3.0}
+    monkeypatch.setattr(machine, "time", SimpleNamespace(**{name: lambda name=name: now[name] for name in now}))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
+    times = tmp_path / "stat"
+
+    def tell(first, second):
+        # user nice system idle iowait irq softirq steal guest guest_nice
+        times.write_text(f"cpu 9 9 9\ncpu0 {first} 0 0 999 7 0 0 0 0 0\ncpu1 555 0 0 0 0 0 0 0 0 0\n{second}\n")
+
+    tell(100, "cpu2 1 2 3 999 7 4 5 6 50 50")
+    share = watch_others(times)
+    assert share() is None  # no time has passed
+    tell(220, "cpu2 11 12 13 999 9 14 15 16 50 50")  # 120 and 60 ticks of 10 ms
+    now.update(perf_counter=12.0, process_time=4.4)  # of which 1.4 s are this process's own, in 2 s of two processors
+    assert share() == pytest.approx((1.8 - 1.4) / 4)
+    assert watch_others(tmp_path / "nowhere")() is None
 
 
 def test_the_machine_is_described():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.benchmark.attention import (
     Budget,
@@ -25,7 +26,8 @@ from saccade.benchmark.attention import (
     sets,
 )
 from saccade.benchmark.attention.cases import CaseInputs
-from saccade.benchmark.attention.limits import in_cpu_time, limit_of
+from saccade.benchmark.attention.limits import in_cpu_time, limits_of, own_limit
+from saccade.benchmark.attention.overhead import empty_call
 
 CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
 QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
@@ -174,11 +176,11 @@ def test_a_setting_is_around_the_calls_of_its_contender_alone():
 
 
 def test_limits_take_turns_with_the_contenders(monkeypatch):
-    rates = {"float32": iter([100.0, 200.0, 400.0])}
+    rates = {"float32": iter([100.0, 50.0, 50.0, 50.0, 200.0, 50.0])}  # the best of three counts
     monkeypatch.setattr(sets, "in_use", lambda: "avx2")
     monkeypatch.setattr(sets, "peak", lambda dtype, threads, ms: lambda: next(rates[dtype]))
     group = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, SdpaAttention())], QUICK)
-    assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)"]
+    assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)", "empty call"]
     assert group.limits[0].readings == (100.0, 200.0)
     row = group.rows[1]
     expected = sorted(CASE.flops / seconds / rate for seconds, rate in zip(row.readings, (100.0, 200.0), strict=True))
@@ -207,13 +209,14 @@ def test_a_forced_set_has_a_limit_of_its_own(monkeypatch):
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
     wide, narrow = (CaseInputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
-    found = [limit_of(inputs, name, 1) for inputs in (wide, narrow) for name in (None, "avx2")]
-    assert [(limit.name, limit.meter()) for limit in found] == [
-        ("float32 multiply-adds (avx512)", 100.0),
-        ("float32 multiply-adds (avx2)", 50.0),
-        ("bf16 dot products (avx512)", 300.0),
-        ("float32 multiply-adds (avx2)", 50.0),
+    found = [limits_of(inputs, name, 1) for inputs in (wide, narrow) for name in (None, "avx2")]
+    assert [[(limit.name, limit.meter()) for limit in of_case] for of_case in found] == [
+        [("float32 multiply-adds (avx512)", 100.0)],
+        [("float32 multiply-adds (avx2)", 50.0)],
+        [("bf16 dot products (avx512)", 300.0), ("float32 multiply-adds (avx512)", 100.0)],
+        [("float32 multiply-adds (avx2)", 50.0)],
     ]
+    assert own_limit(narrow.case, found[2]) is found[2][0]
     assert active[-1] == "avx512"
 
 
@@ -222,17 +225,39 @@ def test_reading_is_measured_on_the_cases_own_keys_and_values(monkeypatch):
 
     class Native:
         @staticmethod
+        def active():
+            return "avx2"
+
+        @staticmethod
+        def peak_f32(threads, milliseconds):
+            return 7.0
+
+        @staticmethod
         def read_bandwidth(address, size, threads):
             asked.append((address, size, threads))
             return {0: 100.0, 1: 50.0}[len(asked) % 2]  # keys at 50 bytes a second, values at 100
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
     inputs = CaseInputs.make(replace(CASE, stage="decode"))
-    limit = limit_of(inputs, None, 3)
+    limit, beside = limits_of(inputs, None, 3)
+    assert (own_limit(inputs.case, [beside, limit]), beside.unit) == (limit, "FLOP/s")
     size = 3 * 17 * 5 * 4
     assert limit.meter() == pytest.approx(2 * size / (size / 50 + size / 100))
     assert asked[2:] == [(inputs.key.data_ptr(), size, 3), (inputs.value.data_ptr(), size, 3)]
     assert limit.unit == "B/s"
+
+
+def test_what_fits_a_cache_is_read_again_without_its_first_time(monkeypatch):
+    rates = iter([1.0, 1e6, 2e6, 3e6])  # the first one tells that it can be timed
+
+    class Native:
+        @staticmethod
+        def read_bandwidth(address, size, threads):
+            return next(rates)
+
+    monkeypatch.setattr(sets, "compiled", lambda: Native)
+    assert sets.reading((torch.zeros(1000),), 1)() == pytest.approx(2e6)  # 4000 bytes take 4 ms, then 2
+    assert next(rates) == 3e6
 
 
 def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
@@ -242,19 +267,20 @@ def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
             return 0.0
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
-    assert limit_of(CaseInputs.make(replace(CASE, stage="decode")), None, 1) is None
+    monkeypatch.setattr(sets, "in_use", lambda: None)
+    assert limits_of(CaseInputs.make(replace(CASE, stage="decode")), None, 1) == []
 
 
 @pytest.mark.slow
 def test_without_a_build_no_limit_is_made_up(monkeypatch):
     monkeypatch.setattr(sets, "compiled", lambda: None)
     for stage in ("forward", "decode"):
-        assert limit_of(CaseInputs.make(replace(CASE, stage=stage)), None, 1) is None
+        assert limits_of(CaseInputs.make(replace(CASE, stage=stage)), None, 1) == []
     assert sets.in_use() is None
     row = measure("", [Entry(CASE, SaccadeAttention("chunked", "avx2"))], QUICK).rows[0]
     assert row.note == "instruction set 'avx2': the native kernels are not built here"
     group = measure("", [Entry(CASE, DenseAttention())], QUICK)
-    assert group.limits == ()
+    assert [limit.name for limit in group.limits] == ["empty call"]
     assert group.share(group.rows[0]) is None
 
 
@@ -263,6 +289,51 @@ def test_a_limit_in_cpu_time_leaves_out_what_others_took(monkeypatch):
     monkeypatch.setattr(limits.time, "perf_counter", lambda: next(wall))
     monkeypatch.setattr(limits.time, "thread_time", lambda: next(own))
     assert in_cpu_time(lambda: 25.0)() == 100.0
+
+
+def test_a_noisy_group_is_timed_again_for_longer_and_the_calmest_is_kept(monkeypatch):
+    wild, calm, budgets = [1.0, 2.0, 3.0], [1.0, 1.0, 1.1], []
+
+    def turns(meters, budget):
+        budgets.append(budget)
+        return [wild if len(budgets) < 3 else calm for _ in meters]
+
+    monkeypatch.setattr(measuring, "take_turns", turns)
+    group = measure("", [Entry(CASE, DenseAttention())], replace(QUICK, again=3))
+    assert [budget.least for budget in budgets] == [2, 4, 6]
+    assert group.rows[0].readings == tuple(calm)
+    measure("", [Entry(CASE, DenseAttention())], QUICK)
+    assert len(budgets) == 4
+
+
+def test_what_others_took_makes_a_group_noisy(monkeypatch):
+    shares = iter([0.5, 0.02])
+    monkeypatch.setattr(measuring, "take_turns", lambda meters, budget: [[1.0, 1.0] for _ in meters])
+    monkeypatch.setattr(measuring, "watch_others", lambda: lambda: next(shares))
+    group = measure("", [Entry(CASE, DenseAttention())], replace(QUICK, again=1))
+    assert (group.others, group.disturbed) == (0.02, False)
+    assert replace(group, others=0.5).disturbed
+
+
+@pytest.mark.parametrize(("stage", "made"), [("forward", 1), ("forward+backward", 4), ("backward", 3)])
+def test_an_empty_call_makes_its_results_and_computes_nothing(stage, made, monkeypatch):
+    inputs = CaseInputs.make(replace(CASE, stage=stage, length_q=7, value_width=3))
+    call, shapes = empty_call(inputs), []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like"):
+                shapes.append(tuple(found.shape))
+            else:
+                # The tests fill what is made with NaN.
+                assert func.overloadpacket.__name__ in ("detach", "alias", "fill_"), func
+            return found
+
+    with Count():
+        call()
+    out, leaves = (1, 6, 7, 3), [tuple(leaf.shape) for leaf in inputs.leaves]
+    assert shapes == {1: [out], 3: leaves, 4: [out, *leaves]}[made]
 
 
 def test_flex_says_that_it_has_no_backward_here():

@@ -83,8 +83,8 @@ def test_json_there_and_back():
         MeasurementGroup("weighed", (replace(OURS, memory=memory), row("F.sdpa", 1.0, 2.0, 3.0, setup=12.0)), (PEAK,)),
         GROUP,
         outcomes=[
-            RequirementOutcome("t", "at least 2x", 3.0, "3.00x", True),
-            RequirementOutcome("u", "at least 2x", None, "why", False),
+            RequirementOutcome("t", "at least 2x", 3.0, "3.00x", "met"),
+            RequirementOutcome("u", "at least 2x", 1.0, "1.00x", "missed", "why"),
         ],
         exponents=[{"series": "native", "time": 2.0, "memory": None, "from": 1, "to": 2}],
     )
@@ -138,15 +138,44 @@ def test_bytes_are_read_when_decoding():
 
 
 def test_a_page_keeps_machine_command_and_everything_measured():
-    whole = report(GROUP, outcomes=[RequirementOutcome("a|b", "at least 2x", 3.0, "3.00x", True)])
+    outcomes = [
+        RequirementOutcome("a|b", "at least 2x", 3.0, "3.00x", "met"),
+        RequirementOutcome("c", "at least 2x", 1.0, "1.00x", "missed", "arithmetic allows at most 2.50x"),
+        RequirementOutcome("d", "at least 9x", 1.0, "1.00x", "out of reach", "arithmetic allows at most 2.50x"),
+        RequirementOutcome("e", "at least 9x", 1.0, "1.00x", "noisy", "readings of native spread"),
+        RequirementOutcome("f", "at least 9x", None, "not built", "not measured"),
+    ]
+    whole = report(GROUP, outcomes=outcomes)
     page = tables.page(whole, "Fast", "saccade bench --length 100")
     assert page.startswith(
         "# Fast\n\n    saccade bench --length 100\n\nAbacus, 3 of 7 cores, last-level cache 5.00 MiB,"
     )
-    assert "1 of 1 are met." in page
-    assert "| a\\|b | at least 2x | 3.00x | yes |" in page
+    assert "1 of 5 targets are met, 1 are missed, 1 are out of reach, 1 are noisy, 1 are not measured." in page
+    assert "| a\\|b | at least 2x | 3.00x | yes |  |" in page
+    assert "| c | at least 2x | 1.00x | NO | arithmetic allows at most 2.50x |" in page
+    assert "| d | at least 9x | 1.00x | NO: out of reach | arithmetic allows at most 2.50x |" in page
+    assert "| e | at least 9x | 1.00x | noisy | readings of native spread |" in page
+    assert "| f | at least 9x | not built | not measured |  |" in page
     assert "| native | 100 us | 50 % ! | 4.00 GFLOP/s | 50 % | - |  |" in page
     assert page.endswith("|\n")
+
+
+def test_short_calls_are_told_in_empty_calls_too():
+    limits = (PEAK, LimitReadings("empty call", "s", (2e-6, 2e-6, 2e-6)))
+    lines = tables.group_lines(replace(GROUP, limits=limits))
+    assert lines[1] == "  limit: float32 multiply-adds (avx2) 8.00 GFLOP/s, empty call 2.00 us"
+    assert "empty calls" in lines[2]
+    assert lines[3].split()[-1] == "50.0"
+    slow = replace(GROUP, rows=(row("native", 1.0, 1.0, 1.0),), limits=limits)
+    assert "empty calls" not in "".join(tables.group_lines(slow))
+
+
+def test_noise_is_no_fact():
+    wild = replace(GROUP, rows=(row("native", 1e-4, 1e-4, 1e-4), row("F.sdpa", 1e-4, 2e-4, 3e-4)), limits=())
+    assert tables.group_lines(wild)[-2].split()[-1] == "noisy"
+    busy = replace(GROUP, rows=(row("native", 1e-4, 1e-4, 1e-4),), others=0.25)
+    assert "0.0 % !" in "".join(tables.group_lines(busy))
+    assert any("while 1 groups were timed, up to 25 %" in note for note in tables.notes(report(busy)))
 
 
 def growing(name, power, lengths, **more):

@@ -1,4 +1,5 @@
-"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention, and the formula written out.
+"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention, the formula written out, and (in
+`runtimes.py`) ONNX Runtime and OpenVINO.
 
 What the others' masks are made of (dense booleans, block masks) exists before the clock starts; Saccade's mask is a
 fresh value in every call.
@@ -78,15 +79,15 @@ class SdpaAttention(Contender):
     def forward(self, inputs: CaseInputs) -> Forward:
         case = inputs.case
         query, key, value = inputs.leaves
-        causal = self._takes_causal(case)
-        mask = None if causal or not _constrains(case) else dense_scores(inputs)
+        causal = self.takes_causal(case)
+        mask = None if causal or not constrains(case) else dense_scores(inputs)
         grouped = case.heads != case.kv_heads
         return lambda: F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped
         )
 
     def needs(self, case: Case) -> int:
-        if not _constrains(case) or self._takes_causal(case):
+        if not constrains(case) or self.takes_causal(case):
             return 0
         pairs = case.length_q * case.length_k * (case.batch if case.pattern.by_item else 1)
         if case.pattern.bias:
@@ -95,7 +96,7 @@ class SdpaAttention(Contender):
         return pairs * (1 + case.torch_dtype.itemsize)
 
     @staticmethod
-    def _takes_causal(case: Case) -> bool:
+    def takes_causal(case: Case) -> bool:
         return case.pattern.is_causal and case.length_q == case.length_k and not case.pattern.bias
 
 
@@ -137,7 +138,7 @@ class DenseAttention(Contender):
     def forward(self, inputs: CaseInputs) -> Forward:
         query, key, value = inputs.leaves
         case = inputs.case
-        scores = dense_scores(inputs) if _constrains(case) else None
+        scores = dense_scores(inputs) if constrains(case) else None
         group, scale = case.heads // case.kv_heads, case.width**-0.5
 
         def compute() -> Tensor:
@@ -155,7 +156,8 @@ class DenseAttention(Contender):
         return alive * case.batch * case.heads * case.length_q * case.length_k * case.torch_dtype.itemsize
 
 
-def _constrains(case: Case) -> bool:
+def constrains(case: Case) -> bool:
+    """Whether a mask or a bias is there."""
     return bool(case.pattern.terms or case.pattern.bias)
 
 
@@ -188,18 +190,3 @@ def _added_score(inputs: CaseInputs) -> Callable[..., Tensor] | None:
     if inputs.case.pattern.bias == "alibi":
         return lambda score, b, h, row, key: score - bias[h] * (key - row - offset).abs()
     return lambda score, b, h, row, key: score + bias[0, h, row, key]
-
-
-def named(name: str) -> Contender:
-    """The contender of a name, as tables and `Contender.name` have it.
-
-    Raises:
-        ValueError: an empty name.
-    """
-    others: dict[str, Contender] = {one.name: one for one in (SdpaAttention(), FlexAttention(), DenseAttention())}
-    if name in others:
-        return others[name]
-    backend, _, instruction_set = name.partition(":")
-    if not backend:
-        raise ValueError(f"no contender has the name {name!r}")
-    return SaccadeAttention(backend, instruction_set or None)

@@ -11,9 +11,12 @@ from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender
 from .growth import exponents
-from .limits import Limit, in_cpu_time, limit_of
+from .limits import EMPTY_CALL, Limit, in_cpu_time, limits_of, own_limit
+from .machine import watch_others
 from .memory import peak_memory
-from .results import BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
+from .overhead import empty_call
+from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
+from .statistics import quartiles
 from .timing import Budget, Clock, Stopwatch, first_line, quiet, take_turns, thread_count
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -28,13 +31,15 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasurementSettings:
-    """How a run measures. `most_memory`: bytes beyond which a contender is left out of a case."""
+    """How a run measures. `most_memory`: bytes beyond which a contender is left out of a case. `again`: how often a
+    group with noisy readings is timed again, first twice as long, then three times; the calmest is kept."""
 
     threads: int
     budget: Budget = field(default_factory=Budget)
     clock: str = "wall"
     most_memory: int = 4 * 2**30
     memory: bool = False  # measure the peak memory of each row, too
+    again: int = 0
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -53,7 +58,7 @@ class _CheckedEntry:
     stopwatch: Stopwatch
     setup: float
     error: float
-    limit: Limit | None
+    limits: list[Limit]
 
 
 Told = Callable[[MeasurementGroup], None]
@@ -76,11 +81,11 @@ def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings)
     with thread_count(settings.threads):
         prepared = [shared.prepare(entry) for entry in entries]
         runners = [made for made in prepared if isinstance(made, _CheckedEntry)]
-        readings, limits = _timed(runners, settings)
+        readings, limits, others = _timed(runners, settings)
     rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _CheckedEntry) else made for made in prepared]
     if settings.memory:
         rows = [with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
-    return MeasurementGroup(title, tuple(rows), tuple(limits))
+    return MeasurementGroup(title, tuple(rows), tuple(limits), others)
 
 
 class _SharedInputs:
@@ -118,8 +123,13 @@ class _SharedInputs:
         if contender.compiles or first < LONG * self._settings.budget.block:
             block = stopwatch.prepare(self._settings.budget.block)
             setup = max(first - block / stopwatch.repeats, 0.0) if contender.compiles else 0.0
-        limit = limit_of(inputs, contender.instruction_set, self._settings.threads)
-        return _CheckedEntry(entry, stopwatch, setup, verdict.error, limit)
+        limits = [*limits_of(inputs, contender.instruction_set, self._settings.threads), self._empty(inputs)]
+        return _CheckedEntry(entry, stopwatch, setup, verdict.error, limits)
+
+    def _empty(self, inputs: CaseInputs) -> Limit:
+        stopwatch = Stopwatch(empty_call(inputs), clock=CLOCKS[self._settings.clock])
+        stopwatch.prepare(self._settings.budget.block)
+        return Limit(EMPTY_CALL, "s", stopwatch)
 
     def _of(self, case: Case) -> CaseInputs:
         if case not in self._inputs:
@@ -128,26 +138,56 @@ class _SharedInputs:
         return self._inputs[case]
 
 
+class _Attempt(NamedTuple):
+    """Readings by meter, and the share of the processors that others took meanwhile."""
+
+    readings: list[list[float]]
+    others: float | None
+
+    def disturbance(self, count: int) -> tuple[int, float]:
+        """How many of the first meters are noisy, all of them if others were running; and how much they spread."""
+        found = [quartiles(readings) for readings in self.readings[:count]]
+        disturbed = self.others is not None and self.others > DISTURBED
+        return count if disturbed else sum(one.noisy for one in found), sum(one.spread for one in found)
+
+
 def _timed(
     runners: list[_CheckedEntry], settings: MeasurementSettings
-) -> tuple[list[list[float]], list[LimitReadings]]:
-    limits = {runner.limit.name: runner.limit for runner in runners if runner.limit is not None}
+) -> tuple[list[list[float]], list[LimitReadings], float | None]:
+    if not runners:
+        return [], [], None
+    known = {limit.name: limit for runner in runners for limit in runner.limits}
+    limits = sorted(known.values(), key=lambda limit: limit.unit == "s")
     meters: list[Callable[[], float]] = [runner.stopwatch for runner in runners]
-    own_time = settings.clock == "cpu"
-    meters += [in_cpu_time(limit.meter) if own_time else limit.meter for limit in limits.values()]
+    meters += [_meter(limit, settings.clock) for limit in limits]
+    judged = len(meters) - sum(limit.unit == "s" for limit in limits)
+    attempts: list[_Attempt] = []
     with quiet():
-        readings = take_turns(meters, settings.budget) if runners else []
+        while len(attempts) <= settings.again and (not attempts or attempts[-1].disturbance(judged)[0]):
+            others = watch_others()
+            taken = take_turns(meters, settings.budget.longer(len(attempts) + 1))
+            attempts.append(_Attempt(taken, others()))
+    readings, taken_by_others = min(attempts, key=lambda attempt: attempt.disturbance(judged))
     told = [
         LimitReadings(limit.name, limit.unit, tuple(numbers))
-        for limit, numbers in zip(limits.values(), readings[len(runners) :], strict=True)
+        for limit, numbers in zip(limits, readings[len(runners) :], strict=True)
     ]
-    return readings[: len(runners)], told
+    return readings[: len(runners)], told, taken_by_others
+
+
+def _meter(limit: Limit, clock: str) -> Callable[[], float]:
+    """Of arithmetic the best of three: two threads that begin on one core stay there for some of a reading's 10 ms."""
+    if limit.unit == "s":
+        return limit.meter
+    meter = in_cpu_time(limit.meter) if clock == "cpu" else limit.meter
+    return (lambda: max(meter() for _ in range(3))) if limit.unit == "FLOP/s" else meter
 
 
 def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement:
     case, contender = runner.entry
-    limit = None if runner.limit is None else runner.limit.name
-    return Measurement(case, contender.name, "measured", "", readings, limit, runner.setup, runner.error)
+    limit = own_limit(case, runner.limits)
+    name = None if limit is None else limit.name
+    return Measurement(case, contender.name, "measured", "", readings, name, runner.setup, runner.error)
 
 
 def with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -> Measurement:

@@ -21,7 +21,8 @@ import torch
 
 from .cases import Case, CaseInputs
 from .checking import staged
-from .contenders import Contender, named
+from .contenders import Contender
+from .naming import named
 from .results import PeakMemory
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -11,6 +11,8 @@ from ..._plain_values import plain_values
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 
+DISTURBED = 0.1  # of the processors' time that other programs take
+
 
 @dataclass(frozen=True)
 class PeakMemory:
@@ -67,11 +69,25 @@ class LimitReadings:
 
 @dataclass(frozen=True)
 class MeasurementGroup:
-    """Rows that were measured in turns, and the limits measured between them."""
+    """Rows that were measured in turns, and the limits measured between them.
+
+    others: the share of the processors that other programs took meanwhile; None where that is not known.
+    """
 
     title: str
     rows: tuple[Measurement, ...]
     limits: tuple[LimitReadings, ...] = ()
+    others: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs ran: a steady disturbance leaves no spread in the readings."""
+        return self.others is not None and self.others > DISTURBED
+
+    def limit(self, name: str) -> float | None:
+        """The median of the limit whose name begins like this."""
+        found = next((limit for limit in self.limits if limit.name.startswith(name)), None)
+        return None if found is None else quartiles(found.readings).median
 
     def share(self, row: Measurement) -> Quartiles | None:
         """Quartiles of the row's rate as a part of its limit, round by round; None where either is not known."""
@@ -89,13 +105,22 @@ class MeasurementGroup:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """What was asked of a measurement, and whether it held. measured is None where it could not be measured."""
+    """What was asked of a measurement, and whether it held.
+
+    measured is None where it could not be measured. verdict: "met"; "missed"; "out of reach" (missed, and arithmetic
+    allows no more); "noisy" (the readings do not decide it); "not measured". reason: what arithmetic allows, of a miss.
+    """
 
     target: str
     asked: str
     measured: float | None
     shown: str
-    met: bool
+    verdict: str
+    reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.verdict == "met"
 
 
 @dataclass
@@ -134,7 +159,8 @@ class BenchmarkReport:
 
 def _group(read: dict[str, Any]) -> MeasurementGroup:
     limits = [LimitReadings(**{**entry, "readings": tuple(entry["readings"])}) for entry in read["limits"]]
-    return MeasurementGroup(read["title"], tuple(_row(entry) for entry in read["rows"]), tuple(limits))
+    rows = tuple(_row(entry) for entry in read["rows"])
+    return MeasurementGroup(read["title"], rows, tuple(limits), read.get("others"))
 
 
 def _row(read: dict[str, Any]) -> Measurement:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ... import _numbers
-from .results import BenchmarkReport, Measurement, MeasurementGroup
-from .statistics import NOISY
+from .limits import EMPTY_CALL
+from .results import DISTURBED, BenchmarkReport, Measurement, MeasurementGroup
+from .statistics import NOISY, Quartiles
 
 Table = tuple[list[str], list[list[str]]]
+SHORT = 100  # empty calls; the times of a group with a shorter row are told as multiples of one, too
+VERDICTS = {"met": "yes", "missed": "NO", "out of reach": "NO: out of reach"}
 
 
 def unit_of(row: Measurement) -> str:
@@ -20,28 +24,43 @@ def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
     """Header and cells of a group. cases: a column for the case, where the rows differ in it."""
     first = group.rows[0]
     memory = any(row.memory is not None for row in group.rows)
+    empty = _empty(group)
     header = ["contender", "time", "spread", "rate", "of limit", f"{first.contender} is"]
+    header += ["empty calls"] if empty else []
     header += ["memory"] if memory else []
     header += ["work"] if cases else []
-    lines = [_cells(group, row, memory) + ([_numbers.percent(row.case.work)] if cases else []) for row in group.rows]
+    lines = [_cells(group, row) for row in group.rows]
+    for cells, row in zip(lines, group.rows, strict=True):
+        cells += [f"{row.seconds.median / empty:.1f}" if row.seconds else "-"] if empty else []
+        cells += [_memory(row)] if memory else []
+        cells += [_numbers.percent(row.case.work)] if cases else []
     if cases:
         header.insert(0, "case")
         lines = [[row.case.label, *cells] for row, cells in zip(group.rows, lines, strict=True)]
     return [*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)]
 
 
-def _cells(group: MeasurementGroup, row: Measurement, memory: bool) -> list[str]:
+def _empty(group: MeasurementGroup) -> float | None:
+    """Seconds of an empty call, where a row is so short that they matter."""
+    empty, seconds = group.limit(EMPTY_CALL), [row.seconds.median for row in group.rows if row.seconds]
+    return empty if empty and seconds and min(seconds) < SHORT * empty else None
+
+
+def _cells(group: MeasurementGroup, row: Measurement) -> list[str]:
     share, faster = group.share(row), group.speedup(group.rows[0], row)
     seconds = row.seconds
-    cells = [
+    return [
         row.contender,
         "-" if seconds is None else _numbers.duration(seconds.median),
-        "-" if seconds is None else f"{_numbers.percent(seconds.spread)}{' !' if row.noisy else ''}",
+        "-" if seconds is None else f"{_numbers.percent(seconds.spread)}{' !' if row.noisy or group.disturbed else ''}",
         "-" if row.rate is None else _numbers.rate(row.rate, unit_of(row)),
         ("-" if seconds is None else "not known") if share is None else _numbers.percent(share.median),
-        "-" if faster is None or row is group.rows[0] else f"{faster.median:.2f}x as fast",
+        "-" if faster is None or row is group.rows[0] else _faster(faster),
     ]
-    return cells + ([_memory(row)] if memory else [])
+
+
+def _faster(ratio: Quartiles) -> str:
+    return "noisy" if ratio.noisy else f"{ratio.median:.2f}x as fast"
 
 
 def _memory(row: Measurement) -> str:
@@ -49,12 +68,19 @@ def _memory(row: Measurement) -> str:
 
 
 def outcome_table(report: BenchmarkReport) -> Table:
-    """What was asked, what was measured, and whether it is met."""
-    header = ["target", "asked", "measured", "met"]
-    verdicts = [("yes" if one.met else "NO") if one.measured is not None else "not measured" for one in report.outcomes]
+    """What was asked, what was measured, whether it is met, and what arithmetic or noise has to say where it is not."""
+    header = ["target", "asked", "measured", "met", ""]
     return header, [
-        [one.target, one.asked, one.shown, verdict] for one, verdict in zip(report.outcomes, verdicts, strict=True)
+        [one.target, one.asked, one.shown, VERDICTS.get(one.verdict, one.verdict), one.reason]
+        for one in report.outcomes
     ]
+
+
+def outcome_line(report: BenchmarkReport) -> str:
+    """`95 of 135 targets are met, 12 are missed, 9 are out of reach, 19 are noisy.`"""
+    counts = Counter(one.verdict for one in report.outcomes)
+    rest = [f"{counts[verdict]} are {verdict}" for verdict in counts if verdict != "met"]
+    return ", ".join([f"{counts['met']} of {len(report.outcomes)} targets are met", *rest]) + "."
 
 
 def exponent_table(report: BenchmarkReport) -> Table:
@@ -96,7 +122,11 @@ def group_heading(group: MeasurementGroup) -> str:
 
 def limits_line(group: MeasurementGroup) -> str:
     """What the machine could do meanwhile; empty where that is not known."""
-    limits = [f"{limit.name} {_numbers.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
+    limits = [
+        f"{limit.name} {_numbers.duration(middle) if limit.unit == 's' else _numbers.rate(middle, limit.unit)}"
+        for limit in group.limits
+        for middle in [_middle(limit.readings)]
+    ]
     return f"limit: {', '.join(limits)}" if limits else ""
 
 
@@ -118,6 +148,12 @@ def notes(report: BenchmarkReport) -> list[str]:
     """What a reader must know to trust the numbers."""
     rows = report.rows
     told = disturbances(sum(row.noisy for row in rows), len(rows), report.machine)
+    disturbed = [group.others or 0.0 for group in report.groups if group.disturbed]
+    if disturbed:
+        told.append(
+            f"! Other programs took more than {_numbers.percent(DISTURBED)} of the processors while {len(disturbed)} "
+            f"groups were timed, up to {_numbers.percent(max(disturbed))}."
+        )
     if any(row.status == "measured" and row.readings and row.limit is None for row in rows):
         told.append("The limit is not known where no native kernel measures it.")
     compiled = [row for row in rows if row.setup > 0]
@@ -164,8 +200,7 @@ def page(report: BenchmarkReport, title: str, command: str) -> str:
     for note in notes(report):
         lines += [note, ""]
     if report.outcomes:
-        met = sum(one.met for one in report.outcomes)
-        lines += ["## Targets", "", f"{met} of {len(report.outcomes)} are met.", ""]
+        lines += ["## Targets", "", outcome_line(report), ""]
         lines += [*markdown(outcome_table(report)), ""]
     if report.exponents:
         lines += ["## Growth with length", "", *markdown(exponent_table(report)), ""]
@@ -189,6 +224,5 @@ def text(report: BenchmarkReport) -> list[str]:
     if report.exponents:
         lines += [*aligned(exponent_table(report)), ""]
     if report.outcomes:
-        met = sum(one.met for one in report.outcomes)
-        lines += [*aligned(outcome_table(report)), "", f"{met} of {len(report.outcomes)} targets are met.", ""]
+        lines += [*aligned(outcome_table(report)), "", outcome_line(report), ""]
     return [*lines, *notes(report)]

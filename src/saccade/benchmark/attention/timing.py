@@ -36,6 +36,10 @@ class Budget:
         if self.seconds < 0 or not 1 <= self.least <= self.most or self.block <= 0:
             raise ValueError(f"a budget needs seconds >= 0, 1 <= least <= most and block > 0, got {self}")
 
+    def longer(self, times: int) -> Budget:
+        """So many times as long, in seconds and in rounds."""
+        return Budget(self.seconds * times, self.least * times, self.most * times, self.block)
+
 
 @dataclass
 class Stopwatch:
