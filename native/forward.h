@@ -122,7 +122,7 @@ template <class Math, class T> class ForwardPass {
         block.query = reinterpret_cast<unit*>(at_), block.out = at_ + query_size, block.scores = block.out + out_size;
         block.top = block.scores + rows * wide, block.sum = block.top + rows;
         if (!blind) scores.take_query(block);
-        std::fill_n(block.out, block.count * columns, 0.0f);
+        std::fill_n(block.out, out_size, 0.0f);
         std::fill_n(block.top, rows, -infinity);
         std::fill_n(block.sum, rows, 0.0f);
     }
@@ -130,36 +130,16 @@ template <class Math, class T> class ForwardPass {
     // One chunk of keys: scores, weights, output.
     void take(Block& block, const Head& head) const {
         scores.fill(block, head.keys);
-        for (int64_t i = 0; i < block.count; i += lanes) weigh(block, i);
+        for (int64_t i = 0; i < block.count; i++)
+            if (!block.seen[i / team].empty()) weigh(block, i);
         gather(block, head);
     }
 
-    // Rows i ... i + lanes - 1 of the scores become weights relative to each row's largest logit so far; what is summed
-    // already is rescaled. Side by side: a row alone would wait for its maximum, and its exponential for that.
+    // Row i of the scores becomes weights relative to the row's largest logit so far; what is summed already is rescaled.
     void weigh(Block& block, int64_t i) const {
-        const int64_t count = std::min<int64_t>(lanes, block.count - i);
-        float highest[lanes], pivots[lanes], carries[lanes], sums[lanes];
-        for (int64_t n = 0; n < lanes; n++) highest[n] = n < count ? highest_of(block, i + n) : -infinity, sums[n] = 0;
-        const vf before = load(block.top + i), top = maximum(load(highest), before), none = splat(-infinity);
-        const vf pivot = top == none ? vf{} : top;  // -inf - -inf is NaN
-        const vf carry = before == none ? vf{} : exp2_of((before - pivot) * splat(scores.exponent));
-        store(pivots, pivot), store(carries, carry), store(block.top + i, top);
-        const bool altered = p.dropout.on || block.share != 1;
-        for (int64_t n = 0; n < count; n++)
-            sums[n] = altered ? weights<true>(block, i + n, pivots[n]) : weights<false>(block, i + n, pivots[n]);
-        store(block.sum + i, load(block.sum + i) * carry + load(sums));
-        for (int64_t n = 0; n < count; n++)
-            if (carries[n] != 1 && carries[n] != 0)
-                for (float* out = block.out + (i + n) * columns; out < block.out + (i + n + 1) * columns; out += lanes)
-                    store(out, load(out) * splat(carries[n]));
-    }
-
-    // The largest logit of row i in this chunk.
-    float highest_of(Block& block, int64_t i) const {
+        float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
-        if (seen.empty()) return -infinity;
         scores.form(block, i);
-        const float* s = block.scores + i * wide;
         vf highest[2] = {splat(-infinity), splat(-infinity)};
         int64_t j = seen.start;
         for (; j + 2 * lanes <= seen.stop; j += 2 * lanes) {
@@ -167,7 +147,15 @@ template <class Math, class T> class ForwardPass {
             highest[1] = maximum(load(s + j + lanes), highest[1]);
         }
         if (j < seen.stop) highest[0] = maximum(load(s + j), highest[0]);
-        return greatest(maximum(highest[0], highest[1]));
+        const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])));
+        const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
+        const float sum = p.dropout.on || block.share != 1 ? weights<true>(block, i, pivot) : weights<false>(block, i, pivot);
+        const float carry = before == -infinity ? 0 : exp2_of((before - pivot) * scores.exponent);
+        block.sum[i] = block.sum[i] * carry + sum;
+        block.top[i] = top;
+        if (carry != 1 && before != -infinity)
+            for (int64_t c = 0; c < columns; c += lanes)
+                store(block.out + i * columns + c, load(block.out + i * columns + c) * splat(carry));
     }
 
     // The weights of row i, in units, in place of its scores; their sum before dropout.
@@ -245,7 +233,7 @@ template <class Math, class T> class ForwardPass {
     void finish(const Block& block) const {
         float inverse[rows], lse[rows], low[rows];
         const vf sink = splat(p.sink ? p.sink[block.h] : 0), natural = splat(scores.logits.natural());
-        for (int64_t i = 0; i < block.count; i += lanes) {
+        for (int64_t i = 0; i < rows; i += lanes) {
             const vf score = load(block.top + i), top = score * natural, sum = load(block.sum + i);
             vf whole = sum;
             if (p.sink) whole += exp2_of((sink - top) * splat(log2_e));

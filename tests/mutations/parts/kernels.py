@@ -35,8 +35,8 @@ FAULTS = (
     Fault(
         "native-carry",
         "native/forward.h",
-        "store(block.sum + i, load(block.sum + i) * carry + load(sums));",
-        "store(block.sum + i, load(block.sum + i) + load(sums));",
+        "block.sum[i] = block.sum[i] * carry + sum;",
+        "block.sum[i] = block.sum[i] + sum;",
         FORWARD,
         "The denominator is not rescaled when the largest logit rises.",
     ),
