@@ -150,20 +150,18 @@ def interrupted() -> bool:
 
 # What PyTorch's dispatcher knows of a tensor: of an ordinary one on a CPU, and of one made in inference mode. All else
 # (other devices and layouts, lazy negation, wrappers of transforms, subclasses that dispatch) has other keys.
-_dispatch_keys = torch._C._dispatch_keys
 with torch.inference_mode(False):  # this module may be imported by a first call within it
-    _PLAIN = _dispatch_keys(torch.empty(0))
+    _PLAIN = torch._C._dispatch_keys(torch.empty(0))
 with torch.inference_mode():
-    _INFERENCE = _dispatch_keys(torch.empty(0))
+    _INFERENCE = torch._C._dispatch_keys(torch.empty(0))
 
 
 def is_plain(tensor: Any) -> bool:
     """Whether this is an ordinary dense tensor in a CPU's memory."""
-    kind = type(tensor)
-    if kind is not Tensor and kind is not Parameter:
+    if type(tensor) not in (Tensor, Parameter):
         return False
-    keys = _dispatch_keys(tensor)
-    return bool(keys == _PLAIN or keys == _INFERENCE)
+    keys = torch._C._dispatch_keys(tensor)
+    return keys in (_PLAIN, _INFERENCE)
 
 
 @lru_cache(64)
