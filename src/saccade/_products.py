@@ -15,7 +15,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
+from . import _tap
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 
@@ -29,6 +31,8 @@ _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("rel
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
+
+_HARMLESS = DeviceContext, _tap.PassiveMode
 
 Joined = tuple[Literal["add", "mul"], Tensor]
 
@@ -170,13 +174,19 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a call runs now, on memory, with nobody who follows PyTorch's functions."""
     return (
         not interrupted()
-        and not torch._C._len_torch_function_stack()
+        and _unfollowed()
         and is_plain(x)
         and is_plain(weight)
         and x.dtype == weight.dtype
         and x.numel() > 0
         and x.shape[-1] == weight.shape[1]
     )
+
+
+def _unfollowed() -> bool:
+    """Whether no mode follows PyTorch's functions, but those that only look on and shall change no bit."""
+    modes = torch._C._len_torch_function_stack()
+    return not modes or all(isinstance(torch._C._get_function_stack_at(n), _HARMLESS) for n in range(modes))
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class OnnxRuntimeAttention(_Runtime):
         rows = len(tensors) == 3 and not causal and case.heads == case.kv_heads
         if rows:  # (B, L, H D): each head's columns side by side
             tensors = [one.transpose(1, 2).flatten(2).contiguous() for one in tensors]
-            shape: tuple[int, ...] = (case.batch, case.length_q, case.heads * case.value_width)
+            shape = (case.batch, case.length_q, case.heads * case.value_width)
         out = torch.empty(shape)
         names = ["query", "key", "value", "mask"][: len(tensors)]
         node = (

@@ -18,7 +18,7 @@ from ..limits import DOT_PRODUCTS, EMPTY_CALL, MULTIPLY_ADDS, READING
 from ..results import MeasurementGroup
 from ..tiles import multiplied_pairs
 
-LANES = {"baseline": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats in a vector of an instruction set
+LANES = {"baseline": 4, "neon": 4, "neon_bf16": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats in a vector
 STEP = {4: 4, 8: 4, 16: 8}  # rows of a register tile, by lanes: its smallest step is so many rows by one vector of keys
 # The exponential 2^x: its polynomial (a degree less where weights are rounded to bf16), and the steps around it. With
 # AVX-512 multiply, compare, round, subtract, scale; otherwise two bounds (3), round (2), subtract, shift (2), multiply.
