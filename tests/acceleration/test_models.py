@@ -263,6 +263,44 @@ def test_another_thread_computes_padded_batches_too():
     torch.testing.assert_close(found[0], expected, rtol=1e-3, atol=1e-4)
 
 
+class Crossing(nn.Module):
+    """A layer that attends to another sequence, if there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(192, 192)
+
+    def forward(self, hidden_states, attention_mask=None, encoder_hidden_states=None):
+        x = hidden_states + self.mix(attended(hidden_states, hidden_states, attention_mask))
+        return x if encoder_hidden_states is None else x + attended(x, encoder_hidden_states, None)
+
+
+def attended(x, y, mask):
+    heads = [one.unflatten(-1, (6, 32)).transpose(1, 2) for one in (x, y, y)]
+    return F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def test_another_sequence_of_as_many_tokens_is_not_packed_with_them():
+    """Proved without it, and then wrong with it, would be wrong in silence."""
+    torch.manual_seed(0)
+    stack = nn.ModuleList([Crossing(), Crossing()])
+    x, other, mask = torch.randn(3, 37, 192), torch.randn(3, 37, 192), REAL[:, None, None]
+
+    def run(*context):
+        out = x
+        for layer in stack:
+            out = layer(out, mask, *context)
+        return out[REAL]
+
+    expected = run(), run(other)
+    with saccade.accelerate(stack) as whole:
+        for _ in range(2):
+            torch.testing.assert_close(run(), expected[0])
+        assert taken(whole)["layer without padding"] == 2
+        torch.testing.assert_close(run(other), expected[1])
+
+
 @torch.no_grad()
 def test_a_mask_with_a_hole_is_computed_as_it_is():
     model, batch = made("BERT"), tokens()

@@ -154,6 +154,8 @@ class PaddedLayer(Spot):
                 if x is None or isinstance(x, bool | int | float | str):
                     return x
                 raise _Unknown
+            if x.shape == hidden.shape:
+                raise _Unknown  # another sequence, perhaps, of as many tokens: what is padding in it nobody said
             if x.dim() > 1 and x.shape[1] == length and x.shape[0] in (1, batch):
                 return tokens.take(x)
             raise _Unknown

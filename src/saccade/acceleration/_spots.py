@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as _of_all
 
 from .._backends.native._run import interrupted, is_plain
 from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, multiply, packed
@@ -129,6 +130,8 @@ class Spot(ABC):
 
     def quiet(self) -> bool:
         """Whether nobody looks into the module, and nothing in it is drawn at random."""
+        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+            return False
         for part in self._watched:
             if part._forward_hooks or part._forward_pre_hooks:
                 return False
