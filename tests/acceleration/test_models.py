@@ -301,6 +301,39 @@ def test_another_sequence_of_as_many_tokens_is_not_packed_with_them():
         torch.testing.assert_close(run(other), expected[1])
 
 
+class Odd(nn.Module):
+    """A layer that knows its batch's size, which one row of tokens has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(192, 192)
+
+    def forward(self, hidden_states, attention_mask=None):
+        return self.mix(attended(hidden_states, hidden_states, attention_mask)) + torch.ones(3, 37, 192)
+
+
+@torch.no_grad()
+def test_a_layer_that_needs_its_batch_and_masks_of_other_numbers_stay_as_they_are():
+    torch.manual_seed(0)
+    stack, x = nn.ModuleList([Odd(), Odd()]), torch.randn(3, 37, 192)
+    expected = stack[0](x, REAL[:, None, None])
+    with saccade.accelerate(stack) as run:
+        torch.testing.assert_close(stack[0](x, REAL[:, None, None]), expected)
+        with pytest.raises(RuntimeError):  # PyTorch's own: F.sdpa takes no such mask
+            stack[1](x, REAL[:, None, None].long())
+    assert "raises" in run.explain()
+
+
+@torch.no_grad()
+def test_rounded_weights_of_a_half_precision_model_are_its_own():
+    """The kernel for few rows reads float32: a bfloat16 model has nothing to round."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(384, 211).bfloat16(), torch.randn(3, 384, dtype=torch.bfloat16)
+    expected = layer(x)
+    with saccade.accelerate(layer, weights="bfloat16"):
+        torch.testing.assert_close(layer(x), expected)
+
+
 @torch.no_grad()
 def test_a_mask_with_a_hole_is_computed_as_it_is():
     model, batch = made("BERT"), tokens()

@@ -10,7 +10,7 @@ from torch import nn
 from .._backends.native import _kernels
 from ._finding import spots
 from ._padded import PaddedLayer
-from ._spots import PROVED, Linear, Spot
+from ._spots import PROVED, Linear, SelfAttention, Spot
 
 
 class AcceleratedModel:
@@ -38,6 +38,8 @@ class AcceleratedModel:
         if any(isinstance(vars(module).get("forward"), Spot) for module in self.model.modules()):
             raise RuntimeError("model: it is accelerated already")
         self.spots = spots(self.model, self.half)
+        if not self.keep:  # its projection is a parameter without a layer, which stays as it is
+            self.spots = [spot for spot in self.spots if not isinstance(spot, SelfAttention)]
         try:
             for spot in self.spots:
                 self._before.append((spot.module, spot.method, vars(spot.module).get(spot.method)))
@@ -71,8 +73,11 @@ class AcceleratedModel:
         readers = Counter(id(parameter) for module in self.model.modules() for parameter in module._parameters.values())
         self._refusing = self.model.register_state_dict_pre_hook(_refuse)
         for spot in self.spots:
-            if isinstance(spot, Linear) and readers[id(spot.module.weight)] == 1:
-                spot.linear.drop()
+            if isinstance(spot, Linear):
+                if readers[id(spot.module.weight)] == 1:
+                    spot.linear.drop()
+                else:
+                    spot.linear.product.users = 0  # a weight that stays needs no copy
 
     def lines(self) -> list[str]:
         """What was taken, by kind, and what was not, with the reason."""

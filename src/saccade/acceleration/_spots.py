@@ -20,7 +20,7 @@ from torch.nn.modules import module as _of_all
 from .._backends.native._run import interrupted, is_plain
 from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, multiply, packed
 
-NOT_CALLED, PROVED, OTHER = "not called yet", "taken", "gives something else than its structure says"
+NOT_CALLED, PROVED, OTHER = "no call for it yet", "taken", "gives something else than its structure says"
 
 
 class PackedLinear:
@@ -56,7 +56,7 @@ class PackedLinear:
         bias = self.bias
         if self.held is not None:
             return multiply(x, self.held, bias, activation, joined)
-        if self.half and not torch.is_grad_enabled():
+        if self.half and x.dtype == torch.float32 and not torch.is_grad_enabled():
             return self._rounded(x, bias, activation, joined)
         return self.product(x, self.weight, bias, activation, joined)
 
@@ -90,7 +90,7 @@ class Spot(ABC):
 
     Attributes:
         name: of the module in its model.
-        state: "not called yet", "taken", or why not.
+        state: "no call for it yet", "taken", or why not.
     """
 
     kind: ClassVar[str]
@@ -116,14 +116,23 @@ class Spot(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or self.state not in (NOT_CALLED, PROVED) or not self._may(args):
             return self.plain(*args, **kwargs)
-        out = self.compute(*args)
-        if out is None:
-            return self.plain(*args)
-        if self.state == NOT_CALLED:
-            expected = self.plain(*args)
-            self.state = PROVED if same(out, expected, self.longest()) else OTHER
+        if self.state == PROVED:
+            out = self.compute(*args)
+            return self.plain(*args) if out is None else out
+        return self._proved(self.compute, args, {})
+
+    def _proved(self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own result, of the call in which both are computed. What cannot compute it has lost."""
+        expected = self.plain(*args, **kwargs)
+        try:
+            out = compute(*args, **kwargs)
+        except Exception as error:  # whatever it is: the model shall not notice
+            self.state = f"raises {type(error).__name__}"
             return expected
-        return out
+        if out is not None:
+            first = expected[0] if isinstance(expected, tuple) else expected
+            self.state = PROVED if same(out, first, self.longest()) else OTHER
+        return expected
 
     def _may(self, args: tuple[Any, ...]) -> bool:
         return not torch.is_grad_enabled() and not interrupted() and all(is_plain(arg) for arg in args) and self.quiet()
@@ -277,15 +286,11 @@ class SelfAttention(Spot):
         self.projection, self.output = PackedLinear(inner, half), PackedLinear(module.out_proj, half)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state != PROVED:
+            ready = self.state == NOT_CALLED
+            return self._proved(self._own, args, kwargs) if ready else self.plain(*args, **kwargs)
         out = self._own(*args, **kwargs)
-        if out is None:
-            return self.plain(*args, **kwargs)
-        if self.state == NOT_CALLED:
-            expected = self.plain(*args, **kwargs)
-            fine = same(out, expected[0], self.module.embed_dim)  # type: ignore[arg-type]
-            self.state = PROVED if fine else OTHER
-            return expected
-        return out, None
+        return self.plain(*args, **kwargs) if out is None else (out, None)
 
     def compute(self, *args: Any) -> Tensor | None:
         raise NotImplementedError  # __call__ asks `_own`, which knows keywords
@@ -302,7 +307,7 @@ class SelfAttention(Spot):
         is_causal: bool = False,
     ) -> Tensor | None:
         module: Any = self.module
-        if query is not key or key is not value or need_weights or self.state not in (NOT_CALLED, PROVED):
+        if query is not key or key is not value or need_weights:
             return None
         if not (is_plain(query) and self._may((query,))) or query.dim() != 3 or not module.batch_first:
             return None

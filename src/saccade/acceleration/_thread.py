@@ -59,11 +59,11 @@ class _Thread(threading.local):
     @contextmanager
     def attending(self, attention: AttentionOfTokens) -> Iterator[None]:
         """Calls of F.scaled_dot_product_attention within it are of this row of tokens."""
-        self.packed = attention
+        before, self.packed = self.packed, attention
         try:
             yield
         finally:
-            self.packed = None
+            self.packed = before
 
 
 THREAD = _Thread()

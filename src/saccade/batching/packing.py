@@ -126,6 +126,18 @@ def packed_row(row: Tensor, lengths: tuple[int, ...]) -> Packed:
     return Packed(row, documents, positions, lengths)
 
 
+def real_row(real: Tensor) -> tuple[Tensor, Documents]:
+    """Of a padded batch whose real tokens are true in `real` (B, L): int64 (T,), b L + l of each real token, and the
+    mask that keeps each within its own item while all stand in one row."""
+    return real.flatten().nonzero()[:, 0], Documents.from_cu_seqlens(_ends(real.sum(1).tolist()))
+
+
+def has_holes(real: Tensor) -> bool:
+    """Whether padding stands between real tokens of an item: they are in more than one run."""
+    starts = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
+    return bool((starts > 1).any())
+
+
 def check_row(row: Any, tokens: int, of: str) -> None:
     if not isinstance(row, Tensor) or row.is_nested:
         raise TypeError(f"row: must be a tensor (1, T, ...), got {describe(row)}")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._masks import Documents, Padding
 from .._tap import wants_padding_in_place
+from ..batching.packing import has_holes, real_row
 from ..nn import KVCache
 from ..positions import Offset
 
@@ -53,10 +54,9 @@ class TokenLayout:
         if self.places is not None:
             return self
         if self.real is not None:
-            counts = self.real.sum(1).tolist()
-            return _packed(self.real, counts) if any(counts) else self
+            return _packed(self.real) if bool(self.real.any()) else self
         real = torch.ones(self.batch, self.length, dtype=torch.bool, device=device)
-        return _packed(real, [self.length] * self.batch)
+        return _packed(real)
 
     def across(self, keys: TokenLayout) -> Documents:
         """The mask that keeps tokens of this row to the same item of another row, in cross-attention."""
@@ -179,18 +179,12 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     counts = real.sum(1).tolist()
     # Packing would close a hole between real tokens, and distances across it (windows, rotary, T5's bias) would shrink.
     # Edits, and calls that are kept for them, are of items and positions, which a packed row has not.
-    if not packed or wants_padding_in_place() or not any(counts) or _has_holes(real):
+    if not packed or wants_padding_in_place() or not any(counts) or has_holes(real):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
-    return _packed(real, counts)
+    return _packed(real)
 
 
-def _has_holes(real: Tensor) -> bool:
-    """Whether padding stands between real tokens of an item: they are in more than one run."""
-    starts = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
-    return bool((starts > 1).any())
-
-
-def _packed(real: Tensor, counts: list[int]) -> TokenLayout:
-    ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+def _packed(real: Tensor) -> TokenLayout:
     batch, length = real.shape
-    return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
+    places, documents = real_row(real)
+    return TokenLayout(batch, length, real, places, mask=documents)
