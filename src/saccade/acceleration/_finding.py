@@ -6,12 +6,16 @@ import functools
 import inspect
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _spots
 from ._padded import Padded, PaddedLayer
 from ._spots import PackedLinear, Spot
 from ._together import Together, may
+
+_ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 
 def spots(model: nn.Module, half: bool) -> list[Spot]:
@@ -94,14 +98,14 @@ def _functions(module: nn.Module, children: list[nn.Module]) -> list[str] | None
     names = [_spots.activation_of(child) if _bare(child) else None for child in children]
     if None in names:
         return None
-    held = [value for value in vars(module).values() if inspect.isroutine(value)]
-    found = [name for name in (*names, *(_spots.activation_of(value) for value in held)) if name is not None]
-    return found
+    # Of functions only PyTorch's own are tried: whatever else a module holds may do something when it is called.
+    held = [value for value in vars(module).values() if any(value is known for known in _ACTIVATIONS)]
+    return [name for name in (*names, *map(_spots.activation_of, held)) if name is not None]
 
 
 def _bare(module: nn.Module) -> bool:
-    """Without weights of its own: an activation, perhaps."""
-    return next(module.parameters(), None) is None and next(module.children(), None) is None
+    """Without weights or a state of its own: an activation, perhaps."""
+    return all(next(parts, None) is None for parts in (module.parameters(), module.buffers(), module.children()))
 
 
 def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activation: str) -> Spot | None:

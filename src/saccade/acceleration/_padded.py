@@ -95,9 +95,6 @@ class PaddedLayer(Spot):
         self.padded = padded
         self.names = tuple(inspect.signature(self.plain).parameters)
 
-    def compute(self, *args: Any) -> Tensor | None:
-        raise NotImplementedError  # __call__ packs keywords, too
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._given(args, kwargs)
         if given is None:

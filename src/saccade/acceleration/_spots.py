@@ -103,8 +103,8 @@ class Spot(ABC):
         self._watched = [part for part in module.modules() if part is not module]
 
     @abstractmethod
-    def compute(self, *args: Any) -> Tensor | None:
-        """What the module gives; None where these arguments are none it knows."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """In the module's place."""
 
     def longest(self) -> int:
         """Terms of the longest sum that an entry of the output is."""
@@ -112,14 +112,6 @@ class Spot(ABC):
 
     def _linears(self) -> Iterator[Any]:
         return (part for part in self.module.modules() if is_linear(part))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or self.state not in (NOT_CALLED, PROVED) or not self._may(args):
-            return self.plain(*args, **kwargs)
-        if self.state == PROVED:
-            out = self.compute(*args)
-            return self.plain(*args) if out is None else out
-        return self._proved(self.compute, args, {})
 
     def _proved(self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own result, of the call in which both are computed. What cannot compute it has lost."""
@@ -147,6 +139,22 @@ class Spot(ABC):
             if isinstance(part, nn.Dropout) and part.training and part.p:
                 return False
         return True
+
+
+class Fused(Spot):
+    """A module of tensors alone, computed in fewer passes."""
+
+    @abstractmethod
+    def compute(self, *args: Any) -> Tensor | None:
+        """What the module gives; None where these arguments are none it knows."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or self.state not in (NOT_CALLED, PROVED) or not self._may(args):
+            return self.plain(*args, **kwargs)
+        if self.state == PROVED:
+            out = self.compute(*args)
+            return self.plain(*args) if out is None else out
+        return self._proved(self.compute, args, {})
 
 
 def same(got: Tensor, expected: Any, terms: int) -> bool:
@@ -189,11 +197,8 @@ class Linear(Spot):
         out = None if self.beside is None or linear.held is not None else self.beside(args[0])
         return linear(args[0]) if out is None else out
 
-    def compute(self, *args: Any) -> Tensor | None:
-        return self.linear(args[0])
 
-
-class Activated(Spot):
+class Activated(Fused):
     """f(x W^T + b)."""
 
     kind = "linear and activation"
@@ -206,7 +211,7 @@ class Activated(Spot):
         return self.linear(args[0], self.activation) if len(args) == 1 else None
 
 
-class Residual(Spot):
+class Residual(Fused):
     """norm(x W^T + b + y) or x W^T + b + y."""
 
     kind = "linear, sum and norm"
@@ -222,7 +227,7 @@ class Residual(Spot):
         return out if self.norm is None else self.norm(out)
 
 
-class FeedForward(Spot):
+class FeedForward(Fused):
     """f(x W1^T + b1) W2^T + b2."""
 
     kind = "feed-forward"
@@ -241,7 +246,7 @@ class TorchFeedForward(FeedForward):
     kind, method = "feed-forward", "_ff_block"
 
 
-class Gated(Spot):
+class Gated(Fused):
     """(f(x Wg^T) * (x Wu^T)) Wd^T, with biases where there are any."""
 
     kind = "gated feed-forward"
@@ -258,7 +263,7 @@ class Gated(Spot):
         return self.down(self.up(args[0], joined=("mul", self.gate(args[0], self.activation))))
 
 
-class RootMeanSquare(Spot):
+class RootMeanSquare(Fused):
     """x / sqrt(mean(x^2) + eps) * weight, in one pass."""
 
     kind = "RMS norm"
@@ -291,9 +296,6 @@ class SelfAttention(Spot):
             return self._proved(self._own, args, kwargs) if ready else self.plain(*args, **kwargs)
         out = self._own(*args, **kwargs)
         return self.plain(*args, **kwargs) if out is None else (out, None)
-
-    def compute(self, *args: Any) -> Tensor | None:
-        raise NotImplementedError  # __call__ asks `_own`, which knows keywords
 
     def _own(
         self,
@@ -354,7 +356,7 @@ def activation_of(function: Any) -> str | None:
     """The name in `FUNCTIONS` of what computes the same; None where there is none."""
     x = torch.linspace(-6, 6, 997)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # what drops at random shall draw what it would have
             y = function(x)
     except Exception:  # whatever it is, it is no activation
         return None

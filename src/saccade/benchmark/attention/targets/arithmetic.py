@@ -19,7 +19,8 @@ from ..results import MeasurementGroup
 from ..tiles import multiplied_pairs
 
 LANES = {"baseline": 4, "neon": 4, "neon_bf16": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats in a vector
-STEP = {4: 4, 8: 4, 16: 8}  # rows of a register tile, by lanes: its smallest step is so many rows by one vector of keys
+# Rows of a register tile: its smallest step is so many rows by one vector of keys. 16 registers have 4, 32 have 8.
+STEP = {"baseline": 4, "neon": 8, "neon_bf16": 8, "avx2": 4, "avx512": 8, "avx512_bf16": 8}
 # The exponential 2^x: its polynomial (a degree less where weights are rounded to bf16), and the steps around it. With
 # AVX-512 multiply, compare, round, subtract, scale; otherwise two bounds (3), round (2), subtract, shift (2), multiply.
 POLYNOMIAL, AROUND, AROUND_WITHOUT_SCALING = 5, 5, 9
@@ -56,7 +57,7 @@ def least(case: Case, group: MeasurementGroup) -> Least | None:
         return None
     lanes, empty = LANES[instruction_set], group.limit(EMPTY_CALL) or 0.0
     decode = case.stage == "decode"
-    pairs = case.pairs if decode else multiplied_pairs(case, STEP[lanes], lanes)
+    pairs = case.pairs if decode else multiplied_pairs(case, STEP[instruction_set], lanes)
     products = STAGES[case.stage] * (case.width + case.value_width)
     beside = operations(case, instruction_set, dots is not None)
     seconds = empty + 2 * pairs * case.heads * (products / (dots or adds) + beside / adds)
