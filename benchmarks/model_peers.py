@@ -32,13 +32,16 @@ def quiet_transformers() -> Any:
     return transformers
 
 
-def transformers_model(folder: Path, kind: str = "AutoModel", attention: str = "sdpa") -> Any:
+def transformers_model(
+    folder: Path, kind: str = "AutoModel", attention: str = "sdpa", dtype: torch.dtype = torch.float32
+) -> Any:
     cls = getattr(quiet_transformers(), kind)
-    return cls.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
+    return cls.from_pretrained(folder, attn_implementation=attention, dtype=dtype).eval()
 
 
-def encode_transformers(folder: Path, batches: list[Batch], attention: str) -> Run:
-    model = transformers_model(folder, attention=attention)
+def encode_transformers(folder: Path, batches: list[Batch], attention: str, dtype: torch.dtype = torch.float32) -> Run:
+    model = transformers_model(folder, attention=attention, dtype=dtype)
+    batches = [{name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()} for batch in batches]
 
     @torch.inference_mode()
     def run() -> list[Tensor]:
@@ -47,9 +50,12 @@ def encode_transformers(folder: Path, batches: list[Batch], attention: str) -> R
     return run
 
 
-def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: int, dtype: torch.dtype) -> Run:
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
+
+    if "input_ids" not in batches[0]:
+        raise ValueError("it has no encoders of images")
 
     config = quiet_transformers().BertConfig
     if not hasattr(config, "position_embedding_type"):
@@ -57,7 +63,8 @@ def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: 
     out = work / "ctranslate2"
     if not out.exists():
         TransformersConverter(str(folder)).convert(str(out))
-    encoder = ctranslate2.Encoder(str(out), compute_type="float32", inter_threads=1, intra_threads=threads)
+    compute = str(dtype).removeprefix("torch.")
+    encoder = ctranslate2.Encoder(str(out), compute_type=compute, inter_threads=1, intra_threads=threads)
     texts = [
         [row[real.bool()].tolist() for row, real in zip(b["input_ids"], b["attention_mask"], strict=True)]
         for b in batches
@@ -69,54 +76,70 @@ def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: 
     return run
 
 
-def onnx_file(folder: Path, work: Path) -> Path:
-    """The encoder as transformers has it, exported, and optimised by ONNX Runtime's own tool."""
-    from onnxruntime.transformers import optimizer
+def ctranslate2_float32() -> Any:
+    import ctranslate2
 
-    path, best = work / "encoder.onnx", work / "encoder-optimised.onnx"
-    if best.exists():
-        return best
-    model = transformers_model(folder)
-    ids = torch.ones(2, 16, dtype=torch.long)
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    axes = {0: "batch", 1: "length"}
+    return ctranslate2.DataType.float32
+
+
+def onnx_file(folder: Path, batch: Batch, work: Path) -> Path:
+    """The encoder as transformers has it, exported."""
+    path = work / "encoder.onnx"
+    if path.exists():
+        return path
+    model, example = transformers_model(folder), {name: tensor[:2].clone() for name, tensor in batch.items()}
+    if "input_ids" in batch:
+        ids = torch.ones(2, 16, dtype=torch.long)
+        example = {"input_ids": ids, "attention_mask": ids, "token_type_ids": torch.zeros_like(ids)}
+    axes = {0: "batch", 1: "length"} if "input_ids" in batch else {0: "batch"}
     torch.onnx.export(
-        _Hidden(model),
-        (ids, ids, torch.zeros_like(ids)),
+        _Hidden(model, list(example)),
+        tuple(t.float() if t.is_floating_point() else t for t in example.values()),
         str(path),
-        input_names=list(names),
+        input_names=list(example),
         output_names=["hidden"],
-        dynamic_axes={**dict.fromkeys(names, axes), "hidden": axes},
+        dynamic_axes={**dict.fromkeys(example, axes), "hidden": axes},
         dynamo=False,
     )
-    config = model.config
-    optimizer.optimize_model(
-        str(path), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
-    ).save_model_to_file(str(best))
-    return best
+    return path
 
 
 class _Hidden(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, names: list[str]):
         super().__init__()
-        self.model = model
+        self.model, self.names = model, names
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)[0]
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.model(**dict(zip(self.names, given, strict=True)))[0]
 
 
 def _arrays(batches: list[Batch]) -> list[dict[str, Any]]:
-    made = [{**b, "token_type_ids": b.get("token_type_ids", torch.zeros_like(b["input_ids"]))} for b in batches]
-    return [{name: tensor.numpy() for name, tensor in batch.items()} for batch in made]
+    made: list[dict[str, Any]] = []
+    for batch in batches:
+        segments = {"token_type_ids": torch.zeros_like(batch["input_ids"])} if "input_ids" in batch else {}
+        whole = {**segments, **batch}
+        made.append({name: (t.float() if t.is_floating_point() else t).numpy() for name, t in whole.items()})
+    return made
 
 
-def encode_onnxruntime(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+def encode_onnxruntime(folder: Path, batches: list[Batch], work: Path, threads: int, dtype: torch.dtype) -> Run:
+    """The exported model, optimised by ONNX Runtime's own tool."""
     import onnxruntime
+    from onnxruntime.transformers import optimizer
 
+    if dtype != torch.float32:
+        raise ValueError("it has no bfloat16 on CPUs")
+    best = work / "encoder-optimised.onnx"
+    if not best.exists():
+        config, path = transformers_model(folder).config, str(onnx_file(folder, batches[0], work))
+        kind = "bert" if "input_ids" in batches[0] else "vit"
+        optimizer.optimize_model(
+            path, kind, num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
+        ).save_model_to_file(str(best))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(onnx_file(folder, work)), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(best), options, providers=["CPUExecutionProvider"])
     given = _arrays(batches)
 
     def run() -> list[Any]:
@@ -125,13 +148,13 @@ def encode_onnxruntime(folder: Path, batches: list[Batch], work: Path, threads: 
     return run
 
 
-def encode_openvino(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+def encode_openvino(folder: Path, batches: list[Batch], work: Path, threads: int, dtype: torch.dtype) -> Run:
     import openvino
 
-    onnx_file(folder, work)
     core = openvino.Core()
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    compiled = core.compile_model(core.read_model(str(work / "encoder.onnx")), "CPU", settings)
+    precision = "f32" if dtype == torch.float32 else "bf16"
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = core.compile_model(core.read_model(str(onnx_file(folder, batches[0], work))), "CPU", settings)
     given = _arrays(batches)
 
     def run() -> list[Any]:
