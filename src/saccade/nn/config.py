@@ -60,7 +60,8 @@ class AttentionConfig:
             Dehghani et al. 2023: logits cannot grow without bound); None does not.
         eps: of that norm; None is PyTorch's default.
         gate: multiplies each head's output by sigmoid(x Wg), before the output projection (Qiu et al. 2025).
-        sink: one learned logit for each query head, in the denominator only (GPT-OSS).
+        sink: one learned logit for each query head, in the denominator only, so that a head can attend to nothing
+            (GPT-OSS).
         window: is always added to the mask: `Window(255, 0)` shows 256 keys, the token itself among them.
         scale: of the dot products; None is D ** -0.5.
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
