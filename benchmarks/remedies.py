@@ -334,7 +334,7 @@ def _resident(field: str) -> int:
 PAGE = """# Memory and speed of each remedy
 
 A decoder with {millions:.1f} M parameters ({model}) over an epoch of {items} items, {real:,} real tokens, in padded
-batches of {batch}. Lengths are log-normal: {lengths}. The window is {window} keys. Formulas, expectations and
+batches of {batch}. Lengths are log-normal: {lengths}. The window is {window} keys. Formulas and
 conclusions: [docs/remedies.md](../../docs/remedies.md).
 
 PyTorch {torch}, {threads} thread(s), {processor}; bf16 instructions: {instructions}.
