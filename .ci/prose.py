@@ -90,7 +90,7 @@ def paragraphs(page: str) -> Iterator[Paragraph]:
         mark = re.match(r"^\s*(```+|~~~+)", line)
         if fence or mark:
             if held:
-                yield Paragraph(start, kind, " ".join(held))
+                yield Paragraph(start, kind, plain(" ".join(held)))
                 held = []
             if mark and (not fence or mark[1].startswith(fence)):
                 fence = "" if fence else mark[1]
@@ -99,7 +99,7 @@ def paragraphs(page: str) -> Iterator[Paragraph]:
             continue
         begins = line.startswith("#") or line.startswith("|") or _LIST_ITEM.match(line) or not line.strip()
         if begins and held:
-            yield Paragraph(start, kind, " ".join(held))
+            yield Paragraph(start, kind, plain(" ".join(held)))
             held = []
         after_blank = not line.strip()
         if line.startswith("#"):
@@ -113,7 +113,7 @@ def paragraphs(page: str) -> Iterator[Paragraph]:
             if not held:
                 start = number
                 kind = "item" if _LIST_ITEM.match(line) else "text"
-            held.append(plain(_LIST_ITEM.sub("", line).strip()))
+            held.append(_LIST_ITEM.sub("", line).strip())
 
 
 def sentences(text: str) -> list[str]:
