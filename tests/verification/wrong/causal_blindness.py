@@ -49,7 +49,7 @@ FAULTS = (
         SLIDING,
         "visible = (distance >= 0) & (distance <= self.window)",
         "visible = (distance >= 0) & (distance < self.window)",
-        "sees four tokens before itself where five are told",
+        "sees four tokens before itself, not the five of the window",
         line="visible",
     ),
     Fault(
@@ -58,7 +58,7 @@ FAULTS = (
         WINDOW_CACHED,
         "hidden = (cols > rows) | (cols <= rows - self.window)",
         "hidden = (cols > rows) | (cols < rows - self.window)",
-        "sees six tokens before itself where five are told",
+        "sees six tokens before itself, not the five of the window",
         line="hidden",
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = (
         SLIDING,
         "visible = (distance >= 0) & (distance <= self.window)",
         "visible = distance >= 0",
-        "sees all that came before where five are told",
+        "sees all earlier tokens, not the five of the window",
         line="visible",
     ),
     Fault(

@@ -24,7 +24,7 @@ FAULTS = (
         FAIRSEQ,
         "p=self.dropout, training=self.training)",
         "p=self.dropout)",
-        "F.dropout is active unless it is told otherwise",
+        "F.dropout is active unless training=False is passed",
         arguments={"embed_dim": 32, "num_heads": 4, "dropout": 0.2},
     ),
     Fault(

@@ -70,7 +70,7 @@ FAULTS = (
         LUCIDRAINS,
         "x = self.norm(x)",
         "x = self.norm(x.float())",
-        "casts to float32, which weights of another type refuse",
+        "casts to float32, which fails with weights of another type",
     ),
     Fault(
         "a float32 mask",
@@ -87,7 +87,7 @@ FAULTS = (
         "scores = torch.bmm(query / math.sqrt(query.size(-1)), key.transpose(1, 2))",
         "query = query.view(-1).view(query.shape)\n"
         "    scores = torch.bmm(query / math.sqrt(query.size(-1)), key.transpose(1, 2))",
-        "a view that inputs of other strides refuse",
+        "a view that fails on inputs of other strides",
         line="view(-1)",
     ),
     Fault(
