@@ -6,7 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import checks_table
 import diagrams
 import drawings
 import nbformat
@@ -21,8 +20,6 @@ def refresh_page(page: Path, folder: Path) -> None:
         command, _ = console(block)
         lines = [f"$ {command}", *(line.rstrip() for line in run_shell(command, folder).splitlines())]
         text = text.replace(block.text, "\n".join(lines) + "\n")
-    if page == checks_table.PAGE:
-        text = checks_table.with_table(text)
     page.write_text(text, encoding="utf-8")
 
 

@@ -145,7 +145,9 @@ def accelerate(
     zeros at padded places, without it what attention gives there. Everything is put back at the end, also after an
     exception.
 
-    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached.
+    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached,
+    nor is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the block, its
+    function stays in place afterwards, and its calls go to PyTorch.
     A backward pass through `torch.utils.checkpoint` computes the forward again: it belongs into the block, too.
 
     Args:

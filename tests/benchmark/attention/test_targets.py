@@ -109,7 +109,7 @@ def test_what_is_missed_says_what_arithmetic_allows():
 @looped(
     ("more", "expected"),
     [
-        # Vector instructions on 16 pairs: (D + Dv) products, and what stands in docs/bench.md.
+        # Vector instructions on 16 pairs: (D + Dv) products, and the operations that arithmetic.py counts.
         ({}, 128 + 13),
         ({"stage": "backward"}, 2.5 * 128 + 14),
         ({"stage": "forward+backward"}, 3.5 * 128 + 13 + 14),

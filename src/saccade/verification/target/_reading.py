@@ -17,7 +17,10 @@ Meaning = Literal["attend", "ignore", "additive"]
 
 @dataclass(frozen=True)
 class Promise:
-    """What the author says of the target. None: nothing is said, and what is found decides or is told."""
+    """What the author says of the target. None: nothing is said, and the observed behaviour decides.
+
+    Unset `positions`: a note says whether the order matters. Unset `kv_order`: "repeat" is a warning.
+    """
 
     causal: bool | None = None
     window: int | None = None  # keys that a query sees before its own, itself not counted; with causal=False each way
