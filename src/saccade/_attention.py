@@ -60,9 +60,9 @@ def attention(
     backend: str = "auto",
     **unknown: NoReturn,
 ) -> Tensor:
-    """Scaled dot-product attention.
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1).
 
-    With `mask=Causal()` and fewer queries than keys the queries are the last ones (bottom-right), as in decoding::
+    With `mask=Causal()` and fewer queries than keys the queries are the last ones (bottom-right), as in decoding:
 
         Lq = 2, Lk = 4   # # # .        Lq = 4, Lk = 2   . .   empty rows: output 0, never NaN
                          # # # #                         . .
@@ -80,15 +80,22 @@ def attention(
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
         sink: (Hq,), one learned logit per query head, in the denominator only (GPT-OSS).
         dropout: probability in [0, 1) of dropping a weight, or `Dropout(p, seed)`.
-        backend: "auto", "reference", "chunked", "native", "sdpa" or "flex".
+        backend: "auto", "reference", "chunked", "native", "sdpa" or "flex". `explain` says what "auto" chooses.
 
     Returns:
         (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients.
 
     Raises:
-        TypeError: not a tensor, a wrong or mixed dtype, a float tensor as mask.
+        TypeError: an argument that is not a tensor, a wrong or mixed dtype, a float tensor as mask.
         ValueError: ranks, sizes or devices that do not fit, a scale that is not finite, softcap <= 0, an unknown
             backend or one that cannot do this call (the message says why).
+
+    Example:
+        >>> import torch, saccade
+        >>> query = torch.randn(1, 8, 5, 64)  # 8 query heads, 5 new tokens
+        >>> key, value = torch.randn(2, 1, 2, 9, 64)  # 2 key-value heads, 9 tokens so far
+        >>> saccade.attention(query, key, value, saccade.Causal() & saccade.Window(3, 0)).shape
+        torch.Size([1, 8, 5, 64])
     """
     if unknown:
         raise refused(attention, unknown)
@@ -110,13 +117,18 @@ def attention(
 
 @with_arguments_of(attention)
 def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tuple[Tensor, Tensor]:
-    """`attention` and the log of each row's softmax denominator.
-
-    Args and errors: as `attention`.
+    """`attention` and the log of each row's softmax denominator. Arguments and errors are those of `attention`.
 
     Returns:
         out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq): natural log, float32 (float64 for float64),
         differentiable, -inf on rows that see no key (the sink where there is one).
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 16)
+        >>> out, lse = saccade.attention_with_lse(query, key, value)
+        >>> torch.allclose(lse, torch.logsumexp(query @ key.mT / 4, dim=-1), atol=1e-5)
+        True
     """
     return _run(make_call(*args, **options, needs_lse=True), backend)
 
@@ -180,15 +192,25 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
     Args:
         parts: (out (B, Hq, Lq, Dv), lse (B, Hq, Lq)) pairs of the same queries over disjoint keys, as
-            `attention_with_lse` returns them. A mask of a part is `mask.slice(rows, keys)` of the whole one, a sink
+            `attention_with_lse` returns them. The mask of a part is `mask.slice(rows, keys)` of the whole one. A sink
             goes into exactly one part.
 
     Returns:
-        out in the parts' dtype, lse at least float32; sums in float32 at least. Rows empty in all parts: (0, -inf).
+        out in the parts' dtype and lse, float32 at least; sums are taken in float32 at least. Rows that are empty in
+        all parts give (0, -inf).
 
     Raises:
         ValueError: no parts, or shapes, dtypes or devices that differ.
-        TypeError: a part is no pair of floating-point tensors.
+        TypeError: a part that is not a pair of floating-point tensors.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.randn(3, 1, 2, 6, 16)
+        >>> first = saccade.attention_with_lse(query, key[:, :, :4], value[:, :, :4])
+        >>> rest = saccade.attention_with_lse(query, key[:, :, 4:], value[:, :, 4:])
+        >>> out, lse = saccade.merge([first, rest])
+        >>> torch.allclose(out, saccade.attention(query, key, value), atol=1e-5)
+        True
     """
     outs, lses = _check_parts(parts)
     wide = torch.promote_types(outs[0].dtype, torch.float32)

@@ -258,8 +258,16 @@ class ALiBi(RelativeScores):
         slopes: (Hq,) floating point, one per query head; gradients reach it.
 
     Raises:
-        TypeError: slopes is not a floating-point tensor.
-        ValueError: slopes is not 1-D, or, at the call, not one per query head.
+        TypeError: slopes that are not a floating-point tensor.
+        ValueError: slopes that are not 1-D, or, at the call, not one per query head.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.ALiBi.slopes(8)[:3]
+        tensor([0.5000, 0.2500, 0.1250])
+        >>> zeros = torch.zeros(1, 1, 3, 4)
+        >>> saccade.attention_weights(zeros, zeros, bias=saccade.ALiBi(torch.tensor([1.0])), rows=-1)
+        tensor([[[[0.0900, 0.2447, 0.6652]]]])
     """
 
     head_axis = 0
@@ -303,8 +311,17 @@ class RelativeBias(RelativeScores):
         max_distance: distances from here on share the last bucket.
 
     Raises:
-        TypeError: table is not a floating-point tensor.
-        ValueError: table is not 2-D, has too few buckets, or, at the call, not one column per query head.
+        TypeError: a table that is not a floating-point tensor.
+        ValueError: a table that is not 2-D, has too few buckets, or, at the call, not one column per query head.
+
+    Example:
+        >>> import torch, saccade
+        >>> bias = saccade.RelativeBias(torch.randn(8, 2), bidirectional=False)
+        >>> bias.buckets(torch.tensor([0, -1, -2, -3, -5, -50, -500]))
+        tensor([0, 1, 2, 3, 4, 6, 7])
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 16)
+        >>> saccade.attention(query, key, value, saccade.Causal(), bias=bias).shape
+        torch.Size([1, 2, 5, 16])
     """
 
     head_axis = 1

@@ -25,6 +25,13 @@ class Dropout:
     Raises:
         ValueError: p is outside [0, 1).
         TypeError: p is not a number or seed not an int.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 16)
+        >>> once, again = (saccade.attention(query, key, value, dropout=saccade.Dropout(0.5, seed=7)) for _ in range(2))
+        >>> torch.equal(once, again)
+        True
     """
 
     p: float

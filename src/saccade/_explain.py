@@ -19,18 +19,26 @@ from ._masks import Mask
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call would run.
+    """How one call would run; `explain` returns it.
 
     Attributes:
-        backend: which backend, and `reason`, why.
-        refused: for each backend that cannot do this call, why.
+        backend: the backend that would compute it.
+        reason: why that backend.
         work: share of the Lq x Lk rectangle that is computed, in [0, 1].
         flops: multiplications and additions of the forward pass, 2 (D + Dv) per pair computed.
         peak_bytes: estimated extra memory of the forward pass, the output included.
+        refused: for each backend that cannot do this call, why.
         derivatives: what derivatives will do where they take another path than the forward.
         lacks: what the contract promises and this backend does not keep.
         instructions: the instruction set that `native` uses on this machine; None where there is no working build of
             it, and then `refused` says why.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.randn(3, 1, 2, 1024, 16)
+        >>> plan = saccade.explain(query, key, value, saccade.Window(63, 0), backend="chunked")
+        >>> plan.backend, plan.work, plan.refused["flex"]
+        ('chunked', 0.4375, 'FlexAttention is used on CUDA only, and query is on cpu')
     """
 
     backend: str
@@ -71,9 +79,21 @@ def explain(
     lse: bool = False,
     **unknown: NoReturn,
 ) -> Plan:
-    """Which backend `attention` (with `lse=True`: `attention_with_lse`) would take for these arguments, and why.
+    """Which backend `attention` would take for these arguments, and why.
 
-    Args and errors: as `attention`. Nothing is computed; printing the plan gives a few readable lines.
+    Arguments and errors are those of `attention`. Nothing is computed; printing the plan gives a few readable lines.
+
+    Args:
+        lse: True explains `attention_with_lse`.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.randn(3, 1, 2, 1024, 16)
+        >>> print(saccade.explain(query, key, value, saccade.Window(63, 0), backend="chunked"))
+        chunked: named by the caller
+          computes 43.8% of the Lq x Lk pairs, 0.0587 GFLOP forward
+          about 3.14 MiB of extra memory, output included
+        ...
     """
     if unknown:
         raise _unknown_arguments.refused(explain, unknown)

@@ -41,19 +41,32 @@ def attention_weights(
     sink: Tensor | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
-    """The weights p_ij = exp(s_ij - lse_i) of a slice; each lse runs over all keys, in linear memory.
+    """The exact attention weights p_ij = exp(s_ij - lse_i) of chosen rows, keys and heads.
+
+    Each lse_i runs over all keys, in linear memory. `query`, `key`, `mask`, `bias`, `scale`, `softcap` and `sink` are
+    as in `attention`.
 
     Args:
-        query, key, mask, bias, scale, softcap, sink: as `attention`.
-        rows, keys, heads: which query rows, keys and query heads, in the order given: an int, a slice, a range, ints
-            (negative ones count from the end), an integer or boolean tensor; None is all.
+        rows: which query rows, in the order given: an int, a slice, a range, ints (negative ones count from the end),
+            an integer or boolean tensor; None is all.
+        keys: which keys, the same.
+        heads: which query heads, the same.
 
     Returns:
         (B, heads, rows, keys), float32 (float64 for float64), differentiable. Over all keys a row sums to 1 (less the
-        sink's share), a row that sees no key to 0.
+        sink's share); a row that sees no key sums to 0.
 
     Raises:
-        IndexError: an index out of range. TypeError, ValueError: as `attention`.
+        IndexError: an index out of range.
+        TypeError: as in `attention`.
+        ValueError: as in `attention`.
+
+    Example:
+        >>> import torch, saccade
+        >>> query = key = torch.zeros(1, 2, 4, 16)
+        >>> saccade.attention_weights(query, key, saccade.Causal(), rows=[1, 3], heads=0)
+        tensor([[[[0.5000, 0.5000, 0.0000, 0.0000],
+                  [0.2500, 0.2500, 0.2500, 0.2500]]]])
     """
     if unknown:
         raise refused(attention_weights, unknown)

@@ -23,12 +23,17 @@ class FromTensor(Mask):
     Rows and keys are counted from 0 in the problem, whatever `.at` says.
 
     Args:
-        tensor: bool, (Lq, Lk), or (B, H, Lq, Lk) in which any axis may be 1. Other ranks are refused: (B, L) and
+        tensor: bool, (Lq, Lk), or (B, H, Lq, Lk) in which any axis may be 1. Other ranks raise an error: (B, L) and
             (H, L, L) cannot be told apart. The mask owns a copy.
 
     Raises:
-        TypeError: not boolean. Additive scores go into `bias=`.
-        ValueError: another rank; when used, sizes that do not fit.
+        TypeError: a tensor that is not boolean. Additive scores go into `bias=`.
+        ValueError: another rank; when the mask is used, sizes that do not fit.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.FromTensor(torch.tensor([[True, False], [False, True]])) | saccade.Causal()
+        FromTensor([[True, False], [False, True]]) | Causal()
     """
 
     fields = ("tensor",)
@@ -113,19 +118,30 @@ class FromTensor(Mask):
 class Predicate(Mask):
     """A mask given as a function of batch item, query head, query position and key index.
 
-    The function is called with int64 tensors that broadcast against each other and returns a bool tensor; it must
-    work element by element and not look at values from Python. It gets the query's *position*, so that
-    `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about it before it is called: no tile is
-    skipped. Its answers must not change from call to call, since they may be remembered. Tensors that it closes over
-    stay where they are: `.to(device)` does not know of them.
+    The function gets int64 tensors that broadcast against each other and returns a bool tensor. It must work element
+    by element and not look at values from Python. It gets the query's *position*, so
+    `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about the mask before the function is called,
+    so no tile is skipped. Its answers must not change from call to call, since they may be remembered. Tensors in its
+    closure stay on their device: `.to(device)` does not move them.
 
     Args:
         fn: `fn(b, h, q, k) -> bool`.
-        batch, heads: how many batch items and heads `fn` tells apart. Not given: `fn` must not use b, or h; it gets
-            an object there that raises ValueError when it is used.
+        batch: how many batch items `fn` tells apart. None: `fn` must not use b, and any use of it raises a ValueError.
+        heads: how many query heads `fn` tells apart; the same for h.
 
     Raises:
-        TypeError: not callable, or the function returns something other than a bool tensor.
+        TypeError: `fn` is not callable, or returns something other than a bool tensor.
+
+    Example:
+        >>> import saccade
+        >>> saccade.Predicate(lambda b, h, q, k: (k <= q) & (k % 2 == 0)).picture(4, 4)
+        Predicate(<lambda>)
+          0      3
+        0 ██······
+        1 ██······
+        2 ██··██··
+        3 ██··██··
+        4 queries down, 4 keys across; █ attends, · masked
     """
 
     fn: Callable[[Any, Any, Tensor, Tensor], Tensor]

@@ -31,15 +31,18 @@ class Blocks(Mask):
 
     Raises:
         TypeError: a layout that is not boolean.
-        ValueError: another rank; when used, fewer blocks than queries or keys reach.
+        ValueError: another rank; when the mask is used, fewer blocks than queries or keys reach.
 
-    ::
-
-        Blocks([[True, False], [True, True]], size=2), Lq = Lk = 4
-          1 1 . .
-          1 1 . .
-          1 1 1 1
-          1 1 1 1
+    Example:
+        >>> import saccade
+        >>> saccade.Blocks([[True, False], [True, True]], size=2).picture(4, 4)
+        Blocks([[True, False], [True, True]], size=2)
+          0      3
+        0 ████····
+        1 ████····
+        2 ████████
+        3 ████████
+        4 queries down, 4 keys across; █ attends, · masked
     """
 
     fields = ("layout", "size")
@@ -103,9 +106,9 @@ class Blocks(Mask):
 class RandomBlocks(Mask):
     """Random blocks, as in BigBird (Zaheer et al., 2020): each block of queries sees some of the blocks before it.
 
-    Which ones is a function of the seed and the query block alone, never of Lk, so decoding token by token sees what
-    training saw: query block r draws one block from each of `count` equal parts of the r blocks before it, so
-    min(count, r) different ones. BigBird is `Window(w, w) | Global(tokens) | RandomBlocks(seed, size, count)`.
+    The seed and the query block alone decide which ones, never Lk, so decoding token by token sees what training saw.
+    Query block r draws one block from each of `count` equal parts of the r blocks before it: min(count, r) different
+    ones. BigBird is `Window(w, w) | Global(tokens) | RandomBlocks(seed, size, count)`.
 
     Args:
         seed: any int.
@@ -115,7 +118,21 @@ class RandomBlocks(Mask):
             random pattern made bidirectional. What a row sees among earlier keys is the same.
 
     Raises:
-        TypeError, ValueError: not ints, or outside these ranges.
+        TypeError: numbers that are not ints.
+        ValueError: numbers outside these ranges.
+
+    Example:
+        >>> import saccade
+        >>> saccade.RandomBlocks(seed=0, size=1, count=1).picture(6, 6)
+        RandomBlocks(0, size=1, count=1)
+          0          5
+        0 ············
+        1 ██··········
+        2 ██··········
+        3 ██··········
+        4 ······██····
+        5 ██··········
+        6 queries down, 6 keys across; █ attends, · masked
     """
 
     fields = ("seed", "size", "count", "symmetric")

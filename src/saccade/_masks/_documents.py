@@ -31,14 +31,17 @@ class Documents(Mask):
 
     Raises:
         TypeError: booleans, floats or uint8.
-        ValueError: another rank; when used, fewer ids than positions reached.
+        ValueError: another rank; when the mask is used, fewer ids than positions reached.
 
-    ::
-
-        Documents([0, 0, 1])      Causal() & Documents([0, 0, 1])
-          1 1 .                     1 . .
-          1 1 .                     1 1 .
-          . . 1                     . . 1
+    Example:
+        >>> import saccade
+        >>> (saccade.Causal() & saccade.Documents([0, 0, 1])).picture(3, 3)
+        Causal() & Documents([0, 0, 1])
+          0    2
+        0 ██····
+        1 ████··
+        2 ····██
+        3 queries down, 3 keys across; █ attends, · masked
     """
 
     fields = ("query_ids", "key_ids")

@@ -21,8 +21,20 @@ class PerHead(Mask):
         masks: one mask per query head (not per key head). They may differ by batch item.
 
     Raises:
-        TypeError: not masks.
-        ValueError: none given, parts placed differently; when used, another number of query heads.
+        TypeError: parts that are not masks.
+        ValueError: no masks, or parts placed differently; when the mask is used, another number of query heads.
+
+    Example:
+        >>> import saccade
+        >>> mask = saccade.Causal() & saccade.PerHead([saccade.Dilated(1), saccade.Dilated(2)])
+        >>> mask.picture(4, 4, head=1)
+        Causal() & PerHead([Dilated(1), Dilated(2)])
+          0      3
+        0 ██······
+        1 ··██····
+        2 ██··██··
+        3 ··██··██
+        4 queries down, 4 keys across, head 1 of 2; █ attends, · masked
     """
 
     fields = ("masks",)

@@ -43,11 +43,19 @@ class MaskProblem:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a mask does in a rectangle of rows by keys.
+    """What a mask does in a rectangle of rows by keys; `Mask.tile` returns it.
 
     Attributes:
         kind: "empty" (no pair attends), "full" (every pair does, in every batch item and head) or "partial".
         bits: bool (B or 1, H or 1, rows, keys), True = attend; None unless partial.
+
+    Example:
+        >>> import saccade
+        >>> saccade.Causal().tile((2, 4), (0, 2), 4, 4)
+        Tile(kind='full', bits=None)
+        >>> saccade.Causal().tile((2, 4), (2, 4), 4, 4).bits[0, 0]
+        tensor([[ True, False],
+                [ True,  True]])
     """
 
     kind: Kind
@@ -55,17 +63,31 @@ class Tile:
 
 
 class Mask(ABC):
-    """Which keys a query may attend to: a value that composes, instead of an Lq x Lk tensor.
+    """Which keys each query may attend to: a value that composes, instead of an Lq x Lk tensor.
 
     `a & b` keeps the pairs that both keep, `a | b` those that either keeps, `~a` the others. Masks are immutable,
-    compare and hash by value, pickle, and own copies of the tensors they were made from.
+    compare and hash by value, can be pickled, and own copies of the tensors they were made from.
 
     Positions. Query row i stands at position `i + (Lk - Lq)`: the last query beside the last key (bottom-right).
     `mask.at(offset)` places the queries elsewhere, for the whole expression.
 
-    A class of mask says `fields`, `allows` (its definition), `region_kind` (what it knows of a rectangle), `write` (its
-    program for the native kernels) and its traits. Backends and caches ask `check`, `kind`, `grid`, `attends`,
-    `throughout`, `children`, `batch_and_heads`, `placement` and `origin`, which hold for every mask.
+    Subclasses define `fields`, `allows` (the definition of the mask), `region_kind` (what is known of a rectangle),
+    `write` (the program for the native kernels) and the traits. Backends and caches call `check`, `kind`, `grid`,
+    `attends`, `throughout`, `children`, `batch_and_heads`, `placement` and `origin`, which work for every mask.
+
+    Example:
+        >>> import saccade
+        >>> mask = saccade.Window(1, 0) | saccade.Causal() & saccade.Global([0])
+        >>> mask.picture(4, 5)
+        Window(1, 0) | (Causal() & Global([0]))
+          0        4
+        0 ████······
+        1 ██████····
+        2 ██··████··
+        3 ██····████
+        4 queries down, 5 keys across; █ attends, · masked
+        >>> mask.dense(4, 5).shape
+        torch.Size([1, 1, 4, 5])
     """
 
     @abstractmethod

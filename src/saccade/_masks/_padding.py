@@ -35,15 +35,17 @@ class Padding(Mask):
 
     Raises:
         TypeError: floats, uint8, or booleans that are not (B, L).
-        ValueError: a negative length or another rank; when used, a length beyond L.
+        ValueError: a negative length or another rank; when the mask is used, a length beyond L.
 
-    ::
-
-        Padding([2, 3]), Lk = 3         Padding([2], queries=[1]), Lq = Lk = 3
-          1 1 .      1 1 1                1 1 .
-          1 1 .      1 1 1                . . .
-          1 1 .      1 1 1                . . .
-         item 0     item 1
+    Example:
+        >>> import saccade
+        >>> saccade.Padding([2, 3], queries=[1, 3]).picture(3, 3, item=0)
+        Padding([2, 3], queries=[1, 3])
+          0    2
+        0 ████··
+        1 ······
+        2 ······
+        3 queries down, 3 keys across, item 0 of 2; █ attends, · masked
     """
 
     fields = ("keys", "queries")

@@ -16,14 +16,23 @@ from ._program import OPEN, Opcode, Program, ProgramScope
 class Causal(Mask):
     """Keys up to the query's own position: `j <= position(i)`.
 
-    With Lq != Lk the last query stands beside the last key (bottom-right); where Lk < Lq the leading queries stand
-    before the first key, and their rows are empty::
+    With Lq != Lk the last query stands beside the last key (bottom-right). Where Lk < Lq the leading queries stand
+    before the first key, and their rows are empty:
 
         Lq = 2, Lk = 5        Lq = 4, Lk = 2
           1 1 1 1 .             . .     position -2: an empty row
           1 1 1 1 1             . .     position -1: an empty row
                                 1 .
                                 1 1
+
+    Example:
+        >>> import saccade
+        >>> saccade.Causal().picture(2, 5)
+        Causal()
+          0        4
+        0 ████████··
+        1 ██████████
+        2 queries down, 5 keys across; █ attends, · masked
     """
 
     fields = ()
@@ -49,22 +58,26 @@ class Causal(Mask):
 class Window(Mask):
     """Keys near the query's position: `-left <= j - position(i) <= right`, both ends included.
 
-    `Window(w, w)` is the sliding window of Longformer (Beltagy et al., 2020), 2w + 1 keys wide; `Window(w, 0)` is
+    `Window(w, w)` is the sliding window of Longformer (Beltagy et al., 2020), 2w + 1 keys wide. `Window(w, 0)` is
     causal and keeps w + 1 keys, the query's own among them.
 
     Args:
-        left, right: how far back and ahead, at least 0; None leaves that side open.
+        left: how many keys before the query's own it sees, at least 0; None leaves that side open.
+        right: how many keys after it, the same.
 
     Raises:
         ValueError: a negative side.
-        TypeError: not an int.
+        TypeError: a side that is not an int.
 
-    ::
-
-        Window(1, 0), Lq = 3, Lk = 5
-          . 1 1 . .
-          . . 1 1 .
-          . . . 1 1
+    Example:
+        >>> import saccade
+        >>> saccade.Window(1, 0).picture(3, 5)
+        Window(1, 0)
+          0        4
+        0 ··████····
+        1 ····████··
+        2 ······████
+        3 queries down, 5 keys across; █ attends, · masked
     """
 
     fields = ("left", "right")
@@ -102,24 +115,27 @@ class Window(Mask):
 
 
 class Prefix(Mask):
-    """Prefix language model: a prefix that everyone sees, causal after it: `j < length or j <= position(i)`.
+    """Prefix language model: every query sees the prefix, and after it attention is causal.
 
-    The decoder of Prefix LM (Raffel et al., 2020; Dong et al., 2019).
+    The rule is `j < length or j <= position(i)`: the decoder of Prefix LM (Raffel et al., 2020; Dong et al., 2019).
 
     Args:
         length: an int, or one int per batch item as a list or integer tensor (B,); at least 0.
 
     Raises:
         ValueError: a negative length, or a shape other than (B,).
-        TypeError: not integers.
+        TypeError: lengths that are not integers.
 
-    ::
-
-        Prefix(2), Lq = Lk = 4
-          1 1 . .
-          1 1 . .
-          1 1 1 .
-          1 1 1 1
+    Example:
+        >>> import saccade
+        >>> saccade.Prefix(2).picture(4, 4)
+        Prefix(2)
+          0      3
+        0 ████····
+        1 ████····
+        2 ██████··
+        3 ████████
+        4 queries down, 4 keys across; █ attends, · masked
     """
 
     fields = ("length",)
@@ -159,7 +175,7 @@ class Prefix(Mask):
 
 
 class Strided(Mask):
-    """The strided pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one.
+    """The strided pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one mask.
 
     `j <= p and (p - j <= stride or (p - j) % stride == 0)` with p = position(i): the last `stride` positions and the
     query's own, and every stride-th before. Any earlier position is reached in two hops.
@@ -168,7 +184,23 @@ class Strided(Mask):
         stride: at least 1; about sqrt(L) keeps O(sqrt(L)) keys a row.
 
     Raises:
-        ValueError, TypeError: a stride below 1, or not an int.
+        ValueError: a stride below 1.
+        TypeError: a stride that is not an int.
+
+    Example:
+        >>> import saccade
+        >>> saccade.Strided(3).picture(8, 8)
+        Strided(3)
+          0              7
+        0 ██··············
+        1 ████············
+        2 ██████··········
+        3 ████████········
+        4 ··████████······
+        5 ····████████····
+        6 ██····████████··
+        7 ··██····████████
+        8 queries down, 8 keys across; █ attends, · masked
     """
 
     fields = ("stride",)
@@ -205,7 +237,7 @@ class Strided(Mask):
 
 
 class Fixed(Mask):
-    """The fixed pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one.
+    """The fixed pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one mask.
 
     `j <= p and (j // stride == p // stride or j % stride >= stride - columns)` with p = position(i): the query's own
     block, and the last `columns` positions of every block before it, which summarise that block. Any earlier
@@ -216,7 +248,23 @@ class Fixed(Mask):
         columns: the summary positions c of a block, 1 to `stride`.
 
     Raises:
-        ValueError, TypeError: outside these ranges, or not ints.
+        ValueError: a number outside these ranges.
+        TypeError: a number that is not an int.
+
+    Example:
+        >>> import saccade
+        >>> saccade.Fixed(3).picture(8, 8)
+        Fixed(3, 1)
+          0              7
+        0 ██··············
+        1 ████············
+        2 ██████··········
+        3 ····████········
+        4 ····██████······
+        5 ····████████····
+        6 ····██····████··
+        7 ····██····██████
+        8 queries down, 8 keys across; █ attends, · masked
     """
 
     fields = ("stride", "columns")

@@ -21,17 +21,21 @@ class Dilated(Mask):
         step: at least 1; 1 keeps all.
 
     Raises:
-        ValueError, TypeError: a step below 1, or not an int.
+        ValueError: a step below 1.
+        TypeError: a step that is not an int.
 
-    ::
-
-        Window(4, 2) & Dilated(2), Lq = Lk = 6
-          1 . 1 . . .
-          . 1 . 1 . .
-          1 . 1 . 1 .
-          . 1 . 1 . 1
-          1 . 1 . 1 .
-          . 1 . 1 . 1
+    Example:
+        >>> import saccade
+        >>> (saccade.Window(4, 2) & saccade.Dilated(2)).picture(6, 6)
+        Window(4, 2) & Dilated(2)
+          0          5
+        0 ██··██······
+        1 ··██··██····
+        2 ██··██··██··
+        3 ··██··██··██
+        4 ██··██··██··
+        5 ··██··██··██
+        6 queries down, 6 keys across; █ attends, · masked
     """
 
     fields = ("step",)
@@ -66,21 +70,26 @@ class Chunks(Mask):
     """Chunks of `size` positions, each seen by itself and its neighbours: `-left <= j // size - p // size <= right`.
 
     `Causal() & Chunks(size)` is the block-local head of the Sparse Transformer's fixed pattern (Child et al., 2019),
-    and the chunked attention of Llama 4; `Chunks(size, 1, 1)` is the window of BigBird (Zaheer et al., 2020).
+    and the chunked attention of Llama 4. `Chunks(size, 1, 1)` is the window of BigBird (Zaheer et al., 2020).
 
     Args:
-        size: at least 1.
-        left, right: how many chunks before and after the query's own are seen, too; at least 0.
+        size: positions in a chunk, at least 1.
+        left: how many chunks before the query's own it also sees, at least 0.
+        right: how many chunks after it, the same.
 
     Raises:
-        ValueError, TypeError: outside of these ranges, or not ints.
+        ValueError: a number outside these ranges.
+        TypeError: a number that is not an int.
 
-    ::
-
-        Chunks(2), Lq = 3, Lk = 5      Chunks(2, 1), Lq = 3, Lk = 5
-          . . 1 1 .                      1 1 1 1 .
-          . . 1 1 .                      1 1 1 1 .
-          . . . . 1                      . . 1 1 1
+    Example:
+        >>> import saccade
+        >>> saccade.Chunks(2, 1).picture(3, 5)
+        Chunks(2, 1, 0)
+          0        4
+        0 ████████··
+        1 ████████··
+        2 ····██████
+        3 queries down, 5 keys across; █ attends, · masked
     """
 
     fields = ("size", "left", "right")
@@ -115,7 +124,7 @@ class Chunks(Mask):
 
 
 class Columns(Mask):
-    """The last keys of every chunk, whoever asks: `j % stride >= stride - columns`.
+    """The last keys of every chunk, the same for every query: `j % stride >= stride - columns`.
 
     `Causal() & Columns(stride, columns)` is the other head of the Sparse Transformer's fixed pattern (Child et al.,
     2019, section 4.2): keys that summarise their chunk for the queries after it.
@@ -125,13 +134,17 @@ class Columns(Mask):
         columns: how many of its last keys, 1 to `stride`.
 
     Raises:
-        ValueError, TypeError: outside these ranges, or not ints.
+        ValueError: a number outside these ranges.
+        TypeError: a number that is not an int.
 
-    ::
-
-        Columns(3), Lq = 2, Lk = 7
-          . . 1 . . 1 .
-          . . 1 . . 1 .
+    Example:
+        >>> import saccade
+        >>> saccade.Columns(3).picture(2, 7)
+        Columns(3, 1)
+          0            6
+        0 ····██····██··
+        1 ····██····██··
+        2 queries down, 7 keys across; █ attends, · masked
     """
 
     fields = ("stride", "columns")

@@ -26,14 +26,17 @@ class Global(Mask):
 
     Raises:
         TypeError: floats, uint8, or a single int.
-        ValueError: a negative position, another rank; when used, booleans that are too short.
+        ValueError: a negative position, another rank; when the mask is used, booleans that are too short.
 
-    ::
-
-        Global([1]), Lq = Lk = 3
-          . 1 .
-          1 1 1
-          . 1 .
+    Example:
+        >>> import saccade
+        >>> saccade.Global([1]).picture(3, 3)
+        Global([1])
+          0    2
+        0 ··██··
+        1 ██████
+        2 ··██··
+        3 queries down, 3 keys across; █ attends, · masked
     """
 
     fields = ("tokens",)
@@ -104,21 +107,25 @@ class Edges(Mask):
     """The edges of a graph: pairs (query position, key), each a directed edge along which the query attends.
 
     Queries go by position; in a problem of two different sets of nodes use `.at(0)`. Edges that leave the problem are
-    not used. Stored sorted and once each: memory is that of the edges.
+    not used. They are stored sorted and once each: memory is that of the edges.
 
     Args:
-        queries, keys: integers (E,), edge e lets the query at `queries[e]` attend to key `keys[e]`.
+        queries: integers (E,); edge e lets the query at `queries[e]` attend to key `keys[e]`.
+        keys: integers (E,).
 
     Raises:
-        TypeError: not integers.
+        TypeError: indices that are not integers.
         ValueError: lengths that differ, or a negative index.
 
-    ::
-
-        Edges([0, 2, 2], [1, 0, 2]), Lq = Lk = 3
-          . 1 .
-          . . .
-          1 . 1
+    Example:
+        >>> import saccade
+        >>> saccade.Edges([0, 2, 2], [1, 0, 2]).picture(3, 3)
+        Edges([0, 2, 2], [1, 0, 2])
+          0    2
+        0 ··██··
+        1 ······
+        2 ██··██
+        3 queries down, 3 keys across; █ attends, · masked
     """
 
     fields = ("queries", "keys")

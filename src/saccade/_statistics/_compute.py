@@ -54,25 +54,34 @@ def statistics(
 
         p_ij = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))      s_ij = softcap(scale * q_i.k_j) + bias_ij
 
-    over the keys j that the mask shows to query i: what `attention` multiplies the values by, before any dropout.
-    Everything is detached; the formulas of what comes back stand at `Statistics`. torch.compile ends its graph here and
-    goes on after it.
+    The sum runs over the keys j that the mask shows to query i. These are the weights that `attention` multiplies the
+    values by, before any dropout. Results have no graph; `Statistics` gives their formulas. torch.compile breaks its
+    graph here and goes on after it. `query`, `key`, `mask`, `bias`, `scale`, `softcap` and `sink` are as in
+    `attention`.
 
     Args:
-        query, key, mask, bias, scale, softcap, sink: as `attention`.
-        value: (B, Hkv, Lk, Dv), for its range and norms alone.
+        value: (B, Hkv, Lk, Dv), used only for its range and norms.
         groups: named sets of keys, boolean (Lk,) or (B, Lk), whose masses are wanted.
-        received: whether to sum what each key receives, which takes a second walk over the keys.
+        received: whether to sum what each key receives, which takes a second pass over the keys.
         top: how many keys with the largest weights to keep of each row. Of equal ones the first key comes first; where
             a row sees fewer, the rest is weight 0 and key -1.
-        histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another walk.
+        histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another pass.
         backend: "native" (float32, bfloat16, float16 on a CPU), "chunked" (tiles in plain PyTorch: any dtype and
             device), "reference" (dense, O(Lq Lk) memory: the specification), or "auto": the first that takes the call.
 
     Raises:
-        TypeError: as `attention`; groups that are not boolean tensors by name, top that is not an int.
-        ValueError: as `attention`; a group of another shape or with a reserved name, a negative top, an unknown
+        TypeError: as in `attention`; groups that are not boolean tensors by name, a top that is not an int.
+        ValueError: as in `attention`; a group of another shape or with a reserved name, a negative top, an unknown
             histogram, an unknown backend or one that cannot do this call (the message says why).
+
+    Example:
+        >>> import torch, saccade
+        >>> query = key = torch.zeros(1, 2, 4, 16)  # every row spreads evenly over the keys it sees
+        >>> saccade.statistics(query, key, saccade.Causal())
+        Statistics of 1 items, 2 heads, 4 queries, 4 keys; rows: 8 counted
+        head  entropy  evenness  largest  distance   self  previous   next  first  max logit
+           0    0.795     1.000    0.521     0.750  0.521     0.271  0.000  0.521      0.000
+           1    0.795     1.000    0.521     0.750  0.521     0.271  0.000  0.521      0.000
     """
     if unknown:
         raise refused(statistics, unknown)

@@ -26,40 +26,53 @@ ROWS = ("lse", "entropy", "evenness", "largest", "distance", "keys_seen")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
-    """Exact statistics of the weights p of one attention call. Natural logarithms; nothing here has a graph.
+    """Exact statistics of the weights p of one attention call; `statistics` returns them. Natural logarithms, no graph.
 
-    Numbers are float32 (float64 where the inputs are), places int64. A row is *counted* where it sees a key; rows that
-    are not (padded queries, and rows that the mask leaves without a key) hold 0 everywhere, -1 where a key is named,
-    and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, but for the masses on single keys that it does
-    not see; its `largest_at` is the first logit that is not finite, its `top_keys` are -1. Nothing here may be changed:
-    what depends on the mask alone is shared by all calls with that mask.
+    Numbers are float32 (float64 where the inputs are), indices int64. A row is *counted* where it sees a key. Rows that
+    are not counted (padded queries, and rows that the mask leaves without a key) hold 0 everywhere, -1 where a key is
+    named, and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, except for the masses on single keys that
+    it does not see; its `largest_at` is the first logit that is not finite, its `top_keys` are -1. Do not change any of
+    the tensors: what depends on the mask alone is shared by all calls with that mask.
 
-    Per row, (B, Hq, Lq):
-        lse: log of the row's softmax denominator, the sink counted.
-        entropy: -sum_j p_ij log p_ij in nats, over the keys: the sink's share is not among the terms.
-        largest, largest_at: the largest weight and its key, the first one where several are equal.
-        distance: sum_j p_ij |pos(i) - j|, in tokens. pos(i) = i + Lk - Lq unless the mask places the queries.
-        mass: what falls on "self" (j = pos(i)), "previous" (pos(i) - 1), "next" (pos(i) + 1), "first" (the first key
-            that any row of the item sees), "sink", and on every group asked for. Over keys that partition the whole,
-            and the sink, masses add up to 1.
-        keys_seen: how many keys the row sees, int64. May be (B, 1, Lq) or smaller where rows do not differ: it
+    Attributes:
+        shape: (B, Hq, Lq, Lk).
+        lse: (B, Hq, Lq), log of the row's softmax denominator, the sink counted.
+        entropy: (B, Hq, Lq), -sum_j p_ij log p_ij in nats, over the keys: the sink's share is not among the terms.
+        largest: (B, Hq, Lq), the largest weight.
+        largest_at: (B, Hq, Lq), its key, the first one where several are equal.
+        distance: (B, Hq, Lq), sum_j p_ij |pos(i) - j|, in tokens. pos(i) = i + Lk - Lq unless the mask places the
+            queries.
+        keys_seen: int64, how many keys the row sees. May be (B, 1, Lq) or smaller where rows do not differ: it
             broadcasts.
-        counted: bool.
-        padded: bool, rows that `Padding(queries=...)` says are no tokens.
-        top_weights, top_keys: (B, Hq, Lq, top), falling; weight 0 and key -1 where a row sees fewer.
+        counted: bool (B, Hq, Lq).
+        padded: bool, rows that `Padding(queries=...)` marks as no tokens.
+        mass: (B, Hq, Lq) by name: the weight on "self" (j = pos(i)), "previous" (pos(i) - 1), "next" (pos(i) + 1),
+            "first" (the first key that any row of the item sees), "sink", and on every group asked for. Over keys that
+            partition the whole, and the sink, masses add up to 1.
+        top_weights: (B, Hq, Lq, top), falling; 0 where a row sees fewer.
+        top_keys: (B, Hq, Lq, top), their keys; -1 where a row sees fewer.
+        received: (B, Hq, Lk), sum_i p_ij over the counted rows, None where not asked for.
+        heads: `heads[what][name]`, numbers per head over rows that are counted, keys that some row sees, and pairs of
+            which the row sees the key. (Hq,) for what = "query", "logits", "weights", (Hkv,) for "key" and "value".
 
-    Per key, (B, Hq, Lk):
-        received: sum_i p_ij over the counted rows, None where not asked for.
+    Names in `heads[what]`:
 
-    Per head: `heads[what][name]`, over what is real, that is rows that are counted, keys that some row sees, and pairs
-    of which the row sees the key. (Hq,) for what = "query", "logits", "weights", (Hkv,) for "key" and "value":
-        min, max: of the finite entries; +inf and -inf where there is none.
-        norm: mean L2 norm of the vectors ("query", "key", "value" alone), of those without a non-finite entry.
-        nonfinite: share of entries that are NaN or infinite.
-        nonfinite_at: (H, 4) int64, the first such place, (item, head, row or key, channel) or, for logits and weights,
-            (item, head, row, key); -1 where there is none.
-        counts, edges: (H, n) int64 and (H, n + 1), the histogram, where asked for: entry x lies in bin m when
-            edges[m] <= x < edges[m + 1], the last bin closed.
+    - `min`, `max`: of the finite entries; +inf and -inf where there is none.
+    - `norm`: mean L2 norm of the vectors ("query", "key", "value" only), of those without a non-finite entry.
+    - `nonfinite`: share of entries that are NaN or infinite.
+    - `nonfinite_at`: (H, 4) int64, the first such place, (item, head, row or key, channel) or, for logits and weights,
+      (item, head, row, key); -1 where there is none.
+    - `counts`, `edges`: (H, n) int64 and (H, n + 1), the histogram, where asked for: entry x lies in bin m when
+      edges[m] <= x < edges[m + 1], the last bin closed.
+
+    Example:
+        >>> import torch, saccade
+        >>> query = key = torch.zeros(1, 2, 4, 16)
+        >>> found = saccade.statistics(query, key, saccade.Causal())
+        >>> found.entropy[0, 0]  # log 1 ... log 4
+        tensor([0.0000, 0.6931, 1.0986, 1.3863])
+        >>> found.mean("mass.self")  # average of 1, 1/2, 1/3, 1/4 for each head
+        tensor([0.5208, 0.5208])
     """
 
     shape: tuple[int, int, int, int]  # (B, Hq, Lq, Lk)

@@ -21,16 +21,24 @@ _LOCK = threading.RLock()  # one may be switched off by another thread than the 
 
 
 class Acceleration(CallCounts):
-    """What `saccade.accelerate()` gives: a switch, and the count of what went where.
+    """A switch, and the counts of what it did; `saccade.accelerate()` returns it.
 
-    As a context manager, or by `install()` and `uninstall()`, it is on for the calls of the thread that switched it on.
-    One that is switched on again goes on counting.
+    It is on inside its `with` block, or between `install()` and `uninstall()`, for the calls of the thread that
+    switched it on. Switched on again, it goes on counting.
 
     Attributes:
-        backends: calls taken, by the backend of Saccade that computed them.
+        backends: calls that Saccade computed, by backend.
         left: calls left to PyTorch, by the reason.
         traced: how many of all of these torch.compile saw. It sees a call once for each graph that it compiles (those
             of nn.MultiheadAttention, into which it does not look, more often); when graphs run nothing is counted.
+
+    Example:
+        >>> import torch, saccade
+        >>> run = saccade.accelerate()
+        >>> with run:
+        ...     out = torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 1, 2, 5, 16))
+        >>> run.calls
+        1
     """
 
     def __init__(self, model: AcceleratedModel | None = None) -> None:
@@ -121,48 +129,55 @@ class Acceleration(CallCounts):
 def accelerate(
     model: nn.Module | None = None, *, weights: str | None = None, keep_weights: bool = True
 ) -> Acceleration:
-    """Run calls of F.scaled_dot_product_attention on Saccade's kernels, and a model's other layers as fast::
+    """Run calls of F.scaled_dot_product_attention on Saccade's kernels, and a model's other layers faster.
 
-        with saccade.accelerate(model) as run:
-            model(**batch)
-        print(run)
-
-    **Calls of attention**, whoever makes them: transformers, timm, `nn.MultiheadAttention`, `nn.TransformerEncoder`,
-    code of one's own.
-    They mean what they mean in PyTorch (causal from the top left, mask or bias in one argument, dropout, grouped
-    heads), and outputs at real tokens are equal to rounding. What Saccade has no kernel for, or would not be faster at,
-    goes to PyTorch as if nothing were there, and `run.left` says how often and why.
+    **Calls of attention**, from any code: transformers, timm, `nn.MultiheadAttention`, `nn.TransformerEncoder`, your
+    own. They mean what they mean in PyTorch (causal from the top left, mask or bias in one argument, dropout, grouped
+    heads), and outputs at real tokens are equal to rounding. Calls that Saccade has no kernel for, or would not speed
+    up, go to PyTorch unchanged; `run.left` counts them by reason.
 
     **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
     weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
-    its real tokens alone (at padded places they give 0). Each but a plain linear layer is computed both ways in its
-    first call, and keeps its own way where they differ by more than rounding; `run.explain()` lists all of them. With
-    gradients, in float32, linear layers and their gradients take the faster product; all else is the model's own.
+    only its real tokens (at padded places they give 0). Each except a plain linear layer is computed both ways in its
+    first call, and keeps its own way where the two differ by more than rounding; `run.explain()` lists all of them.
+    With gradients, in float32, linear layers and their gradients take the faster product; all else stays the model's
+    own.
 
-    The calls are a matter of the thread that enters the block or calls `install()`: other threads' calls are PyTorch's.
-    The model's modules are changed for all threads. The native fast path of `nn.MultiheadAttention` and
-    `nn.TransformerEncoderLayer`, which calls no function, is off in the whole process meanwhile; with it PyTorch writes
-    zeros at padded places, without it what attention gives there. Everything is put back at the end, also after an
-    exception.
+    Calls are taken only on the thread that enters the block or calls `install()`; other threads' calls go to PyTorch.
+    The model's modules are changed for all threads. Meanwhile the native fast path of `nn.MultiheadAttention` and
+    `nn.TransformerEncoderLayer`, which calls no function, is off in the whole process. With it PyTorch writes zeros at
+    padded places, without it what attention gives there. Everything is put back at the end, also after an exception.
 
     A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached,
     nor is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the block, its
     function stays in place afterwards, and its calls go to PyTorch.
-    A backward pass through `torch.utils.checkpoint` computes the forward again: it belongs into the block, too.
+    A backward pass through `torch.utils.checkpoint` computes the forward again: put it inside the block, too.
 
     Args:
-        model: whose modules are accelerated; None is calls of attention alone. Packed copies take as much memory as
-            the weights of its linear layers, are made at their first call, and anew where a weight has been changed.
+        model: whose modules are accelerated; None takes only calls of attention. Packed copies take as much memory as
+            the weights of its linear layers. They are made at the first call, and again after a weight has changed.
         weights: "bfloat16" has linear layers read weights rounded to bfloat16 (relative 2^-9) and multiply in float32:
             half the bytes, which is what a step of decoding costs. None: as they are.
-        keep_weights: False keeps the packed copies alone, so that memory does not grow. Meanwhile weights read as NaN,
-            and `state_dict()` and gradients raise. They are put back bit for bit at the end.
+        keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,
+            and `state_dict()` and gradients raise an error. They are put back bit for bit at the end.
 
     Returns:
         An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.
 
     Raises:
-        TypeError: model is no module. ValueError: weights that are not known, or are not to be put back.
+        TypeError: a model that is not a module.
+        ValueError: unknown weights, or weights that could not be put back.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = torch.nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=64, batch_first=True).eval()
+        >>> x = torch.randn(2, 7, 32)
+        >>> with torch.no_grad(), saccade.accelerate(layer) as run:
+        ...     out = layer(x)
+        >>> run.calls  # print(run) says which kernels took them, and which were left to PyTorch
+        1
+        >>> torch.allclose(out, layer(x), atol=1e-5)
+        True
     """
     if model is None and (weights is not None or not keep_weights):
         raise ValueError("model: expected a module beside weights= or keep_weights=, got None")

@@ -18,11 +18,19 @@ from .packing import Packed, check_row, packed_row
 def packed_nested(nested: Tensor) -> Packed:
     """A jagged nested tensor (B, j, ...) as a row (1, T, ...); differentiable, and no copy where it has no holes.
 
-    Reads the lengths once, which waits for a device.
+    The lengths are read once, which waits for a device.
 
     Raises:
         TypeError: not a nested tensor.
         ValueError: the strided layout, or a ragged axis that is not the second.
+
+    Example:
+        >>> import torch, saccade
+        >>> sequences = [torch.ones(2, 4), torch.ones(3, 4)]
+        >>> nested = torch.nested.nested_tensor(sequences, layout=torch.jagged)
+        >>> packed = saccade.batching.packed_nested(nested)
+        >>> packed.row.shape, packed.lengths
+        (torch.Size([1, 5, 4]), (2, 3))
     """
     offsets, lengths, values = _parts(nested)
     if lengths is not None:
@@ -34,11 +42,19 @@ def packed_nested(nested: Tensor) -> Packed:
 def nested_like(row: Tensor, nested: Tensor) -> Tensor:
     """A row (1, T, ...) as a nested tensor (B, j, ...) with the offsets of `nested`; differentiable.
 
-    It has the ragged size of `nested`, so the two can be added. Further axes may be others.
+    The result has the ragged size of `nested`, so the two can be added. Further axes may be others.
 
     Raises:
-        TypeError: `row` is not a tensor, `nested` not a nested one.
+        TypeError: `row` is not a tensor, or `nested` is not a nested one.
         ValueError: as in `packed_nested`, or a row of another number of tokens.
+
+    Example:
+        >>> import torch, saccade
+        >>> sequences = [torch.ones(2, 4), torch.ones(3, 4)]
+        >>> nested = torch.nested.nested_tensor(sequences, layout=torch.jagged)
+        >>> again = saccade.batching.nested_like(saccade.batching.packed_nested(nested).row, nested)
+        >>> torch.equal((nested + again).values(), 2 * nested.values())
+        True
     """
     offsets, lengths, held = _parts(nested)
     places = None if lengths is None else _places(offsets, lengths)

@@ -30,6 +30,21 @@ class Packed:
         documents: the mask that keeps each token within its own sequence.
         positions: int64 (1, T), counted from 0 in each sequence: the `offset` of modules with absolute positions.
         lengths: L_i; their sum is T.
+
+    Example:
+        >>> import torch, saccade
+        >>> packed = saccade.batching.pack([torch.randn(2, 8), torch.randn(3, 8)])
+        >>> packed.positions
+        tensor([[0, 1, 0, 1, 2]])
+        >>> packed.mask(saccade.Causal()).picture(5, 5)
+        Causal() & Documents([0, 0, 1, 1, 1])
+          0        4
+        0 ██········
+        1 ████······
+        2 ····██····
+        3 ····████··
+        4 ····██████
+        5 queries down, 5 keys across; █ attends, · masked
     """
 
     row: Tensor
@@ -38,20 +53,19 @@ class Packed:
     lengths: tuple[int, ...]
 
     def mask(self, mask: Mask | None = None, *, keys: Packed | None = None) -> Mask:
-        """What attention over the row takes so that each sequence is attended with `mask`, and only within itself.
+        """The mask for attention over the row: each sequence is attended with `mask`, and only within itself.
 
-        In a row only distances are what they were, so `mask` may be made of Causal, Window, Strided, Dilated and
-        PerHead with & | ~; masks that name positions (Prefix, Global, ...) or items would mean other tokens and are
-        refused.
+        In a row only distances are unchanged, so `mask` may be made of Causal, Window, Strided, Dilated and PerHead
+        with & | ~. Masks that name positions (Prefix, Global, ...) or items would mean other tokens and raise an error.
 
         Args:
             mask: for one sequence; None lets every token attend to its whole sequence.
             keys: another row with as many sequences, for cross-attention; sequence i attends to sequence i. Then
-                `mask` must be None: lengths differ, and with them what a distance means.
+                `mask` must be None: lengths differ, and with them the meaning of a distance.
 
         Raises:
-            TypeError: `mask` is not a `Mask`, `keys` not a `Packed`.
-            ValueError: a mask that does not ask for distances only, or another number of sequences.
+            TypeError: `mask` is not a `Mask`, or `keys` is not a `Packed`.
+            ValueError: a mask that does not depend on distances only, or another number of sequences.
         """
         if keys is not None:
             return self._across(mask, keys)
@@ -80,15 +94,22 @@ class Packed:
 
 
 def pack(sequences: Sequence[Tensor]) -> Packed:
-    """Sequences (L_i, ...) one behind the other in one row (1, T, ...): no padding at all. Differentiable.
+    """Sequences (L_i, ...) one behind the other in one row (1, T, ...), without padding. Differentiable.
 
     Everything but attention works on T tokens. Attention skips tiles that lie between two sequences; where sequences
     are shorter than a backend's tiles, pairs of two sequences are still computed, and masked. Empty sequences stay in
     `lengths`. Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021).
 
     Raises:
-        TypeError: not a list of tensors, or of different dtypes.
+        TypeError: not a list of tensors, or tensors of different dtypes.
         ValueError: no sequences, or other shapes or devices.
+
+    Example:
+        >>> import torch, saccade
+        >>> packed = saccade.batching.pack([torch.randn(2, 8), torch.randn(3, 8)])
+        >>> layer = saccade.nn.SelfAttention(8)
+        >>> layer(packed.row, packed.mask(saccade.Causal())).shape
+        torch.Size([1, 5, 8])
     """
     check_sequences(sequences)
     return packed_row(torch.cat(list(sequences)).unsqueeze(0), tuple(len(sequence) for sequence in sequences))
@@ -102,8 +123,14 @@ def unpack(row: Tensor, packed: Packed | Sequence[int] | Tensor) -> list[Tensor]
         packed: from `pack`, or the lengths.
 
     Raises:
-        TypeError: not a tensor, or lengths that are no integers.
+        TypeError: not a tensor, or lengths that are not integers.
         ValueError: a row of another shape than (1, T, ...), or lengths whose sum is not T.
+
+    Example:
+        >>> import torch, saccade
+        >>> packed = saccade.batching.pack([torch.tensor([1, 2]), torch.tensor([3, 4, 5])])
+        >>> saccade.batching.unpack(packed.row * 10, packed)
+        [tensor([10, 20]), tensor([30, 40, 50])]
     """
     lengths = packed.lengths if isinstance(packed, Packed) else _lengths(packed)
     check_row(row, sum(lengths), "the lengths' sum")
@@ -111,9 +138,15 @@ def unpack(row: Tensor, packed: Packed | Sequence[int] | Tensor) -> list[Tensor]
 
 
 def pack_padded(x: Tensor, padding: Padding) -> Packed:
-    """A padded batch (B, L, ...) as a row without padding; differentiable, errors as in `unpad`.
+    """A padded batch (B, L, ...) as a row without padding; differentiable. Errors are those of `unpad`.
 
-    What stands in the padding is not read. Back: `pad(unpack(row, packed))`.
+    Padding is not read. `pad(unpack(row, packed))` goes back.
+
+    Example:
+        >>> import torch, saccade
+        >>> x, padding = torch.tensor([[1, 2, 0], [3, 4, 5]]), saccade.Padding([2, 3])
+        >>> saccade.batching.pack_padded(x, padding).row
+        tensor([[1, 2, 3, 4, 5]])
     """
     return pack(unpad(x, padding))
 

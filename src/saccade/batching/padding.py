@@ -27,26 +27,31 @@ def pad(
     """Sequences (L_i, ...) as rows of one tensor (B, L, ...), and the mask that says which of its tokens are real.
 
     `L = max(L_i)`, rounded up to a multiple of `multiple_of` (a compiler then meets fewer shapes). Works for token ids
-    (L_i,) as for vectors (L_i, E), is differentiable, and takes empty sequences. The mask has `queries` too, so padded
+    (L_i,) and for vectors (L_i, E), is differentiable, and takes empty sequences. The mask has `queries` too, so padded
     rows of attention are empty rows: output 0, no gradient. Its values come from the host: nothing waits for a device.
 
     Args:
         sequences: at least one; the same dtype, device and further axes.
-        value: what stands in the padding; -100 is what `F.cross_entropy` ignores in targets.
-        side: of the row on which the padding stands. "right" gives lengths, "left" booleans (B, L) as mask; left is
-            for decoding, where every row ends with its newest token, and makes absolute positions a matter of
-            `positions_of`.
+        value: fills the padding; `F.cross_entropy` ignores -100 in targets.
+        side: where the padding stands. "right" gives lengths, "left" booleans (B, L) as mask. Left is for decoding,
+            where every row ends with its newest token; absolute positions then come from `positions_of`.
         multiple_of: at least 1.
 
     Raises:
-        TypeError: not a list of tensors, or of different dtypes.
+        TypeError: not a list of tensors, or tensors of different dtypes.
         ValueError: no sequences, other shapes, devices, an unknown side, a value that the dtype cannot hold.
 
-    ::
-
-        pad([[7], [8, 9]])      side="left"
-          7 0   1 .               0 7   . 1
-          8 9   1 1               8 9   1 1
+    Example:
+        >>> import torch, saccade
+        >>> x, padding = saccade.batching.pad([torch.tensor([7]), torch.tensor([8, 9])])
+        >>> x
+        tensor([[7, 0],
+                [8, 9]])
+        >>> padding
+        Padding([1, 2], queries=[1, 2])
+        >>> saccade.batching.pad([torch.tensor([7]), torch.tensor([8, 9])], side="left")[0]
+        tensor([[0, 7],
+                [8, 9]])
     """
     check_sequences(sequences)
     if side not in SIDES:
@@ -64,12 +69,17 @@ def pad(
 def unpad(x: Tensor, padding: Padding) -> list[Tensor]:
     """The real tokens of each row: (B, L, ...) to sequences (L_i, ...); differentiable.
 
-    Which tokens are real is what `padding` says of queries, or of keys where it says nothing of queries. What stands
-    elsewhere is not read, and gets a gradient of 0.
+    `padding.queries` says which tokens are real, or `padding.keys` where it has no queries. Padding is not read, and
+    gets a gradient of 0.
 
     Raises:
         TypeError: not a tensor, or not a `Padding`.
-        ValueError: another number of rows or tokens than `padding` tells of.
+        ValueError: `padding` is for another number of rows or tokens.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.batching.unpad(torch.tensor([[7, 0], [8, 9]]), saccade.Padding([1, 2]))
+        [tensor([7]), tensor([8, 9])]
     """
     subset = _checked(x, padding)
     host = subset.table.host
@@ -82,12 +92,19 @@ def unpad(x: Tensor, padding: Padding) -> list[Tensor]:
 def positions_of(padding: Padding, length: int) -> Tensor:
     """Where each token of a padded batch stands in its own sequence: int64 (B, L), 0 in the padding before it.
 
-    The number of real tokens before it. What modules with absolute positions take as `offset` for a batch padded on
-    the left. On the CPU, unless `padding` was made from tensors of another device.
+    This is the number of real tokens before it: the `offset` that modules with absolute positions take for a batch
+    padded on the left. The result is on the CPU, unless `padding` was made from tensors of another device.
 
     Args:
-        padding: of queries, or of keys where it says nothing of queries.
+        padding: of queries, or of keys where it has no queries.
         length: L.
+
+    Example:
+        >>> import torch, saccade
+        >>> _, padding = saccade.batching.pad([torch.tensor([7]), torch.tensor([8, 9])], side="left")
+        >>> saccade.batching.positions_of(padding, length=2)
+        tensor([[0, 0],
+                [0, 1]])
     """
     subset = _subset(padding)
     _check_length(subset, whole(length, "length", least=0), "length")
@@ -99,16 +116,25 @@ def positions_of(padding: Padding, length: int) -> Tensor:
 
 
 def fill_padding(x: Tensor, padding: Padding, value: float = 0) -> Tensor:
-    """`x (B, L, ...)` with `value` wherever `padding` says that no real token stands; differentiable.
+    """`x (B, L, ...)` with `value` wherever `padding` marks no real token; differentiable.
 
-    What stood there is not read, and gets a gradient of 0. Attention never reads padding, but a linear layer multiplies
-    it by gradients of 0, and 0 * NaN is NaN: padding that may hold anything is filled before it enters a layer.
+    The old content of the padding is not read, and gets a gradient of 0. Attention never reads padding, but a linear
+    layer multiplies it by gradients of 0, and 0 * NaN is NaN. So fill padding that may hold anything before it enters a
+    layer.
 
     Args:
-        padding: of queries, or of keys where it says nothing of queries.
+        padding: of queries, or of keys where it has no queries.
 
     Raises:
-        TypeError, ValueError: as in `unpad`.
+        TypeError: as in `unpad`.
+        ValueError: as in `unpad`.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.tensor([[7.0, float("nan")], [8.0, 9.0]])
+        >>> saccade.batching.fill_padding(x, saccade.Padding([1, 2]))
+        tensor([[7., 0.],
+                [8., 9.]])
     """
     subset = _checked(x, padding)
     b = torch.arange(subset.batch, device=x.device)[:, None]

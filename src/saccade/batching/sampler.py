@@ -20,7 +20,19 @@ Batch = np.ndarray
 
 @dataclass(frozen=True)
 class PaddingShare:
-    """What grouping by length saves. Shares are of the tokens that a padded batch holds, 0 to 1."""
+    """How much padding grouping by length saves; `LengthGrouped.padding` returns it.
+
+    Attributes:
+        grouped: share of the tokens of padded batches that is padding, 0 to 1.
+        random_order: the same for batches filled in random order.
+        batches: how many batches there are.
+
+    Example:
+        >>> import saccade
+        >>> sampler = saccade.batching.LengthGrouped([2, 8, 3, 7, 2, 9], batch=2, report=None)
+        >>> print(sampler.padding())
+        padding 13.9 % of tokens (random order: 22.5 %), 3 batches
+    """
 
     grouped: float
     random_order: float
@@ -33,7 +45,7 @@ class PaddingShare:
 
 
 class LengthGrouped(Sampler[list[int]]):
-    """Batches of alike length, as `batch_sampler=` of a `DataLoader`: less of each padded batch is padding.
+    """Batches of similar length, as `batch_sampler=` of a `DataLoader`: less of each padded batch is padding.
 
     Each epoch draws an order of the items, cuts it into pools of `pool` batches (the last holds the rest too), sorts
     each pool by length, cuts it into batches, and draws an order of the batches. A larger pool saves more padding; a
@@ -47,29 +59,37 @@ class LengthGrouped(Sampler[list[int]]):
     last without `shuffle`) that would not fill a batch on every rank; with `tokens` as many random batches as are too
     many, unless that is all. In step k the ranks work on batches of neighbouring length, so that none waits long.
 
+    Give exactly one of `batch` and `tokens`.
+
     Args:
         lengths: of the items, (N,): integers of at least 0.
-        batch: the number of items in a batch; or
+        batch: the number of items in a batch.
         tokens: the most tokens of a padded batch, `items * longest <= tokens`.
         seed: at least 0.
         shuffle: False sorts all items once, short to long: the least padding, the same in every epoch.
         pool: how many batches are sorted together.
-        multiple_of: lengths count rounded up to this, as `pad(multiple_of=...)` will.
+        multiple_of: lengths count rounded up to this, as in `pad(multiple_of=...)`.
         longest_first: put the step with the longest item first, so that memory runs out at once if it does.
         drop_last: see above.
-        rank, world: which process of how many this is. Nothing else must shard the batches then.
+        rank: which process this is. Nothing else must shard the batches then.
+        world: how many processes there are.
         report: called with one line on the padding saved (of epoch 0, all ranks together), by rank 0; None is silent.
 
     Raises:
-        TypeError: lengths that are no integers.
+        TypeError: lengths that are not integers.
         ValueError: no items, both or neither of `batch` and `tokens`, an item beyond the token budget, fewer items
             than processes, with `drop_last` too few items for one batch on each rank; numbers out of range.
 
-    ::
-
-        loader = DataLoader(data, batch_sampler=LengthGrouped(lengths, tokens=4096), collate_fn=pad_batch)
-        for epoch in range(epochs):
-            loader.batch_sampler.set_epoch(epoch)
+    Example:
+        >>> import torch, saccade
+        >>> data = [torch.arange(length) for length in (2, 8, 3, 7, 2, 9)]
+        >>> sampler = saccade.batching.LengthGrouped([len(x) for x in data], batch=2, shuffle=False)
+        padding 13.9 % of tokens (random order: 22.5 %), 3 batches
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=saccade.batching.pad)
+        >>> for epoch in range(1):
+        ...     sampler.set_epoch(epoch)
+        ...     print([tuple(x.shape) for x, padding in loader])
+        [(2, 2), (2, 7), (2, 9)]
     """
 
     def __init__(

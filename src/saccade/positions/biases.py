@@ -19,19 +19,30 @@ class AlibiBias(nn.Module):
     """Attention with linear biases: logits less `slope_h * |position(i) - j|`.
 
     Slopes are powers of `2 ** (-8 / Hq)`: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables
-    Input Length Extrapolation" (2022), section 3; for numbers of heads that are no power of two, the authors' code.
+    Input Length Extrapolation" (2022), section 3. For numbers of heads that are no power of two they follow the
+    authors' code.
 
-    Fixed slopes are a buffer that is not saved and stays in float32 whatever dtype the module is cast to: in bf16 a
-    slope may be off by 0.2 %, and a bias of -500 by 1. Learned slopes start at the paper's and are a parameter like
-    any other.
+    Fixed slopes are a buffer that is not saved. They stay in float32 whatever dtype the module is cast to: in bf16 a
+    slope may be off by 0.2 %, and a bias of -500 by 1. Learned slopes are an ordinary parameter and start at the
+    paper's.
 
     Args:
         heads: Hq.
         learned: whether slopes are learned.
-        slopes: of each head, or where they are learned what each begins with; None: the paper's for so many heads.
+        slopes: of each head, or the initial ones where they are learned; None: the paper's for so many heads.
 
     Raises:
-        TypeError: heads is no int. ValueError: heads is below 1, or slopes are not one for each.
+        TypeError: heads is not an int.
+        ValueError: heads is below 1, or slopes are not one for each.
+
+    Example:
+        >>> import torch, saccade
+        >>> positions = saccade.positions.AlibiBias(heads=8)
+        >>> positions.slopes[:3]
+        tensor([0.5000, 0.2500, 0.1250])
+        >>> query, key, value = torch.randn(3, 1, 8, 5, 16)
+        >>> saccade.attention(query, key, value, bias=positions()).shape
+        torch.Size([1, 8, 5, 16])
     """
 
     slopes: Tensor
@@ -69,13 +80,14 @@ class AlibiBias(nn.Module):
 class T5Bias(nn.Module):
     """T5's relative positions: logits plus `table[bucket(j - position(i)), h]`.
 
-    Near distances have a bucket each, farther ones share buckets that grow logarithmically up to `max_distance`, from
-    where on all share the last. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer" (2020), section 2.1. T5 shares one such module between all layers of a stack, and does not divide
-    its logits by sqrt(D): give its weights `scale=1.0`.
+    Near distances have a bucket each. Farther ones share buckets that grow logarithmically up to `max_distance`; all
+    distances beyond it share the last. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified
+    Text-to-Text Transformer" (2020), section 2.1. T5 shares one such module between all layers of a stack, and does not
+    divide its logits by sqrt(D): give its weights `scale=1.0`.
 
     Initialisation: uniform with variance `2 / (buckets + heads)` (Glorot and Bengio 2010), as in T5X: with 32 buckets
-    and 8 heads, .05 is added to the variance of the logits. It needs no model width, which the bias does not know.
+    and 8 heads, .05 is added to the variance of the logits. It does not depend on the model's width, which the bias
+    does not know.
 
     Args:
         heads: Hq.
@@ -84,7 +96,15 @@ class T5Bias(nn.Module):
         bidirectional: half of the buckets for keys after the query (encoders); False: later keys share bucket 0.
 
     Raises:
-        TypeError: an argument of another type. ValueError: heads below 1, too few buckets, too small a max_distance.
+        TypeError: an argument of another type.
+        ValueError: heads below 1, too few buckets, a max_distance that is too small.
+
+    Example:
+        >>> import torch, saccade
+        >>> positions = saccade.positions.T5Bias(heads=2)
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 16)
+        >>> saccade.attention(query, key, value, bias=positions(), scale=1.0).shape
+        torch.Size([1, 2, 5, 16])
     """
 
     def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):

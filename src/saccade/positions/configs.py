@@ -14,7 +14,14 @@ from .scaling import Scaling
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """Names `Rotary` positions; fields as there."""
+    """Configuration of `Rotary` positions, with the same fields, for `saccade.nn.AttentionConfig`.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(32, heads=4, positions=saccade.positions.RotaryConfig(base=500000.0))
+        >>> saccade.nn.MultiHeadAttention(config)(torch.randn(2, 7, 32)).shape
+        torch.Size([2, 7, 32])
+    """
 
     base: float = 10000.0
     layout: Layout = "half"
@@ -31,7 +38,13 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class AlibiConfig:
-    """Names an `AlibiBias`; fields as there."""
+    """Configuration of an `AlibiBias`, with the same fields, for `saccade.nn.AttentionConfig`.
+
+    Example:
+        >>> import saccade
+        >>> saccade.positions.AlibiConfig(learned=True).build(heads=4, head_width=16).slopes.requires_grad
+        True
+    """
 
     learned: bool = False
     slopes: tuple[float, ...] | None = None
@@ -46,7 +59,13 @@ class AlibiConfig:
 
 @dataclass(frozen=True)
 class T5Config:
-    """Names a `T5Bias`; fields as there."""
+    """Configuration of a `T5Bias`, with the same fields, for `saccade.nn.AttentionConfig`.
+
+    Example:
+        >>> import saccade
+        >>> saccade.positions.T5Config(buckets=16).build(heads=4, head_width=16).table.shape
+        torch.Size([16, 4])
+    """
 
     buckets: int = 32
     max_distance: int = 128
@@ -61,3 +80,10 @@ class T5Config:
 
 
 Config = RotaryConfig | AlibiConfig | T5Config
+"""A position scheme as a value, for `AttentionConfig.positions`; `config.build(heads, head_width)` makes the module.
+
+Example:
+    >>> import saccade
+    >>> saccade.positions.T5Config(bidirectional=False).build(heads=4, head_width=16)
+    T5Bias(4, buckets=32, max_distance=128, bidirectional=False)
+"""

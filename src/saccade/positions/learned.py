@@ -19,12 +19,12 @@ from .sinusoidal import check_embedded
 class Learned(nn.Module):
     """Adds one learned vector for each position: `x + weight[position]`, (B, L, E) -> (B, L, E).
 
-    Gehring et al., "Convolutional Sequence to Sequence Learning" (2017), section 3.1; BERT and GPT-2. There are
-    `length` positions and no more: what stands beyond them has never been learned, and is an error.
+    Gehring et al., "Convolutional Sequence to Sequence Learning" (2017), section 3.1; BERT and GPT-2. There are exactly
+    `length` positions; one beyond them was never learned and raises an error.
 
-    A tensor of offsets is looked at where that costs nothing: on a CPU. On other devices looking would make every call
-    wait for the device, and under torch.compile and torch.func nobody can look. An index out of range would there end
-    the process, or read another row; so a token beyond the table or before it gets a row of NaN, which the loss shows.
+    Values in a tensor of offsets are checked only on a CPU. On other devices the check would make every call wait for
+    the device, and under torch.compile and torch.func it is impossible. There, a token beyond or before the table gets
+    a row of NaN, which the loss shows; an unchecked index would end the process or read another row.
 
     Initialisation: normal with variance 1/2, the mean square of `Sinusoidal`'s entries, for embeddings that enter with
     variance 1. Where they enter with a smaller one (GPT-2's .02), draw the weight to match.
@@ -34,7 +34,15 @@ class Learned(nn.Module):
         width: E.
 
     Raises:
-        TypeError: a length or width that is no int. ValueError: one below 1.
+        TypeError: a length or width that is not an int.
+        ValueError: a length or width below 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> positions = saccade.positions.Learned(length=16, width=8)
+        >>> x = torch.zeros(2, 5, 8)
+        >>> torch.equal(positions(x, offset=3)[0], positions.weight[3:8])
+        True
     """
 
     def __init__(self, length: int, width: int):
@@ -50,8 +58,8 @@ class Learned(nn.Module):
     def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
         """`x (B, L, E)` plus its positions' rows, in x's dtype.
 
-        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
-        token (left padding: clamp it at 0).
+        `offset` says where the tokens stand: an int for the first token, (B,) int64 for each item's first token, (B, L)
+        int64 for every token (with left padding, clamp it at 0).
 
         Raises:
             ValueError: a position beyond the table, or a negative one.

@@ -11,19 +11,31 @@ from torch import Tensor, nn
 from .._masks._data import describe, whole
 
 Offset = int | Tensor
-"""The position of a call's first token, (B,) int64: of each item's first, or (B, L) int64: of every token."""
+"""Where tokens stand: an int for a call's first token, (B,) int64 for each item's first, (B, L) int64 for every token.
+
+Example:
+    >>> import torch, saccade
+    >>> saccade.positions.Sinusoidal(8)(torch.zeros(2, 5, 8), offset=torch.tensor([0, 3])).shape
+    torch.Size([2, 5, 8])
+"""
 
 
 def places(offset: Offset, length: int, device: torch.device, batch: int) -> Tensor:
     """Positions of `length` tokens of `batch` items on `device`: int64 (L,) for an int, (B, L) for a tensor.
 
-    `position[b, i] = offset + i`, `offset[b] + i` or `offset[b, i]`. Values inside a tensor are not looked at, so it
-    costs no synchronisation and can be traced; negative ones are fine there (left-padded rows have them), while an int
-    must not be negative.
+    `position[b, i] = offset + i`, `offset[b] + i` or `offset[b, i]`. Values inside a tensor are not read, so it needs
+    no synchronisation and can be traced. Negative ones are valid there (left-padded rows have them); an int must not be
+    negative.
 
     Raises:
         TypeError: offset is neither an int nor an int64 tensor.
         ValueError: a negative int, or a tensor that is neither (B,) nor (B, L).
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.positions.places(torch.tensor([0, 5]), length=3, device="cpu", batch=2)
+        tensor([[0, 1, 2],
+                [5, 6, 7]])
     """
     offset = checked(offset, length, batch)
     if not isinstance(offset, Tensor):

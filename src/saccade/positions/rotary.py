@@ -24,17 +24,17 @@ class Rotary(nn.Module):
 
     The pair i of a token at position m is the real and the imaginary part of a complex number, which is multiplied by
     `exp(1j * m * base ** (-2 i / R))`, with R the number of turned features. The product of a turned query and a
-    turned key depends on their distance alone. Su et al., "RoFormer: Enhanced Transformer with Rotary Position
+    turned key depends only on their distance. Su et al., "RoFormer: Enhanced Transformer with Rotary Position
     Embedding" (2021), section 3.2.
 
     Which features are a pair is the layout. "half": features i and i + R/2 (GPT-NeoX, Llama and most models of today).
-    "interleaved": features 2 i and 2 i + 1 (the paper, GPT-J). One is the other up to a permutation of the features.
+    "interleaved": features 2 i and 2 i + 1 (the paper, GPT-J). The two differ by a permutation of the features.
 
-    Angles and turning are computed in float32 (float64 for float64), from angles in float64; the result has the
-    input's dtype. There is nothing to learn and nothing to save.
+    Angles are computed in float64, features are turned in float32 (float64 for float64), and the result has the input's
+    dtype. There is nothing to learn and nothing to save.
 
     Args:
-        width: D. The turned features must be even in number.
+        width: D. The number of turned features must be even.
         base: the longest wavelength is about `2 pi base`.
         layout: "half" or "interleaved".
         turned: R, how many features are turned, the first ones; the rest are left as they are (partial rotary
@@ -45,6 +45,15 @@ class Rotary(nn.Module):
     Raises:
         TypeError: a number or a scaling of another type.
         ValueError: an odd number of features, more of them than there are, a base of 1 or less, an unknown layout.
+
+    Example:
+        >>> import torch, saccade
+        >>> rotary = saccade.positions.Rotary(width=16)
+        >>> query, key = torch.randn(2, 1, 4, 5, 16)
+        >>> here = rotary(query) @ rotary(key).mT
+        >>> later = rotary(query, offset=100) @ rotary(key, offset=100).mT  # distances are the same
+        >>> torch.allclose(here, later, atol=1e-4)
+        True
     """
 
     def __init__(
@@ -70,8 +79,9 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
         """Turn `x (B, H, L, D)`; same shape and dtype.
 
-        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
-        token. Negative positions in a tensor (of left-padded rows) turn the other way round, as the formula says.
+        `offset` says where the tokens stand: an int for the first token, (B,) int64 for each item's first token, (B, L)
+        int64 for every token. Negative positions in a tensor (of left-padded rows) turn the other way
+        round, as in the formula.
         """
         self._check(x)
         cos, sin = self._waves.of(x, offset)

@@ -39,12 +39,19 @@ class _ByFactor:
 class LinearScaling(_ByFactor):
     """Position interpolation: every position is divided by `factor`, `angle = m / factor * base ** (-2 i / D)`.
 
-    A model trained on L tokens then sees angles it knows on `factor * L` tokens; neighbours become harder to tell
-    apart, so it wants some fine-tuning. Chen et al., "Extending Context Window of Large Language Models via Positional
+    A model trained on L tokens then gets known angles on `factor * L` tokens. Neighbours become harder to tell apart,
+    so it needs some fine-tuning. Chen et al., "Extending Context Window of Large Language Models via Positional
     Interpolation" (2023), equation 3.
 
     Args:
         factor: how many times longer the context becomes; finite, at least 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> scaled = saccade.positions.Rotary(16, scaling=saccade.positions.LinearScaling(4.0))
+        >>> x = torch.randn(1, 1, 1, 16)
+        >>> torch.allclose(scaled(x, offset=400), saccade.positions.Rotary(16)(x, offset=100), atol=1e-5)
+        True
     """
 
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
@@ -56,15 +63,20 @@ class LinearScaling(_ByFactor):
 class NTKScaling(_ByFactor):
     """A larger base: `base' = base * factor ** (D / (D - 2))`. Widths of at least 4.
 
-    The slowest pair is slowed by exactly `factor`, the fastest not at all, so neighbours stay apart; it works without
+    The slowest pair is slowed by exactly `factor`, the fastest not at all, so neighbours stay apart. It works without
     fine-tuning up to somewhat less than `factor` times the context. bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et
     al., "YaRN" (2023), section 3.1.
 
-    The base is fixed when the module is made, and never follows the length of the text: a cache holds keys turned with
-    the base of their day, and queries of another base would not fit them.
+    The base is fixed when the module is made. It does not follow the length of the text: a cache holds keys that are
+    already turned, and queries turned with another base would not fit them.
 
     Args:
         factor: finite, at least 1.
+
+    Example:
+        >>> from saccade.positions import LinearScaling, NTKScaling
+        >>> NTKScaling(4.0).frequencies(8, 10000.0) / LinearScaling(1.0).frequencies(8, 10000.0)  # slowed by up to 4
+        tensor([1.0000, 0.6300, 0.3969, 0.2500], dtype=torch.float64)
     """
 
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
@@ -82,14 +94,23 @@ class YaRNScaling:
     turn at least `beta_fast` times within the original length have ramp 0, those that turn at most `beta_slow` times
     have ramp 1. Between them the ramp is linear in i, from the last of the first kind to the first of the second, as in
     the authors' code and in transformers (the paper's equation 18 has it linear in the number of turns). cos and sin
-    are multiplied by `attention_factor`, logits of turned features so by its square: 0.1 ln(factor) + 1 unless given.
+    are multiplied by `attention_factor`, so logits of turned features by its square: 0.1 ln(factor) + 1 unless given.
     Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), sections 3.2 to 3.4.
 
     Args:
         factor: how many times longer the context becomes; finite, at least 1.
         original_length: tokens the model was trained on; more than `2 pi beta_slow`, or no pair would turn enough.
-        beta_fast, beta_slow: turns, `beta_fast > beta_slow > 0`.
+        beta_fast: pairs with at least so many turns stay as they are; more than `beta_slow`.
+        beta_slow: pairs with at most so many turns are interpolated; more than 0.
         attention_factor: a positive number; None is the paper's.
+
+    Example:
+        >>> import saccade
+        >>> scaling = saccade.positions.YaRNScaling(4.0, original_length=4096)
+        >>> round(scaling.attention, 4)
+        1.1386
+        >>> scaling.frequencies(8, 10000.0) / saccade.positions.LinearScaling(1.0).frequencies(8, 10000.0)
+        tensor([1.0000, 1.0000, 0.6250, 0.2500], dtype=torch.float64)
     """
 
     factor: float
@@ -148,7 +169,14 @@ class Llama3Scaling:
     Args:
         factor: how many times longer the context becomes; finite, at least 1.
         original_length: tokens the model was trained on.
-        low_turns, high_turns: `high_turns > low_turns > 0`.
+        low_turns: pairs with at most so many turns are interpolated; more than 0.
+        high_turns: pairs with at least so many turns stay as they are; more than `low_turns`.
+
+    Example:
+        >>> import saccade
+        >>> scaling = saccade.positions.Llama3Scaling(8.0, original_length=8192)
+        >>> scaling.frequencies(8, 500000.0) / saccade.positions.LinearScaling(1.0).frequencies(8, 500000.0)
+        tensor([1.0000, 1.0000, 0.3711, 0.1250], dtype=torch.float64)
     """
 
     factor: float

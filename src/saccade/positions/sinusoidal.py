@@ -19,8 +19,9 @@ class Sinusoidal(nn.Module):
     """Adds waves of different lengths to the embeddings: `x + PE(position)`, (B, L, E) -> (B, L, E).
 
     `PE(p)[2 i] = sin(p * base ** (-2 i / E))` and `PE(p)[2 i + 1] = cos(p * base ** (-2 i / E))`: Vaswani et al.,
-    "Attention Is All You Need" (2017), section 3.5. `PE(p + k)` is a rotation of `PE(p)` that depends on k alone; an
-    odd width leaves out the last cosine. Any length: there is no table to outgrow, nothing to learn, nothing to save.
+    "Attention Is All You Need" (2017), section 3.5. `PE(p + k)` is a rotation of `PE(p)` that depends only on k; an
+    odd width leaves out the last cosine. It works for any length: there is no table, nothing to learn and nothing to
+    save.
 
     Entries have a mean square of 1/2, so embeddings should enter with a variance of about 1 (the paper multiplies
     them by sqrt(E)).
@@ -29,11 +30,19 @@ class Sinusoidal(nn.Module):
         width: E, at least 1.
         base: wavelengths go from `2 pi` up to about `2 pi base`.
         layout: "interleaved", sine and cosine in turn as in the paper, or "halves", all sines and then all cosines, as
-            the authors' own code and Marian have it.
+            in the authors' own code and in Marian.
 
     Raises:
-        TypeError: a width that is no int, a base that is no number. ValueError: a width below 1, a base of 1 or less,
-            an unknown layout.
+        TypeError: a width that is not an int, a base that is not a number.
+        ValueError: a width below 1, a base of 1 or less, an unknown layout.
+
+    Example:
+        >>> import torch, saccade
+        >>> positions = saccade.positions.Sinusoidal(width=4)
+        >>> positions(torch.zeros(1, 3, 4))
+        tensor([[[ 0.0000,  1.0000,  0.0000,  1.0000],
+                 [ 0.8415,  0.5403,  0.0100,  0.9999],
+                 [ 0.9093, -0.4161,  0.0200,  0.9998]]])
     """
 
     def __init__(self, width: int, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved"):
@@ -48,8 +57,8 @@ class Sinusoidal(nn.Module):
     def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
         """`x (B, L, E)` plus the positions' waves, in x's dtype (added in float32 at least, then rounded).
 
-        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
-        token.
+        `offset` says where the tokens stand: an int for the first token, (B,) int64 for each item's first token, (B, L)
+        int64 for every token.
         """
         check_embedded(x, self.width)
         return (x + self._laid_out(*self._waves.of(x, offset))).to(x.dtype)
