@@ -55,7 +55,7 @@ def _abilities() -> Iterator[str]:
         cells = ("yes" if getattr(kind.traits, name) is True else "no" for name in _ABILITIES)
         yield f"| [{kind.name}](#{kind.name}) | " + " | ".join(cells) + " |"
     yield ""
-    yield "; ".join(f"**{name}**: {meaning}" for name, meaning in _ABILITIES.items()) + "."
+    yield from (f"- **{name}**: {meaning}" for name, meaning in _ABILITIES.items())
 
 
 def _reasons() -> Iterator[str]:
