@@ -18,7 +18,9 @@ def pages() -> dict[str, str]:
     group: Any = typer.main.get_command(app)
     context = group.make_context("saccade", ["look"], resilient_parsing=True)
     commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
-    rows = [f"| [`saccade {name}`]({name}.md) | {_cell(one.get_short_help_str(200))} |" for name, one in commands.items()]
+    rows = [
+        f"| [`saccade {name}`]({name}.md) | {_cell(one.get_short_help_str(200))} |" for name, one in commands.items()
+    ]
     overview = ["# Commands", _ABOUT, "| command | what it does |\n|---|---|\n" + "\n".join(rows)]
     return {
         "reference/commands/README.md": "\n\n".join(overview) + "\n",
@@ -35,7 +37,8 @@ def _page(name: str, command: Any, above: Any) -> str:
         for below in command.list_commands(context):
             one = command.get_command(context, below)
             inner = type(above)(one, info_name=below, parent=context)
-            parts += [f"## saccade {name} {below}", *_described(one, inner), *_parameters(one, inner, "###", f"{name}-{below}")]
+            parts += [f"## saccade {name} {below}", *_described(one, inner)]
+            parts += _parameters(one, inner, "###", f"{name}-{below}")
     else:
         parts += _parameters(command, context, "##", name)
     return "\n\n".join(parts) + "\n"
@@ -56,10 +59,12 @@ def _parameters(command: Any, context: Any, level: str, place: str) -> Iterator[
         if record is not None:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
-            groups.setdefault(heading, []).append(f"| `{record[0]}` | {_cell(record[1])} |")
+            name = re.sub(r" <.*>$", "", record[0])  # a type of Python
+            groups.setdefault(heading, []).append(f"| `{name}` | {_cell(record[1])} |")
     for heading in sorted(groups, key=lambda group: group == "Options"):
         anchor = re.sub(r"\W+", "-", f"{place} {heading}".lower())
-        yield f"{level} {heading} {{#{anchor}}}\n\n| | |\n|---|---|\n" + "\n".join(groups[heading])
+        head = f"| {'argument' if heading == 'Arguments' else 'option'} | what it does |"
+        yield f"{level} {heading} {{#{anchor}}}\n\n{head}\n|---|---|\n" + "\n".join(groups[heading])
 
 
 def _examples(name: str) -> list[str]:

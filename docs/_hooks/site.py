@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import commands
-import masks
+import mask_pages
 import model_families
 import notebooks
 import outside
@@ -19,7 +19,9 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 from repository import DOCS
 
-_REFERENCE = {**reference.pages(), **commands.pages(), **masks.pages(), **model_families.pages()}
+import saccade
+
+_REFERENCE = {**reference.pages(), **commands.pages(), **mask_pages.pages(), **model_families.pages()}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -43,7 +45,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Remove what no page loads: source maps, and word segmentation for languages the site is not written in."""
+    """Remove what no page loads: source maps, and word segmentation for languages the site is not written in.
+
+    The version is for `saccade docs`.
+    """
+    (Path(config.site_dir) / "version.txt").write_text(saccade.__version__, encoding="utf-8")
     assets = Path(config.site_dir) / "assets" / "javascripts"
     for file in assets.rglob("*.map"):
         file.unlink()

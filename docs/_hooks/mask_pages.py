@@ -59,7 +59,8 @@ def pages() -> dict[str, str]:
         raise ValueError(f"no drawing of the masks {', '.join(sorted(missing))}: add them to {__file__}")
     sections = [_section(name, parts) for name, parts in drawn.items() if name in masks]
     combined = [part for name, parts in drawn.items() if name not in masks for part in parts]
-    sections.append("\n\n".join(["## Combined", "`&` keeps the pairs that both masks keep, `|` those of either, `~` the others.", *combined]))
+    about = "`&` keeps the pairs that both masks keep, `|` those that either keeps, `~` those that the mask hides."
+    sections.append("\n\n".join(["## Combined", about, *combined]))
     return {"reference/masks.md": "\n\n".join([_HEAD, *sections]) + "\n"}
 
 
@@ -71,7 +72,7 @@ def _section(name: str, parts: list[str]) -> str:
 def _drawing(mask: Mask) -> str:
     head = {"head": 1} if isinstance(mask, PerHead) else {}
     picture = mask.picture(_LENGTH, _LENGTH, **head)
-    return f'<div class="drawing">{picture._repr_html_()}</div>'
+    return f'<div class="drawing mask">{picture._repr_html_()}</div>'
 
 
 def _is_mask(value: object) -> bool:
