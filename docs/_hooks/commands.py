@@ -18,9 +18,8 @@ def pages() -> dict[str, str]:
     group: Any = typer.main.get_command(app)
     context = group.make_context("saccade", ["look"], resilient_parsing=True)
     commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
-    rows = [
-        f"| [`saccade {name}`]({name}.md) | {_cell(one.get_short_help_str(200))} |" for name, one in commands.items()
-    ]
+    about = {name: _cell(one.get_short_help_str(200)) for name, one in commands.items()}
+    rows = [f"| [`saccade {name}`]({name}.md) | {text} |" for name, text in about.items()]
     overview = ["# Commands", _ABOUT, "| command | what it does |\n|---|---|\n" + "\n".join(rows)]
     return {
         "reference/commands/README.md": "\n\n".join(overview) + "\n",

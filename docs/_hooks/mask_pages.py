@@ -35,9 +35,10 @@ Window(2, 2) | Global([0])
 Causal() & Documents([0] * 5 + [1] * 7)""".splitlines()
 _HEAD = f"""# Masks
 
-A mask says which query may look at which key. Here each class of mask is drawn on {_LENGTH} queries (down) and {_LENGTH} keys
-(across); a filled cell attends. Masks combine with `&`, `|` and `~`. [The notebook on masks](../notebooks/operator-and-masks.md)
-introduces them; [sparse patterns](../patterns.md) shows which published models use which.
+A mask says which query may look at which key. This page draws each class of mask on {_LENGTH} queries (down) and
+{_LENGTH} keys (across); a filled cell attends. Masks combine with `&`, `|` and `~`. [The notebook on
+masks](../notebooks/operator-and-masks.md) introduces them; [sparse patterns](../patterns.md) shows which published
+models use which.
 
 ```python
 from saccade import Causal, Window

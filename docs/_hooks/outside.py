@@ -1,7 +1,7 @@
 """Pages from outside docs/ that its pages link to: results of benchmarks, CONTRIBUTING.md, tests with planted faults.
 
-On the site docs/ is the top folder, and what lies beside docs/ stands below it under its own path. Links between the two are
-rewritten as the pages are read, so that the files in the repository keep links that work there.
+On the site docs/ is the top folder, and what lies beside docs/ stands below it under its own path. Links between the
+two are rewritten as the pages are read, so that the files in the repository keep links that work there.
 """
 
 from __future__ import annotations

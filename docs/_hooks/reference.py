@@ -8,8 +8,8 @@ import inspect
 import repository  # noqa: F401  for the next line's path
 from public import PUBLIC, homes, names
 
-_ABOUT = """Each public name: its signature, arguments, shapes and errors, and an example that the tests run. A name that
-`saccade` itself has stands on the page of `saccade`."""
+_ABOUT = """Each public name: its signature, arguments, shapes and errors, and an example that the tests run. A name
+that `saccade` itself exports is on the page of `saccade`."""
 
 
 def pages() -> dict[str, str]:

@@ -32,7 +32,7 @@ def names(package: str) -> list[str]:
 
 
 def homes() -> dict[tuple[str, str], str]:
-    """Where each (package, name) is documented: in `package`, or in the first public package that has the same object."""
+    """Where each (package, name) is documented: in the first public package that has the same object under it."""
     first: dict[tuple[int, str], str] = {}
     return {(package, name): first.setdefault((id(value), name), package) for package, name, value in every_name()}
 
