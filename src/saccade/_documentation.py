@@ -59,39 +59,43 @@ def built_site(version: str, *, anew: bool = False) -> Path:
 
 
 def search(site: Path, words: str) -> list[Found]:
-    """The best pages and sections for some words, at most five: a public name or a title that is the words, then titles
-    that contain them, then texts that do."""
+    """The best pages and sections for some words, at most five: commands and public names of that name, then what has
+    all the words, those in titles first."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     ranked = sorted(_ranked(index["docs"], words.split()), key=lambda pair: pair[0])
     return [found for _, found in ranked[:_SHOWN]]
 
 
-def _ranked(sections: list[dict[str, str]], words: list[str]) -> Iterator[tuple[tuple[int, ...], Found]]:
+def _ranked(sections: list[dict[str, str]], words: list[str]) -> Iterator[tuple[tuple[float, ...], Found]]:
     pages: dict[str, str] = {}
+    asked, folded = " ".join(words), [word.casefold() for word in words]
     for order, section in enumerate(sections):
         place, title = section["location"], _plain(section["title"])
         page = pages.setdefault(place.partition("#")[0], title)
-        rank = _rank(words, place, title, _plain(section["text"]))
-        if rank is not None:
-            yield (*rank, "#" in place, len(title), order), Found(title, page, place)
+        points = _points(folded, title.casefold(), page.casefold(), _plain(section["text"]).casefold())
+        if title == f"saccade {asked}" or _names(place, asked):
+            yield (0, place.count("."), order), Found(title, page, place)
+        elif points:
+            yield (1, -points, "#" in place, len(title), order), Found(title, page, place)
 
 
-def _rank(words: list[str], place: str, title: str, text: str) -> tuple[int, int] | None:
-    """How well a section answers: smaller is better, None is not at all."""
-    asked = " ".join(words)
-    anchor = place.partition("#")[2]
-    if anchor == asked or (anchor.endswith(f".{asked}") and "." not in asked):
-        return 0, anchor.count(".")
-    if title.casefold() in (asked.casefold(), f"saccade {asked}".casefold()):
-        return 1, 0
-    folded = [word.casefold() for word in words]
-    tokens = re.findall(r"\w+", title.casefold())
-    if all(word in tokens for word in folded):
-        return 2, 0
-    if all(any(token.startswith(word) for token in tokens) for word in folded):
-        return 3, 0
-    counts = [text.casefold().count(word) for word in folded]
-    return (4, -min(counts)) if all(counts) else None
+def _names(place: str, asked: str) -> bool:
+    """Whether a section is about the public name that is asked for, with its package or without."""
+    page, _, anchor = place.partition("#")
+    package, _, name = anchor.rpartition(".")
+    return asked == anchor != "" or (asked == name and page == f"reference/{package}.html")
+
+
+def _points(words: list[str], title: str, page: str, text: str) -> float:
+    """How well a section answers; 0 where a word is nowhere in it."""
+    points = [_points_of_word(word, title, page, text) for word in words]
+    return sum(points) if all(points) else 0.0
+
+
+def _points_of_word(word: str, title: str, page: str, text: str) -> float:
+    if word in title:
+        return 4.0 if re.search(rf"\b{re.escape(word)}\b", title) else 3.0
+    return 2.0 if word in page else min(text.count(word), 10) / 10
 
 
 def _plain(text: str) -> str:

@@ -16,7 +16,7 @@ Examples:
 
   saccade docs window mask
 
-  saccade docs saccade.nn.Attention --path
+  saccade docs saccade.nn.SelfAttention --path
 """
 
 
@@ -28,7 +28,7 @@ def docs(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORDS]...",
+            metavar="WORDS",
             help="A public name, or words of a title or text: the page to open.",
             show_default=False,
         ),
