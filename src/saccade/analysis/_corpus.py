@@ -30,6 +30,7 @@ _AS = {
 ROLES = tuple(
     rule._replace(roles=tuple(name for role in rule.roles for name in _AS.get(role, (role,)))) for rule in RULES
 )
+"""The rules of `saccade.inspection.RULES`, with the scores of a study in place of those of one text."""
 Progress = Callable[[int, int], None]  # told how many of how many are done
 
 

@@ -28,6 +28,7 @@ REPEAT_LENGTH, SHORTEST_REPEAT = 48, 8
 ON_TEXT = ("previous", "next", "self", "first", "delimiter", "punctuation", "induction", "duplicate")
 ON_REPEATS = ("repeat induction", "repeat duplicate")
 SCORES = (*ON_TEXT, *ON_REPEATS, "broad", "dormant")
+"""The names of all scores that a study gives each head."""
 GROUPS = ("delimiter", "punctuation")
 
 ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it could not be measured

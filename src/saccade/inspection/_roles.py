@@ -43,6 +43,7 @@ RULES = (
     RoleRule(("previous", "self", "delimiter", "sink"), 0.40, "held-out text"),
     RoleRule(("broad",), 0.80, "held-out text"),
 )
+"""The rules that name a head's role; the first that holds decides."""
 ROLE_NAMES = {
     "previous": "previous token",
     "self": "self",
@@ -53,6 +54,7 @@ ROLE_NAMES = {
     "broad": "broad",
     "mixed": "mixed",
 }
+"""How reports write each role."""
 SCORES = ("previous", "self", "sink", "delimiter", "repeat", "duplicate", "broad")
 
 

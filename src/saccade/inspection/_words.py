@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 START = "<s>"
+"""How the start of the text, a token without characters, is written."""
 _APOSTROPHES = "'’"  # noqa: RUF001
 _IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 _JOINER = "\u200d"

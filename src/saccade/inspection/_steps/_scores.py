@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 SWITCHES = ("scale", "mask", "position", "shift")
+"""The parts of attention that `step` can leave out: `step(..., without=...)`."""
 
 
 @dataclass(frozen=True, eq=False)

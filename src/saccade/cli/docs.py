@@ -1,0 +1,64 @@
+"""`saccade docs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ._errors import UserError
+from ._options import GroupedCommand
+
+EPILOG = """
+Examples:
+
+  saccade docs
+
+  saccade docs window mask
+
+  saccade docs saccade.nn.SelfAttention --path
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("docs", cls=GroupedCommand, epilog=EPILOG, short_help="Open the documentation of this version.")(docs)
+
+
+def docs(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORDS",
+            help="A public name, or words of a title or text: the page to open.",
+            show_default=False,
+        ),
+    ] = None,
+    path: Annotated[bool, typer.Option("--path", help="Print the page's file and open nothing.")] = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="Build the pages anew, from a source checkout; it takes half a minute.")
+    ] = False,
+) -> None:
+    """Open the documentation of the installed version in the browser, without a network."""
+    import webbrowser
+
+    from .. import __version__
+    from .._documentation import built_site, search
+
+    try:
+        site = built_site(__version__, anew=build)
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
+    found = search(site, " ".join(words)) if words else []
+    if words and not found:
+        raise UserError(f"{' '.join(words)}: no page has these words")
+    place, _, anchor = (found[0].place if found else "index.html").partition("#")
+    file = site / place
+    if path:
+        typer.echo(file)
+        return
+    address = file.as_uri() + (f"#{anchor}" if anchor else "")
+    for one in found:
+        typer.echo(f"{'Page' if one is found[0] else 'Also'}: {one}")
+    typer.echo(address)
+    if not webbrowser.open(address):
+        typer.echo("No browser was found; open this address in one.", err=True)
