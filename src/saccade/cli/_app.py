@@ -13,6 +13,7 @@ from . import (
     compare,
     diagram,
     distill,
+    doctor,
     embed,
     generate,
     heads,
@@ -60,6 +61,8 @@ Examples:
   saccade bench --quick
 
   saccade compare --quick
+
+  saccade doctor
 """
 
 
@@ -104,7 +107,7 @@ def _shell(
 
 COMMANDS = (
     *(look, view, step, heads, diagram, generate, train, test, predict, distill, embed, prune),
-    *(verify, bench, compare),
+    *(verify, bench, compare, doctor),
 )
 for command in COMMANDS:
     command.register(app)
