@@ -18,7 +18,17 @@ import saccade
 PACKAGE = Path(saccade.__file__).parent
 # A part imports from the lines above its own, never from its own line or below.
 LAYERS = [
-    {"_evaluating", "_extras", "_lazy_names", "_numbers", "_seeding", "_terminal", "_uncertainty", "_whole_file"},
+    {
+        "_evaluating",
+        "_extras",
+        "_lazy_names",
+        "_machine",
+        "_numbers",
+        "_seeding",
+        "_terminal",
+        "_uncertainty",
+        "_whole_file",
+    },
     {"_documentation", "_plain_values", "_tracing"},
     {"_masks"},
     {"_biases", "_dropout", "_unknown_arguments"},

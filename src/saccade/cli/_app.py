@@ -14,6 +14,7 @@ from . import (
     diagram,
     distill,
     docs,
+    doctor,
     embed,
     generate,
     heads,
@@ -63,6 +64,8 @@ Examples:
   saccade compare --quick
 
   saccade docs window mask
+
+  saccade doctor
 """
 
 
@@ -107,7 +110,7 @@ def _shell(
 
 COMMANDS = (
     *(look, view, step, heads, diagram, generate, train, test, predict, distill, embed, prune),
-    *(verify, bench, compare, docs),
+    *(verify, bench, compare, docs, doctor),
 )
 for command in COMMANDS:
     command.register(app)

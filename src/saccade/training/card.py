@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import platform
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from .._machine import processor
 from ..models import LanguageModel
 from .data import Corpus
 from .language_run import LanguageRun
@@ -101,9 +100,4 @@ def machine() -> str:
     """The hardware, in a few words."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line[:10] == "model name"]
-        name = models[0] if models else name
-    return f"{name}, {min(torch.get_num_threads(), os.cpu_count() or 1)} threads"
+    return f"{processor()}, {min(torch.get_num_threads(), os.cpu_count() or 1)} threads"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..._machine import processor
 from . import sets
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -34,15 +35,6 @@ def describe(version: str, threads: int) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def last_level_cache(caches: Path = CACHES) -> int | None:
