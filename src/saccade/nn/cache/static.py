@@ -21,11 +21,11 @@ from .new_rows import alike
 class StaticLayer(LayerCache):
     """Up to `capacity` tokens an item, in one buffer that is allocated at the first use and never moves.
 
-    Memory is `(C + 1) Hkv (D + Dv)` numbers an item from the start. On a CPU, views of the part in use are returned. Under
-    torch.compile and on CUDA all shapes stay the same from step to step: the whole buffer is returned, with a boolean
-    tensor that hides the unused part, and lengths are tensors, so that a decoding step is compiled once. There the
-    capacity cannot be checked: beyond it outputs become NaN, and the next call outside of the compiled function raises.
-    Eager and compiled steps may take turns.
+    Memory is `(C + 1) Hkv (D + Dv)` numbers an item from the start. On a CPU, views of the part in use are returned.
+    Under torch.compile and on CUDA all shapes stay the same from step to step: the whole buffer is returned, with a
+    boolean tensor that hides the unused part, and lengths are tensors, so that a decoding step is compiled once. There
+    the capacity cannot be checked: beyond it outputs become NaN, and the next call outside of the compiled function
+    raises. Eager and compiled steps may take turns.
 
     Views handed out before see later writes into their slots (after a rollback or a reset). Keeps no gradients.
 
