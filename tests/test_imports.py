@@ -228,7 +228,7 @@ def test_type_checkers_and_users_get_the_same_objects():
 def test_every_part_is_listed():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py") if not path.parent.name.startswith("_")}
     assert set(PARTS) == folders - {"cli"}  # the program, not the library
-    assert {*PARTS, *saccade.__all__, "__version__"} <= set(dir(saccade))
+    assert set(dir(saccade)) == {*PARTS, *saccade.__all__, "__version__"}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

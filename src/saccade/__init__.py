@@ -1,4 +1,37 @@
-"""Self-attention for PyTorch: compute it, see it, verify it, choose the right variant, build with it."""
+"""Self-attention for PyTorch: compute it, see it, verify it, choose the right variant, build with it.
+
+    Compute attention
+        attention, attention_with_lse, merge    exact, on CPUs and GPUs, in linear memory
+        attention_weights, statistics           weights of chosen rows; entropy, masses and norms of all
+        explain                                 which backend a call takes, and why
+        Causal, Window, Padding, Documents ...  masks as values: combine them with & | ~
+        ALiBi, RelativeBias, Dropout            biases and dropout as values
+        accelerate                              any PyTorch model on Saccade's CPU kernels
+    Build and train models
+        nn, positions, batching                 modules, blocks, stacks, caches; positions; padding and packing
+        variants                                sparse patterns, and other mechanisms than softmax attention
+        models, integrations                    published families with their weights; transformers and Lightning
+        training, tasks                         one trainer, and tasks on real data
+    See what a model attends to
+        view, draw, diagram, step               interactive, as a figure, as a diagram, step by step
+        watch                                   every attention call of a model that runs; room: monitoring
+        inspection, analysis                    one text; many texts
+    Find out what heads do, and change them
+        attribute, why_attends                  a logit, or a weight, as a sum over components
+        head_importance, patching               heads, measured; room: attribution
+        intervene, prune                        change heads while a model runs; remove them for good
+    Check and compare
+        verify                                  any attention, against the contract; room: verification
+        benchmark                               speed, memory and quality of attention and its variants
+
+`help(saccade.NAME)` describes a name. Rooms are subpackages, such as `saccade.nn`; they need no import of their own.
+
+Example:
+    >>> import torch, saccade
+    >>> query, key, value = torch.randn(3, 1, 8, 128, 64)
+    >>> saccade.attention(query, key, value, saccade.Causal() & saccade.Window(31, 0)).shape
+    torch.Size([1, 8, 128, 64])
+"""
 
 from __future__ import annotations
 
@@ -179,4 +212,4 @@ else:
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_PARTS})
+        return sorted([*__all__, *_PARTS, "__version__"])

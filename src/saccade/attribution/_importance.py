@@ -36,49 +36,51 @@ def head_importance(
     keep: float | None = None,
     progress: Progress | None = None,
 ) -> HeadImportance:
-    """How much a model's loss hangs on each of its heads.
+    """How much a model's loss depends on each of its heads.
 
-    ::
-
-        found = saccade.head_importance(model, batches)       # model(**batch).loss
-        print(found)
-        saccade.prune(model, saccade.pruning.choose_heads(model, found, keep=0.5))
-
-    By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head, of which the size is taken
-    on each batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one
-    item it is theirs). One forward and one backward pass a batch for all heads; to first order, what the loss falls by
-    when the head goes is the signed derivative.
+    By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head; its size is taken on each
+    batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one item it is
+    theirs). One forward and one backward pass a batch for all heads. To first order, the signed derivative is the fall
+    of the loss when the head goes.
 
         value_h = mean over batches |d loss / d g_h|          signed_h = mean over batches d loss / d g_h
 
     By "ablation": the loss without the head, less the loss with it, exactly; N + 1 forwards a batch. By "greedy": the
-    head whose ablation costs least goes, again and again, and costs are measured anew each time; about
+    head whose ablation costs least goes, again and again, and costs are measured again each time; about
     (N^2 - M^2) / 2 forwards a batch for M heads that stay.
 
-    Found are the heads of all calls that `saccade.intervene` reaches; a module that is called several times in a
-    forward has a call for each. Measured in evaluation mode, without dropout; afterwards the model is as it was, its
-    gradients too. Batches count alike, whatever their sizes.
+    It covers the heads of all calls that `saccade.intervene` reaches; a module that is called several times in a
+    forward has a call for each. The model runs in evaluation mode, without dropout. Afterwards it is as it was, its
+    gradients too. Batches have equal weight, whatever their sizes.
 
     Args:
         model: any PyTorch model.
-        batches: a list, say, of what `loss` takes; each is used once, for "greedy" they are held.
+        batches: an iterable of what `loss` takes; each is used once, for "greedy" they are held.
         loss: `loss(model, batch)` gives a scalar tensor. None: the `loss` of what the model gives for the batch, which
             is a dict of keyword arguments (with labels), a tuple of arguments, or one argument.
         by: "gradient", "ablation" or "greedy".
-        to: what an ablated head gives, as in `saccade.intervention.Ablate`: "zero"; "mean" or "resample", which need
+        to: the output of an ablated head, as in `saccade.intervention.Ablate`: "zero"; "mean" or "resample", which need
             batches of several items.
-        keep: of "greedy": how many heads stay, or as which share of all. None is half.
-        progress: `progress(done, total)` is told after each forward of "ablation" and "greedy", of which the total is
-            known when the first batch is; for "gradient" after each batch, where batches have a length.
+        keep: for "greedy": how many heads stay, or as which share of all. None is half.
+        progress: `progress(done, total)` is called after each forward of "ablation" and "greedy", where the total is
+            known from the first batch on; for "gradient" after each batch, where batches have a length.
 
     Returns:
         A number for each head, with 95 % intervals over batches, which need two of them.
 
     Raises:
-        TypeError: model is not a module, batches are one dict, another kind of loss.
-        ValueError: another word, no batches, batches of one item where `to` needs several, a loss that is missing, no
-            scalar or not finite, or that no gradient reaches the heads from; a model without attention calls that can
-            be reached.
+        TypeError: a model that is not a module, batches that are one dict, another kind of loss.
+        ValueError: another word, no batches, batches of one item where `to` needs several, a loss that is missing, not
+            scalar, not finite, or without a gradient at the heads; a model without attention calls that can be
+            reached.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> found = saccade.head_importance(model, torch.randn(3, 2, 5, 16), lambda model, x: model(x).square().mean())
+        >>> found.batches, len(found.ranked())  # print(found) shows a table
+        (3, 8)
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")

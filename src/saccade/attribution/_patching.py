@@ -46,37 +46,29 @@ def patching(
     through: Through | Sequence[Through] | None = None,
     progress: Progress | None = None,
 ) -> Patching:
-    """Which heads carry what differs between two inputs, by activation patching over all of them.
+    """Which heads carry the difference between two inputs, by activation patching over all of them.
 
-    ::
-
-        def metric(out):  # the right name against the wrong one, at the last token
-            return out.logits[0, -1, right] - out.logits[0, -1, wrong]
-
-        found = saccade.patching(model, {"input_ids": clean}, {"input_ids": corrupted}, metric)
-        print(found)
-
-    "exact" (Vig et al. 2020; Meng et al. 2022): the model runs on the corrupted input, once for each head, with what
-    that head gives in the clean run. "gradient" (attribution patching: Nanda 2023; Syed et al. 2023): the same to first
-    order, for all heads in one forward and one backward pass. The result says how well they agree.
+    "exact" (Vig et al. 2020; Meng et al. 2022): the model runs on the corrupted input, once for each head, with the
+    output of that head in the clean run. "gradient" (attribution patching: Nanda 2023; Syed et al. 2023): the same to
+    first order, for all heads in one forward and one backward pass. The result says how well they agree.
 
         effect = (metric of the patched run - metric of its base) / (metric of the other - metric of the base)
 
-    So 0 is the corrupted input's metric and 1 the clean one's; with `direction="noising"` heads of the clean run get
-    what the corrupted one has, and 0 is clean, 1 is corrupted.
+    So 0 is the corrupted input's metric and 1 the clean one's. With `direction="noising"` heads of the clean run get
+    the corrupted run's outputs, and 0 is clean, 1 is corrupted.
 
     With `through`, path patching (Wang et al. 2023, section 3.1; Goldowsky-Dill et al. 2023): only what reaches the
     metric by way of the receivers' queries, keys or values counts. The base runs with the one head patched and the
     outputs of all other heads before the last receiver held as they are in the base; feed-forward layers and norms
     compute with what they get. The receivers' queries, keys or values of that run are put into another run of the base,
     in which everything else is computed. By gradient: two forward and two backward passes for all heads, in which
-    the receivers' change is taken to first order, too (edge attribution patching).
+    the receivers' change is also taken to first order (edge attribution patching).
 
     Args:
         model: any PyTorch model. It is run in evaluation mode.
-        clean, corrupted: what the model takes: a dict of keyword arguments, a tuple of arguments, one argument, or a
-            function of the model that runs one forward of it and gives the output. The same batch, and the same number
-            of tokens unless there are `positions`.
+        clean: what the model takes: a dict of keyword arguments, a tuple of arguments, one argument, or a function of
+            the model that runs one forward of it and gives the output.
+        corrupted: the same, of the same batch, and the same number of tokens unless there are `positions`.
         metric: `metric(output)` gives a scalar; a tensor with its graph for "gradient".
         by: "exact", "gradient", or both.
         what: what of a head is patched: "output", "query", "key", "value", or, exactly only, "weights".
@@ -86,13 +78,21 @@ def patching(
         heads: which heads are patched exactly, by layers as in `saccade.intervene`, None for all of a call. None: all.
         through: (layers, heads, "query" | "key" | "value"), or several; the layers of each fit one call. Heads that do
             not come before the last receiver are not measured.
-        progress: `progress(done, total)` is told after each patched head.
+        progress: `progress(done, total)` is called after each patched head.
 
     Raises:
-        TypeError: model is not a module, text that is not tokenized, a metric of another kind.
-        ValueError: another word; inputs of different batches or lengths, or equal in the metric; a metric that is no
-            scalar, not finite, or without gradient; layers or heads that there are not; a model without attention
+        TypeError: a model that is not a module, text that is not tokenized, a metric of another kind.
+        ValueError: another word; inputs of different batches or lengths, or equal in the metric; a metric that is not
+            scalar, not finite, or without gradient; layers or heads that do not exist; a model without attention
             calls that can be reached.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model, clean, corrupted = saccade.nn.Encoder(config, layers=2), torch.randn(1, 5, 16), torch.randn(1, 5, 16)
+        >>> found = saccade.patching(model, clean, corrupted, lambda out: out[0, -1, 0])
+        >>> found.effects.values.shape  # one for each head; print(found) shows a table
+        torch.Size([8])
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")

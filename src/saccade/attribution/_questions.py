@@ -31,14 +31,13 @@ def attribute(
     written and read directly. They do not say how the logit changes when a head is taken away: then scales, later heads
     and later layers change as well; `saccade.intervene` measures that. Where norms stand after each sum (BERT), every
     component passes through all later ones, each with its own scale fixed. In the head of a masked language model the
-    factor `f(z) / z` of its activation is held fixed, too. What a head writes is split over the tokens it reads with
-    its weights and its gate as they are. Elhage et al., "A Mathematical Framework for
-    Transformer Circuits" (2021).
+    factor `f(z) / z` of its activation is held fixed, too. The output of a head is split over the tokens it reads, with
+    its weights and its gate as they are. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
-    A head's output bias has no head, and norms and embeddings add constants as well: all of these are one component,
-    "biases". The bias of a feed-forward layer is part of that layer.
+    A head's output bias belongs to no head, and norms and embeddings add constants as well: all of these are one
+    component, "biases". The bias of a feed-forward layer is part of that layer.
 
-    Probabilities depend on differences of logits alone, so `against` another token often tells more.
+    Probabilities depend only on differences of logits, so `against` another token often says more.
 
     Memory: weights of one row and the values of all layers, as large as a cache of keys and values; of the stream only
     one row (C x E numbers).
@@ -48,18 +47,22 @@ def attribute(
             opened.
         text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
         target: a token's id, or its text, blanks included; None is the most probable one.
-        against: another token, whose logit is taken off.
+        against: another token, whose logit is subtracted.
         position: the token after which the target comes, a column (negative ones count from the end) or a word of the
             text (`word`, or `word:2` for its second occurrence; its last token counts); None is the last one, or in a
             masked language model the only mask.
 
     Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers; no text, token or
-            position. ValueError: a model without a language-modelling head, no such token, word or position.
+        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers; text, token or
+            position of another type.
+        ValueError: a model without a language-modelling head, no such token, word or position.
 
-    ::
-
-        print(saccade.attribute(model, "The cat sat on the", " mat", against=" hat"))
+    Example:
+        >>> import saccade
+        >>> model = saccade.inspection.open_model()  # the embedded one
+        >>> found = saccade.attribute(model, "The cat sat on the", " mat", against=" hat")
+        >>> abs(found.total - found.logit) < 1e-4, len(found.heads)  # print(found) lists the largest contributions
+        (True, 32)
     """
     from ._input import read_input
     from ._logits import attributed
@@ -76,7 +79,7 @@ def why_attends(
     head: tuple[int, int] | None = None,
     against: int | str | None = None,
 ) -> WhyAttends:
-    """Why a head attends: which earlier components wrote what the query asks for and what the key answers with.
+    """Why a head attends: which earlier components wrote the part of the query and of the key that makes the logit.
 
     A query is a linear map of the normed residual stream, and so is a key. With the scales of norms fixed at their
     values in this run, `scale q_i . k_j` is a sum over pairs of components, one that wrote into token i and one that
@@ -84,26 +87,32 @@ def why_attends(
     Framework for Transformer Circuits", 2021). Norms of queries and keys have their scales fixed as well; rotary
     positions are linear and turn every component. A bias of positions and a softcap are terms of their own.
 
-    A weight depends on differences between the logits of one row: what all keys share moves no weight. So `against`
-    another key, "why this one rather than that one", often tells more; the difference is log(weight / weight there).
+    A weight depends on differences between the logits of one row: a part that all keys share changes no weight. So
+    `against` another key, "why this one rather than that one", often says more; the difference is
+    log(weight / weight there).
 
     Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
 
     Args:
-        model, text: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
-        query, key: the token that attends and the one it attends to, each a column (negative ones count from the end)
-            or a word of the text (`word`, or `word:2` for its second occurrence). Of a word that attends the last token
-            counts, of one that is attended to the token with the largest weight.
+        model: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
+        text: as in `attribute`.
+        query: the token that attends, a column (negative ones count from the end) or a word of the text (`word`, or
+            `word:2` for its second occurrence; its last token counts).
+        key: the token it attends to, the same; of a word the token with the largest weight counts.
         head: (layer, head); None is the one that gives this pair the largest weight.
-        against: another key, as `key`, whose logit is taken off.
+        against: another key, as `key`, whose logit is subtracted.
 
     Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers. ValueError: no such
-            word, position or head; with `against`, a key that the mask hides from the query.
+        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers.
+        ValueError: no such word, position or head; with `against`, a key that the mask hides from the query.
 
-    ::
-
-        print(saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(1, 4)))
+    Example:
+        >>> import saccade
+        >>> model = saccade.inspection.open_model()  # the embedded one
+        >>> found = saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(0, 4))
+        >>> of_query, of_key, share = found.top(1)[0]  # print(found) lists more
+        >>> str(of_query), str(of_key), abs(found.remainder) < 1e-4
+        ('token embedding', 'token embedding', True)
     """
     from ._input import read_input
     from ._why import explained

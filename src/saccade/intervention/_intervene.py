@@ -166,26 +166,21 @@ class Intervention(StepCounts):
 def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -> Intervention:
     """Change the attention calls of a model while a block runs.
 
-    ::
+    It changes whatever `saccade.watch` sees: calls of Saccade's modules, of F.scaled_dot_product_attention, of
+    nn.MultiheadAttention, of Hugging Face models with any attention implementation, and attention written by hand.
+    Calls that cannot be reached are listed under `unobserved`. Gradients flow through what is left. A model is as it
+    was after the block, also after an exception, and other threads are not touched.
 
-        with saccade.intervene(model, {"layers.3": Ablate(heads=[1, 5])}) as run:
-            model(**batch)
-        print(run.changed, run.unobserved)
-
-    Changed is whatever `saccade.watch` sees: calls of Saccade's modules, of F.scaled_dot_product_attention, of
-    nn.MultiheadAttention, of Hugging Face models with any attention implementation, and attention written by hand. What
-    cannot be reached stands in `unobserved`. Gradients flow through what is left. A model is as it was after the block,
-    also after an exception, and other threads are not touched.
-
-    Exact, in linear memory: masks, scales and biases of some heads are values, and heads that are ablated or patched
-    whole are not computed (on a CPU in float32, bfloat16 and float16). Attention written by hand is dense as it was.
+    Edits are exact, in linear memory: masks, scales and biases of some heads are values, and heads that are ablated or
+    patched whole are not computed (on a CPU in float32, bfloat16 and float16). Attention written by hand is dense as it
+    was.
 
     Blocks nest, the outer one's edits come first, and a `watch` sees the calls as they are computed. A call with edits
     may be computed by another kernel than without, which changes roundings. `observe=` and `return_weights=True` of
     Saccade's modules show a call as the model makes it.
 
     A region that `torch.utils.checkpoint` repeats in a backward pass is repeated with its edits, also after the block.
-    Models of `saccade.models` compute padding in place meanwhile, so that items and positions are those of the batch.
+    Meanwhile models of `saccade.models` compute padding in place, so that items and positions are those of the batch.
 
     Args:
         model: the module whose forwards are changed.
@@ -199,9 +194,18 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
         A context manager, an `Intervention`.
 
     Raises:
-        TypeError: model is not a module, or an edit is none.
-        ValueError: no edits, layers that no call fits (at the end of the forward; the calls that there are are
-            listed), heads that a call does not have, or a call that cannot be changed.
+        TypeError: a model that is not a module, or an edit of another type.
+        ValueError: no edits, layers that fit no call (at the end of the forward; the existing calls are listed), heads
+            that a call does not have, or a call that cannot be changed.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> with saccade.intervene(model, {"blocks.1": saccade.intervention.Ablate(heads=[0, 2])}) as run:
+        ...     out = model(torch.randn(2, 5, 16))
+        >>> run.changed, run.unobserved
+        ({'blocks.1.attention': 1}, {})
     """
     if not isinstance(edits, Mapping):
         raise TypeError(f"edits must be a dict of layers and edits, got {describe(edits)}")

@@ -167,18 +167,11 @@ def watch(
 ) -> ModelWatch:
     """Observe every attention call in the forwards of a model while a block runs.
 
-    ::
-
-        with saccade.watch(model) as watched:
-            for batch in batches:
-                model(**batch)
-        print(watched)
-
-    Seen are the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
+    It sees the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
     without weights, of nn.TransformerEncoder, of Hugging Face models with any attention implementation, and attention
-    written by hand as matrix product, softmax, matrix product. What could not be seen stands in `unobserved`. Outputs
-    do not change, to the bit, but where PyTorch's modules would take their native fast path: on this thread they do not
-    meanwhile, and padded positions then hold other numbers.
+    written by hand as matrix product, softmax, matrix product. Calls that it cannot see are listed under `unobserved`.
+    Outputs do not change by a bit, with one exception: PyTorch's modules do not take their native fast path on this
+    thread meanwhile, and padded positions then hold other numbers.
 
     Only forwards of the model and of modules within it are watched, on the thread that entered the block, and a
     checkpointed region is not counted again when backward repeats it. Watches nest, and each sees everything.
@@ -192,18 +185,30 @@ def watch(
         heads: which query heads are aggregated; None is all.
         keep: which calls to keep q, k, v, out, lse and the rest of, so that `weights` can compute any part of their map
             and `saccade.intervene` put them into another run: True for all, or as `layers`. Of each call the latest is
-            kept. Models of `saccade.models` compute padding in place meanwhile, where they pack it away otherwise.
+            kept. Meanwhile models of `saccade.models` compute padding in place, where they pack it away otherwise.
         gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
             that runs after the block.
-        top, received, groups, histograms: as in `saccade.statistics`, for `on_record`; groups may be a function of the
-            `ObservedCall`.
-        alarms: whether to look for what is wrong; `Thresholds` to say when.
+        top: as in `saccade.statistics`, for `on_record`.
+        received: the same.
+        groups: the same, or a function of the `ObservedCall`.
+        histograms: as in `saccade.statistics`, for `on_record`.
+        alarms: whether to raise alarms on suspicious numbers; `Thresholds` to say when.
         on_record: called with a `CallRecord` after each observed call.
         on_gradients: called with a `GradientRecord` for each call that a backward pass reached, when it has ended.
 
     Raises:
-        TypeError: model is not a module, or a choice is of another kind.
+        TypeError: a model that is not a module, or a choice of another kind.
         ValueError: every below 1, a negative head.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> with saccade.watch(model) as watched:
+        ...     out = model(torch.randn(2, 5, 16))
+        >>> print(watched)
+        2 attention calls a step, 1 of 1 step observed.
+        ...
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")

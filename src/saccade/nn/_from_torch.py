@@ -66,8 +66,8 @@ def from_torch(module: nn.Module) -> nn.Module:
         nn.TransformerEncoder       -> Encoder                  nn.Transformer              -> Transformer
 
     Outputs and gradients are equal to rounding. Ours are always batch-first, (B, L, E), whatever `batch_first` said.
-    Dtype and device are taken over, and part by part: dropout, training mode, and which weights are trained. Masks have
-    other meanings there: see `masks_from_torch`. Decoders are causal unless `decoder.causal` is set to False.
+    Dtype and device are kept, and for each part dropout, training mode, and which weights are trained. Masks mean the
+    opposite: see `masks_from_torch`. Decoders are causal unless `decoder.causal` is set to False.
 
     Args:
         module: exactly one of the six classes, made of exactly PyTorch's parts (a subclass, a parametrization or a hook
@@ -78,6 +78,13 @@ def from_torch(module: nn.Module) -> nn.Module:
         ValueError: what has no counterpart: `add_bias_kv`, `add_zero_attn`, an activation other than ReLU, GELU and
             SiLU, a last norm unlike the layers', layers of one stack that differ; and what would be lost: hooks,
             weights used in two places, mixed dtypes or devices. The message names it.
+
+    Example:
+        >>> import torch, saccade
+        >>> theirs = torch.nn.TransformerEncoderLayer(16, nhead=4, batch_first=True).eval()
+        >>> block, x = saccade.nn.from_torch(theirs), torch.randn(2, 5, 16)
+        >>> type(block).__name__, torch.allclose(block(x), theirs(x), atol=1e-5)
+        ('EncoderBlock', True)
     """
     make = _MAKERS.get(type(module))
     if make is None:

@@ -27,14 +27,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def to_torch(module: nn.Module) -> nn.Module:
     """The `torch.nn` module (batch-first) that computes what `module` computes, with copies of its weights.
 
-    The inverse of `from_torch`, for modules that use nothing PyTorch's lack. PyTorch's decoders have no causal mask of
-    their own: give them one.
+    The inverse of `from_torch`, for modules that use only features of PyTorch's. PyTorch's decoders have no causal mask
+    of their own: give them one.
 
     Raises:
         TypeError: not one of the classes `from_torch` makes, or parts of other classes than their configuration says.
-        ValueError: names the first feature that PyTorch's module does not have: kv_heads, positions, rms norms, gated
-            feed-forward layers, ...; parts that are not what their configuration says; and, as in `from_torch`, hooks,
+        ValueError: the first feature that PyTorch's module does not have, by name: kv_heads, positions, rms norms,
+            gated feed-forward layers, ...; parts that differ from their configuration; and, as in `from_torch`, hooks,
             weights used in two places, mixed dtypes or devices.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)).eval()
+        >>> theirs, x = saccade.nn.to_torch(layer), torch.randn(2, 5, 16)
+        >>> torch.allclose(theirs(x, x, x)[0], layer(x), atol=1e-5)
+        True
     """
     make = _MAKERS.get(type(module))
     if make is None:

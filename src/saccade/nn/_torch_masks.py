@@ -14,7 +14,18 @@ from .._masks import Causal, FromTensor, Mask, Padding
 
 
 class TranslatedMasks(NamedTuple):
-    """Who sees whom, and additive scores, as `saccade.attention` and the modules of `saccade.nn` take them."""
+    """A mask and additive scores, for `saccade.attention` and `saccade.nn`; `masks_from_torch` returns it.
+
+    Attributes:
+        mask: who sees whom, True = attend; None shows everything.
+        bias: added to the logits; None adds nothing.
+
+    Example:
+        >>> import torch, saccade
+        >>> mask, bias = saccade.nn.masks_from_torch(key_padding_mask=torch.tensor([[False, False, True]]))
+        >>> mask, bias
+        (Padding([[True, True, False]]), None)
+    """
 
     mask: Mask | None
     bias: Tensor | None
@@ -35,8 +46,13 @@ def masks_from_torch(
         heads: H, for a mask of three axes.
 
     Raises:
-        TypeError: neither bool nor floating point.
+        TypeError: a mask that is neither bool nor floating point.
         ValueError: other ranks (unbatched ones too), three axes without `heads`.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.nn.masks_from_torch(torch.nn.Transformer.generate_square_subsequent_mask(4))
+        TranslatedMasks(mask=Causal(), bias=None)
     """
     masks: list[Mask] = []
     biases: list[Tensor] = []

@@ -48,6 +48,13 @@ class Observation(ObservedCall):
 
     With a cache, keys are those it holds; where items are padded on the left and the mask names places, tokens stand
     from key 0 on, while queries stay in their rows.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer, seen = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), []
+        >>> out = layer(torch.randn(2, 5, 16), observe=seen.append)
+        >>> seen[0].query.shape, seen[0].out.shape
+        (torch.Size([2, 4, 5, 4]), torch.Size([2, 4, 5, 4]))
     """
 
     cross: bool = False  # whether keys came from a context
@@ -93,8 +100,16 @@ class MultiHeadAttention(nn.Module):
         config: what it is made of.
 
     Attributes:
-        heads_left: the heads that `saccade.prune` left; a bias made for all of them, as of positions that layers share,
-            is read for these. None: nothing was removed.
+        heads_left: the heads that `saccade.prune` left. A bias made for all heads, such as one of positions that layers
+            share, is read for these. None: nothing was removed.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(32, heads=4, kv_heads=2, positions=saccade.positions.RotaryConfig())
+        >>> layer = saccade.nn.MultiHeadAttention(config)
+        >>> out, weights = layer(torch.randn(2, 5, 32), saccade.Causal(), return_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 5, 32]), torch.Size([2, 4, 5, 5]))
     """
 
     heads_left: HeadsLeft | None = None

@@ -26,7 +26,21 @@ from .norm import make_norm
 
 
 class Context(NamedTuple):
-    """What cross-attention reads: another sequence, who sees what of it, and where its keys and values are kept."""
+    """What cross-attention reads: another sequence, who sees what of it, and where its keys and values are kept.
+
+    Attributes:
+        tokens: (B, Lc, C), or (B / n, Lc, C) where n items of x, one after another, read the same.
+        mask: who sees what of it, True = attend; None shows everything.
+        cache: keeps keys and values between calls; None projects them in each call.
+
+    Example:
+        >>> import torch, saccade
+        >>> attention = saccade.nn.AttentionConfig(16, heads=4)
+        >>> block = saccade.nn.DecoderBlock(saccade.nn.BlockConfig(attention, cross=attention))
+        >>> context = saccade.nn.Context(torch.randn(2, 7, 16), mask=saccade.Padding([7, 4]))
+        >>> block(torch.randn(2, 5, 16), saccade.Causal(), context=context).shape
+        torch.Size([2, 5, 16])
+    """
 
     tokens: Tensor  # (B, Lc, C), or (B / n, Lc, C) where n items of x, one after another, read the same
     mask: Mask | Tensor | None = None
@@ -47,6 +61,12 @@ class EncoderBlock(nn.Module):
 
     Args:
         config: what it is made of.
+
+    Example:
+        >>> import torch, saccade
+        >>> block = saccade.nn.EncoderBlock(saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4)))
+        >>> block(torch.randn(2, 5, 16), padding=saccade.Padding([5, 3])).shape
+        torch.Size([2, 5, 16])
     """
 
     shared_positions: int | None = 0  # which of the positions that its stack holds; None: none
@@ -152,7 +172,14 @@ class DecoderBlock(EncoderBlock):
         pre   y = x + attention(norm(x));  z = y + cross(norm(y), context);  out = z + feed_forward(norm(z))
         post  y = norm(x + attention(x));  z = norm(y + cross(y, context));  out = norm(z + feed_forward(z))
 
-    Vaswani et al. (2017), section 3.1. Causality is the mask's: `Causal()`, which `Decoder` gives.
+    Vaswani et al. (2017), section 3.1. The block is causal only by its mask: `Causal()`, which `Decoder` gives.
+
+    Example:
+        >>> import torch, saccade
+        >>> attention = saccade.nn.AttentionConfig(16, heads=4)
+        >>> block = saccade.nn.DecoderBlock(saccade.nn.BlockConfig(attention, cross=attention))
+        >>> block(torch.randn(2, 5, 16), saccade.Causal(), context=torch.randn(2, 7, 16)).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(self, config: BlockConfig):

@@ -55,7 +55,7 @@ class AttentionConfig:
             three are made from tokens of one width.
         bias: whether the projections to query, key and value have one.
         output_bias: whether the projection of the output has one; None is as `bias`.
-        positions: a scheme in every head: `RotaryConfig`, `AlibiConfig`, `T5Config`; None leaves attention without.
+        positions: a scheme in every head: `RotaryConfig`, `AlibiConfig`, `T5Config`; None adds none.
         qk_norm: "rms" or "layer" normalises each head's queries and keys, before rotary positions (Henry et al. 2020;
             Dehghani et al. 2023: logits cannot grow without bound); None does not.
         eps: of that norm; None is PyTorch's default.
@@ -66,9 +66,15 @@ class AttentionConfig:
         scale: of the dot products; None is D ** -0.5.
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
         dropout: probability of dropping an attention weight in training.
-        mechanism: what takes the place of softmax attention, a value of `saccade.variants` such as `LinearConfig()`;
-            None is softmax attention.
+        mechanism: replaces softmax attention: a value of `saccade.variants` such as `LinearConfig()`; None is softmax
+            attention.
         out_width: of the output; None is `width`, which the residual stream of a block needs.
+
+    Example:
+        >>> import saccade
+        >>> config = saccade.nn.AttentionConfig(64, heads=8, kv_heads=2, window=saccade.Window(255, 0), qk_norm="rms")
+        >>> saccade.nn.MultiHeadAttention(config).projection.weight.shape  # rows: 8 + 2 + 2 heads of 8
+        torch.Size([96, 64])
     """
 
     width: int
@@ -222,7 +228,7 @@ class BlockConfig:
         attention: of the tokens to each other.
         cross: to a context; for decoder blocks of an encoder-decoder. None is none.
         hidden: F, width inside the feed-forward layer; None is 4 E, or where it is gated 8/3 E (as many parameters)
-            rounded up to a multiple of 32; 0 is no such layer, and no norm of its own: attention alone.
+            rounded up to a multiple of 32; 0 leaves out that layer and its norm: attention alone.
         activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "geglu_tanh", "reglu", "swiglu" (Shazeer
             2020).
         norm: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019) or "batch" (Ioffe and Szegedy 2015), which in
@@ -233,6 +239,12 @@ class BlockConfig:
         feed_forward_dropout: inside the feed-forward layer, after the activation.
         bias: whether feed-forward layers and layer norms have one.
         eps: of the norms; None is PyTorch's default for each.
+
+    Example:
+        >>> import saccade
+        >>> attention = saccade.nn.AttentionConfig(16, heads=4)
+        >>> saccade.nn.BlockConfig(attention, activation="gelu", norm="layer", placement="post").hidden_width
+        64
     """
 
     attention: AttentionConfig

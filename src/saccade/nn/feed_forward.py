@@ -33,6 +33,12 @@ class FeedForward(nn.Module):
 
     Raises:
         ValueError: an unknown activation, sizes below 1, dropout outside of [0, 1).
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.FeedForward(16, hidden=64, activation="gelu")
+        >>> layer(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

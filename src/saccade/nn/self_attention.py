@@ -33,10 +33,14 @@ class SelfAttention(nn.Module):
         head_width: D; None is E.
         bias: whether the projections have one.
 
-    ::
-
-        layer = SelfAttention(64)
-        out, weights = layer(torch.randn(2, 10, 64), saccade.Causal(), return_weights=True)
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.SelfAttention(16, head_width=8)
+        >>> out, weights = layer(torch.randn(2, 5, 16), saccade.Causal(), return_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]))
+        >>> bool((weights.triu(1) == 0).all())
+        True
     """
 
     def __init__(self, width: int, head_width: int | None = None, *, bias: bool = False):

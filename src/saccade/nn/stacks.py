@@ -141,15 +141,15 @@ class Encoder(Stack):
 
         out = norm(block_N(... block_1(x)))
 
-    Vaswani et al., "Attention Is All You Need" (2017), section 3.1; bidirectional models on it alone: Devlin et al.,
-    BERT (2019). Weights start as in `MultiHeadAttention`; in pre-norm and parallel stacks, what writes into the
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.1; bidirectional models of an encoder alone: Devlin et
+    al., BERT (2019). Weights start as in `MultiHeadAttention`; in pre-norm and parallel stacks, what writes into the
     residual stream is divided by sqrt(number of writers) (Radford et al., GPT-2, 2019).
 
     Args:
-        config: of every block, or a sequence with one for each: of one width, placement and context, and otherwise as
-            different as they like (windows that alternate, layers without positions). Layers whose
-            `attention.positions` agree share them.
-        layers: how many blocks; None where `config` is a sequence, which says it.
+        config: of every block, or a sequence with one for each. They share width, placement and context, and may differ
+            in everything else (windows that alternate, layers without positions). Layers whose `attention.positions`
+            agree share them.
+        layers: how many blocks; None where `config` is a sequence.
         final_norm: whether a norm comes last; None is where the blocks leave the residual stream unnormalised (all
             but "post").
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
@@ -157,6 +157,13 @@ class Encoder(Stack):
             with `observe=` or a cache keep everything, since they must not be run twice.
         layer_drop: probability that a call leaves a block out, in training (Fan et al., "Reducing Transformer Depth on
             Demand with Structured Dropout", 2020). Calls with `return_weights=True` leave none out. An attribute too.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> encoder = saccade.nn.Encoder(config, layers=2)
+        >>> encoder(torch.randn(2, 5, 16), padding=saccade.Padding([5, 3])).shape
+        torch.Size([2, 5, 16])
     """
 
     block = EncoderBlock
@@ -196,12 +203,23 @@ class Decoder(Stack):
 
         out = norm(block_N(... block_1(x, context) ..., context)),   block_n causal
 
-    With `config.cross` each block also reads a context: the decoder of Vaswani et al. (2017), section 3.1; without,
+    With `config.cross` each block also reads a context: the decoder of Vaswani et al. (2017), section 3.1; without it
     the language models after Radford et al., GPT (2018).
 
+    `config`, `layers`, `final_norm` and `checkpointing` are as in `Encoder`.
+
     Args:
-        config, layers, final_norm, checkpointing: as in `Encoder`.
         causal: whether tokens see nothing later than themselves, whatever the mask shows. An attribute too.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> decoder, x = saccade.nn.Decoder(config, layers=2).eval(), torch.randn(1, 5, 16)
+        >>> cache = decoder.cache()
+        >>> with torch.no_grad():
+        ...     steps = [decoder(x[:, i : i + 1], cache=cache) for i in range(5)]
+        >>> torch.allclose(torch.cat(steps, dim=1), decoder(x), atol=1e-5)
+        True
     """
 
     block = DecoderBlock

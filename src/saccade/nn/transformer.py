@@ -24,15 +24,22 @@ class Transformer(nn.Module):
         memory = encoder(source),   out = decoder(target, context=memory)
 
     Vaswani et al., "Attention Is All You Need" (2017), figure 1, between the embeddings and the last linear layer.
-    Three patterns: the source sees all of itself, the target sees itself up to each token, and the target sees all of
-    the source; padding on either side is seen by nobody.
+    There are three patterns: the source sees all of itself, the target sees itself up to each token, and the target
+    sees all of the source. Padding on either side is never attended to.
 
     Args:
         config: of the blocks of both; the decoder's `cross` is `config.cross`, or like `config.attention` without
             positions and window where that is None. `T5Config` becomes one-directional in the decoder.
         layers: how many blocks each, or (encoder's, decoder's).
         decoder: of the decoder's blocks where they differ; None is `config`.
-        final_norm, checkpointing: as in `Encoder`, for both.
+        final_norm: as in `Encoder`, for both.
+        checkpointing: as in `Encoder`, for both.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.Transformer(saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4)), layers=2)
+        >>> model(torch.randn(2, 7, 16), torch.randn(2, 5, 16), source_padding=saccade.Padding([7, 4])).shape
+        torch.Size([2, 5, 16])
     """
 
     def __init__(

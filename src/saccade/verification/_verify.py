@@ -37,16 +37,16 @@ def verify(
     isolated: bool = True,
     progress: Progress | None = None,
 ) -> Report:
-    """Run an implementation of attention and tell which promises it breaks, with evidence and the fix.
+    """Run an implementation of attention and report which promises it breaks, with evidence and the fix.
 
     The target's code is run, as pytest runs tests: in a child process with limits of time and memory, where it may
-    crash, hang, print or exit. Nothing is fetched.
+    crash, hang, print or exit. Nothing is downloaded.
 
     Args:
         target: a function (q, k, v[, mask]) in any usual layout; an nn.Module of forward (x), (x, mask), (q, k, v) or
             (x, context), or its class; a transformers model; or a string, "path/to/file.py:Name" or "hf:DIR_OR_ID".
-        causal: what its author promises: no output depends on a later input (True), or each may depend on all (False).
-            None: what is found decides, and anything between the two is an error.
+        causal: the author's promise: no output depends on a later input (True), or each may depend on all (False).
+            None: the check decides, and anything between the two is an error.
         embed_dim: the width of its inputs, where it cannot be read from the target.
         num_heads: its heads, where they cannot be read from the target.
         arguments: of the constructor, where the target is a class.
@@ -55,21 +55,30 @@ def verify(
             that returns out or (out, weights). There query, key, value are (batch, heads, length, width) if the target
             is attention proper, x is (batch, length, width), and mask is boolean, True = attend; or a string that
             names such a function, "path/to/file.py:name".
-        promise: more of what its author promises: window, positions, scale, the meaning of its mask.
-        checks: those to run, by the names of the report's rows, as "scale" or "dtype and device"; "robustness" names
+        promise: more of the author's promises: window, positions, scale, the meaning of its mask.
+        checks: which to run, by the names of the report's rows, as "scale" or "dtype and device"; "robustness" names
             its whole family, these three. None: all.
         limits: of time and memory for the child.
         isolated: False runs the target in this process, without limits: for debuggers.
-        progress: told how many checks of how many are done, and which comes next.
+        progress: called with how many checks of how many are done, and which comes next.
 
     Returns:
-        The report; `report.ok` is False where a promise is broken or nothing of attention could be tested (then
-        `report.untested` says why), `print(report)` tells all.
+        The report. `report.ok` is False where a promise is broken or nothing of attention could be tested (then
+        `report.untested` says why); `print(report)` shows everything.
 
     Raises:
         Undecided: (a ValueError) how to call it remains open; the message lists the candidates.
         TypeError: a target that cannot be called with tensors, or a `how` that is no way to call it.
-        ValueError: an argument that cannot be, a string that names nothing, or a target that cannot reach a child.
+        ValueError: an impossible argument, a string that names nothing, or a target that cannot reach a child.
+
+    Example:
+        >>> import torch, saccade
+        >>> def unscaled(q, k, v):
+        ...     return torch.softmax(q @ k.mT, dim=-1) @ v
+        >>> saccade.verify(unscaled, causal=False, checks=["scale"], isolated=False)
+        <Report on unscaled: unscaled breaks a promise of attention: scale.>
+        >>> saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False).ok
+        True
     """
     from .running._child import Limits
     from .running._job import Job

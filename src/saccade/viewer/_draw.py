@@ -45,15 +45,16 @@ def draw(
     Args:
         weights: (R, K), or (H, R, K) for one map a head, or (B, H, R, K) with ``item``, as `saccade.attention_weights`
             and ``watched.weights`` give them; (K,) is one row. They need not be probabilities: where some are negative,
-            as differences are, colours have two sides. NaN is grey: a pair that nobody computed.
-        queries, keys: labels of rows and keys, as many as there are; long ones are cut, many are thinned.
+            as differences are, colours have two sides. NaN is grey: a pair that was not computed.
+        queries: labels of the rows, one for each; long ones are cut, many are thinned.
+        keys: labels of the keys, the same.
         title: of the map; of several maps one title for each, or one for all.
         ax: the axes to draw in, one for each map; None makes a figure with pyplot.
         item: which of B items; not needed where there is one.
         mask: which pairs are seen, a `saccade` mask or a bool array (R, K), True = attend; the others are grey.
-        limit: the value of the full colour; None is the largest there is.
+        limit: the value of the full colour; None is the largest value.
         numbers: whether cells hold their number; None: up to 20 keys in a single map.
-        colorbar: whether a bar tells what colours mean.
+        colorbar: whether to draw a colour bar.
         image: (height, width) or (height, width, 3 or 4): every row is drawn over it as ``patches``.
         patches: (rows, columns) of the image's patches; None is a square.
         sound: samples (n,) or a spectrogram (frequencies, n), low ones first: drawn above, on the same axis of time.
@@ -64,7 +65,19 @@ def draw(
         The axes, or an array of them where several maps are drawn; ``axes.figure.savefig("map.svg")`` writes a file.
 
     Raises:
-        ImportError: no matplotlib. TypeError, ValueError: shapes, labels or patches that do not fit.
+        ImportError: matplotlib is not installed.
+        TypeError: weights or labels of another type.
+        ValueError: shapes, labels or patches that do not fit.
+
+    Example:
+        >>> import torch, saccade
+        >>> from matplotlib.figure import Figure  # without ax= pyplot makes a figure
+        >>> query, key = torch.randn(2, 1, 1, 3, 8)
+        >>> weights = saccade.attention_weights(query, key, saccade.Causal())
+        >>> words = ["The", "cat", "sat"]
+        >>> ax = saccade.draw(weights, queries=words, keys=words, mask=saccade.Causal(), ax=Figure().subplots())
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['The', 'cat', 'sat']
     """
     if image is not None and (sound is not None or mask is not None):
         raise ValueError("image: goes with neither sound= nor mask=")

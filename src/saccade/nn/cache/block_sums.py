@@ -14,12 +14,20 @@ from .growing import GrowingLayer
 
 
 class BlockSumsLayer(GrowingLayer):
-    """For a mechanism that chooses blocks of keys by their means: a step sums the keys of the last block alone.
+    """For a mechanism that chooses blocks of keys by their means: a step sums only the keys of the last block.
 
     Beside keys and values it takes `8 Hkv D` bytes a block and item.
 
     Args:
         block: tokens in a block; an item's first token begins its first block.
+
+    Example:
+        >>> import torch, saccade
+        >>> cache = saccade.nn.BlockSumsLayer(block=2)
+        >>> with torch.no_grad():
+        ...     inputs = cache.append(torch.ones(1, 1, 5, 3), torch.ones(1, 1, 5, 3), saccade.Causal())
+        >>> cache.sums()[0, 0, :, 0]
+        tensor([2., 2., 1.], dtype=torch.float64)
     """
 
     def __init__(self, block: int):

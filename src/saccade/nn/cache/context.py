@@ -16,7 +16,17 @@ Pair = tuple[Tensor, Tensor]
 
 
 class ContextLayer:
-    """Cross-attention's cache: key (B, Hkv, Lc, D) and value (B, Hkv, Lc, Dv) of a context that does not change."""
+    """Cross-attention's cache: key (B, Hkv, Lc, D) and value (B, Hkv, Lc, Dv) of a context that does not change.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> cache, context = saccade.nn.ContextLayer(), torch.randn(1, 7, 16)
+        >>> for _ in range(3):  # keys and values of the context are projected once
+        ...     out = layer(torch.randn(1, 1, 16), context=context, cache=cache)
+        >>> cache.nbytes  # 2 tensors of 4 heads x 7 tokens x 4 numbers of 4 bytes
+        896
+    """
 
     def __init__(self) -> None:
         self._kept: Pair | None = None

@@ -18,9 +18,22 @@ class GrowingLayer(LayerCache):
     """All tokens, in as much memory as they need: between T and 2 T slots of `Hkv (D + Dv)` numbers an item.
 
     Without gradients, tokens are written into a buffer that doubles when it is full, and views of it are returned, so a
-    step costs its own tokens only. A view stays as it was unless its tokens are rolled back and others come.
+    step costs only its own tokens. A view stays as it was unless its tokens are rolled back and others come.
     Where gradients are recorded (`torch.is_grad_enabled()`), each step makes new tensors instead and can be
     differentiated: an earlier step's graph may hold the old ones.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> cache = saccade.nn.GrowingLayer()
+        >>> with torch.no_grad():
+        ...     for length in (5, 1, 1):
+        ...         out = layer(torch.randn(2, length, 16), saccade.Causal(), cache=cache)
+        >>> cache.length
+        7
+        >>> cache.rollback(2)
+        >>> cache.length
+        5
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,23 @@ from .new_rows import NewRows, alike, per_item
 
 
 class CachedInputs(NamedTuple):
-    """What one attention call gets."""
+    """What one attention call reads after its new tokens joined the cache; `LayerCache.append` returns it.
+
+    Attributes:
+        key: (B, Hkv, S, D).
+        value: (B, Hkv, S, Dv).
+        mask: who sees whom, fitted to these keys; None shows everything.
+        bias: added to the logits, fitted to these keys; None adds nothing.
+
+    Example:
+        >>> import torch, saccade
+        >>> cache = saccade.nn.GrowingLayer()
+        >>> with torch.no_grad():
+        ...     for length in (3, 1):
+        ...         inputs = cache.append(*torch.randn(2, 1, 2, length, 8), saccade.Causal())
+        >>> inputs.key.shape, inputs.mask
+        (torch.Size([1, 2, 4, 8]), Causal())
+    """
 
     key: Tensor
     value: Tensor
@@ -47,6 +63,17 @@ class LayerCache(ABC):
     were padded on. Queries stay in the rows they came in; `offset` says where row 0 of each item stands.
 
     Lengths are kept on the host, so that no call waits for a device.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> cache = layer.cache()
+        >>> isinstance(cache, saccade.nn.LayerCache)
+        True
+        >>> with torch.no_grad():
+        ...     out = layer(torch.randn(2, 5, 16), saccade.Causal(), cache=cache, padding=saccade.Padding([5, 3]))
+        >>> cache.length
+        tensor([5, 3])
     """
 
     def __init__(self) -> None:

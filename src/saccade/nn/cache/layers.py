@@ -19,10 +19,21 @@ from .window import WindowLayer
 class KVCache:
     """One `LayerCache` for each layer of a decoder, and one `ContextLayer` for each layer's context.
 
-    Fill it by handing it to the decoder again and again, with the tokens that follow.
+    Give it to the decoder with each call, with the tokens that follow.
 
     Args:
         layers: a cache for each layer, of any kinds, each its own object.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> decoder = saccade.nn.Decoder(config, layers=2)
+        >>> cache = saccade.nn.KVCache.window(layers=2, window=4, sinks=1)
+        >>> with torch.no_grad():
+        ...     for length in (6, 1):
+        ...         out = decoder(torch.randn(1, length, 16), cache=cache)
+        >>> cache.length, cache.mask
+        (7, Window(3, 0) | Global([0]))
     """
 
     def __init__(self, layers: Sequence[LayerCache]):

@@ -18,12 +18,26 @@ from .new_rows import NewRows
 
 
 class RecurrentLayer(LayerCache):
-    """What a recurrent mechanism remembers of the tokens so far: memory that does not grow with them.
+    """The state of a recurrent mechanism: memory that does not grow with the tokens.
 
     A step costs the same however long the past is. Decoding equals the parallel forward.
 
     Args:
         mechanism: whose state it is.
+
+    Raises:
+        TypeError: a mechanism that is not recurrent.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(16, heads=4, mechanism=saccade.variants.LinearConfig())
+        >>> layer = saccade.nn.MultiHeadAttention(config)
+        >>> cache = layer.cache()  # a RecurrentLayer(layer.mechanism)
+        >>> with torch.no_grad():
+        ...     for length in (5, 1, 1):
+        ...         out = layer(torch.randn(1, length, 16), saccade.Causal(), cache=cache)
+        >>> type(cache).__name__, cache.length
+        ('RecurrentLayer', 7)
     """
 
     def __init__(self, mechanism: Recurrent):

@@ -21,16 +21,25 @@ from .new_rows import alike
 class StaticLayer(LayerCache):
     """Up to `capacity` tokens an item, in one buffer that is allocated at the first use and never moves.
 
-    Memory is `C Hkv (D + Dv)` numbers an item from the start. On a CPU, views of the part in use are returned.
+    Memory is `(C + 1) Hkv (D + Dv)` numbers an item from the start. On a CPU, views of the part in use are returned.
     Under torch.compile and on CUDA all shapes stay the same from step to step: the whole buffer is returned, with a
-    boolean tensor that hides what is not in use, and lengths are tensors, so that a decoding step is compiled once.
-    There nobody can look whether the capacity is exceeded: outputs become NaN then, and the next call outside of the
-    compiled function raises. Eager and compiled steps may take turns.
+    boolean tensor that hides the unused part, and lengths are tensors, so that a decoding step is compiled once. There
+    the capacity cannot be checked: beyond it outputs become NaN, and the next call outside of the compiled function
+    raises. Eager and compiled steps may take turns.
 
     Views handed out before see later writes into their slots (after a rollback or a reset). Keeps no gradients.
 
     Args:
         capacity: C, tokens of an item, at least 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> cache = saccade.nn.StaticLayer(capacity=64)
+        >>> with torch.no_grad():
+        ...     out = layer(torch.randn(1, 5, 16), saccade.Causal(), cache=cache)
+        >>> cache.length, cache.nbytes  # 64 slots and a spare one, each of 2 x 16 numbers of 4 bytes
+        (5, 8320)
     """
 
     def __init__(self, capacity: int):

@@ -33,8 +33,8 @@ class StreamingLayer(WindowLayer):
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.2. A query sees the list
     [sinks, last tokens, itself], and positions are 0, 1, ... along that list, at every step anew. With the sinks at
     0 1 2 3, the tokens 6 7 8 of a text stand at 4 5 6: however long the stream, no distance is larger than the cache,
-    and none need be beyond those that a model was trained with. So keys are kept as they were before rotary positions
-    turned them, and turned when they are read. ALiBi and relative biases take the same places. Positions that are added
+    and none need be larger than those a model was trained with. So keys are kept as they were before rotary positions
+    turned them, and turned when they are read. ALiBi and relative biases use the same places. Positions that are added
     to tokens before attention are in the keys and stay as they were.
 
         sinks=2, window=3      tokens of the text      where they stand
@@ -52,6 +52,16 @@ class StreamingLayer(WindowLayer):
         window: W, keys that a query sees besides the sinks, its own among them; at least 1.
         sinks: S, first tokens that stay visible; the paper takes 4.
         slack: tokens that can be rolled back once the ring is full.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(16, heads=4, positions=saccade.positions.RotaryConfig())
+        >>> layer, cache = saccade.nn.MultiHeadAttention(config), saccade.nn.StreamingLayer(window=8, sinks=4)
+        >>> with torch.no_grad():
+        ...     for length in (10, 10, 10):
+        ...         out = layer(torch.randn(1, length, 16), saccade.Causal(), cache=cache)
+        >>> cache.length, cache.reach(rows=1)  # 30 tokens seen, no position beyond 12
+        (30, 12)
     """
 
     def __init__(self, window: int, sinks: int = 4, slack: int = 0):

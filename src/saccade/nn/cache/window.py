@@ -40,6 +40,15 @@ class WindowLayer(LayerCache):
         window: keys that a query sees, its own among them; at least 1.
         sinks: first tokens that stay visible.
         slack: tokens that can be rolled back once the ring is full.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)).eval()
+        >>> cache, x = saccade.nn.WindowLayer(window=3, sinks=1), torch.randn(1, 9, 16)
+        >>> with torch.no_grad():
+        ...     steps = [layer(x[:, i : i + 1], saccade.Causal(), cache=cache) for i in range(9)]
+        >>> torch.allclose(torch.cat(steps, dim=1), layer(x, saccade.Causal() & cache.mask), atol=1e-5)
+        True
     """
 
     def __init__(self, window: int, sinks: int = 0, slack: int = 0):

@@ -41,54 +41,55 @@ def view(
 ) -> Any:
     """Show attention in an interactive viewer: every head at any zoom, of a text of any length.
 
-    ::
-
-        saccade.view("The cat sat on the mat because it was soft")
-        saccade.view(text, model=["checkpoint-1000", "checkpoint-9000"])
-
-        with saccade.watch(model, keep=True) as watched:
-            model(ids)
-        saccade.view(watched, words=tokens)
-
     In a notebook it is a widget, which needs no open port. Elsewhere a server on this machine answers one page, which
-    the browser opens; its address holds a random token, without which nothing is answered. From a prompt `view` returns
-    at once and the viewer goes on until it is closed; in a script it returns when the page was closed or at Ctrl-C, as
-    `matplotlib.pyplot.show` does.
+    the browser opens; its address holds a random token, and requests without it get no answer. From a prompt `view`
+    returns at once and the viewer runs until it is closed; in a script it returns when the page was closed or at
+    Ctrl-C, as `matplotlib.pyplot.show` does.
 
-    Queries and keys of every layer are kept, 2 * Lq * D numbers for each head; weights are computed where one looks.
+    Queries and keys of every layer are kept, 2 * Lq * D numbers for each head; weights are computed for the visible
+    part.
 
     Args:
         subject: a text; a list of texts, which are compared; a `Look`, whose text is read again; what `saccade.watch`
             kept, or the path of a file that `Observations.save` wrote.
-        model: what reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
+        model: reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
             model, or a list of these, which are compared.
-        target: what an encoder-decoder writes to the text: its cross-attention is shown as well.
-        generate: tokens by which the model continues the text first, the likeliest one each time. An encoder-decoder
-            writes a target of its own instead, of so many tokens at most, as its files say. It ends where the context
-            does, which is said.
-        head: (layer, head), or (name of a call, head), to show first; None: the most telling one.
+        target: the text that an encoder-decoder writes: its cross-attention is shown as well.
+        generate: tokens by which the model continues the text first, the most probable one each time. An
+            encoder-decoder writes a target of its own instead, of at most so many tokens. It ends where the context
+            does, with a note.
+        head: (layer, head), or (name of a call, head), to show first; None: a head that says much about the text.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys of texts that may be held in memory; None: no limit. What `watch` kept is in
             memory already.
-        folder: where queries and keys beyond the budget are kept in files, which go when the viewer is closed; it needs
-            a budget.
-        host: the address to listen on instead of 127.0.0.1. Any other lets other machines in, whoever has the token;
-            with "0.0.0.0" every address of this machine.
+        folder: where queries and keys beyond the budget are kept in files, which are deleted when the viewer is closed;
+            it needs a budget.
+        host: the address to listen on instead of 127.0.0.1. Any other lets other machines in that have the token;
+            "0.0.0.0" is every address of this machine.
         port: the port to listen on; None: a free one. With `host` or `port` a notebook gets a server, too.
         browser: open it; otherwise the address is only printed.
         block: wait until the viewer ends; None: in a script.
-        keep: a viewer that is waited for goes on when no page is open any more; else it ends ten minutes later.
-        progress: told (done, total) after each layer that was read.
+        keep: whether a viewer that is waited for goes on when no page is open any more; else it ends ten minutes later.
+        progress: called with (done, total) after each layer that was read.
 
     Returns:
         The widget in a notebook. Elsewhere a `Viewer`: its `url`, `close()` and `wait()`; a context manager.
 
     Raises:
         ValueError: a text without a word, or longer than the model's context; a watch that kept no call; a budget that
-            does not suffice; a head that there is not; a port that is taken; a damaged file.
+            does not suffice; a head that does not exist; a port that is in use; a damaged file.
         TypeError: a subject, a model or another argument of another kind.
         FileNotFoundError: no such file or model folder.
         ImportError: the extra "view" is not installed.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(layer, keep=True) as watched:
+        ...     out = layer(torch.randn(1, 5, 16), saccade.Causal())
+        >>> viewer = saccade.view(watched, words="The cat sat on it".split(), browser=False, block=False)
+        Viewer  http://127.0.0.1:...
+        >>> viewer.close()
     """
     in_notebook = host is None and port is None and _in_notebook()
     _check_installed(in_notebook)

@@ -23,9 +23,9 @@ def step(
 ) -> Steps:
     """Attention step by step: the real numbers of one head for one word of ``text``.
 
-    Numbers are computed anew, in float64, from what the block read and its parameters; ``differences`` says how far
-    they are from what the model computed. Of a model whose modules are not Saccade's only the call itself is seen, so
-    steps begin with query, key and value. ``print`` shows them, a notebook a page, which ``html()`` gives.
+    Numbers are computed again, in float64, from what the block read and its parameters; ``differences`` compares them
+    with the model's own. In a model whose modules are not Saccade's only the call itself is seen, so steps begin with
+    query, key and value. ``print`` shows them, a notebook a page, which ``html()`` gives.
 
     Args:
         text: what the model reads.
@@ -33,7 +33,7 @@ def step(
             encoder-decoder (part, layer, head): "encoder", which (layer, head) alone means too, "decoder" for the
             decoder's self-attention, "cross" for its cross-attention.
         word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
-            last word. Of a word of several tokens the last token asks: it is where a causal model has read the word.
+            last word. Of a word of several tokens the last token asks: there a causal model has read the word.
             In a decoder or cross head it is a word of the target.
         model: a folder, a name on the hub, or an open model; None is the embedded one.
         nth: the occurrence of the word, from 1.
@@ -43,7 +43,18 @@ def step(
 
     Raises:
         ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.
-        FileNotFoundError: no such model. TypeError: a head, word or model of another type.
+        FileNotFoundError: no such model.
+        TypeError: a head, word or model of another type.
+
+    Example:
+        >>> import saccade
+        >>> steps = saccade.step("The cat sat on the mat because it was soft", head=(0, 2), word="it")
+        >>> print(steps)
+        Head 0.2, 'it' asks: token 9 of 12, counted from 0
+        ...
+         5  Dot product
+            d_j = q · k_j
+        ...
     """
     from ...inspection import TextModel, open_model, steps_of
     from ...models import LanguageModel, Model
