@@ -88,11 +88,21 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
 
 
 def parse(text: str, length: int | None = None) -> MechanismConfig:
-    """The configuration that is written `name` or `name:field=value,...`: "linear:feature_map=relu".
+    """The configuration written as `name` or `name:field=value,...`, such as "linear:feature_map=relu".
 
-    Fields left out have their defaults, or where a length is given what is usual for sequences of up to so many tokens.
+    Args:
+        text: the name of a mechanism, and its fields.
+        length: with a length, unset fields take what is usual for sequences of up to so many tokens; otherwise their
+            defaults.
 
     Raises:
-        ValueError: no such mechanism or field, or a value that cannot be; the message names what could.
+        ValueError: no such mechanism or field, or a value it cannot have; the message lists what is possible.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.parse("linear:feature_map=relu")
+        LinearConfig(feature_map='relu', normalise=True)
+        >>> saccade.variants.parse("linformer", length=512)
+        LinformerConfig(length=512, rank=128, shared='none')
     """
     return parse_from(text, MECHANISMS, length)

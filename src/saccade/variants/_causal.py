@@ -35,10 +35,22 @@ SEGMENT = 512  # tokens that are taken at once, for fewer and larger products
 
 
 class LinearState(NamedTuple):
-    """What linear attention remembers: float32, or float64 for float64 inputs."""
+    """The sums that linear attention keeps: float32, or float64 for float64 inputs.
 
-    sums: Tensor  # (B, Hkv, M, Dv): sum_j psi_j v_j^T
-    weights: Tensor  # (B, Hkv, M): sum_j psi_j
+    Args:
+        sums: (B, Hkv, M, Dv): sum_j psi_j v_j^T.
+        weights: (B, Hkv, M): sum_j psi_j.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.ones(1, 2, 5, 4)
+        >>> out, state = saccade.variants.linear_step(x, x, x)
+        >>> state.sums.shape, state.weights.shape
+        (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
+    """
+
+    sums: Tensor
+    weights: Tensor
 
 
 def read_causally(

@@ -16,11 +16,24 @@ from .._masks._placement import At
 
 
 class CausalPadding(NamedTuple):
-    """A mask of `Causal()` and `Padding(...)` taken apart."""
+    """A mask of `Causal()` and `Padding(...)` taken apart.
+
+    Args:
+        causal: whether queries see no later keys.
+        rows: bool (B or 1, Lq), True = a real query; None: all are real. The output of other rows is 0.
+        keys: bool (B or 1, Lk), True = a real key; None: all are real.
+
+    Example:
+        >>> import torch, saccade
+        >>> mask = saccade.Causal() & saccade.Padding(torch.tensor([[True, True, False]]))
+        >>> seen = saccade.variants.causal_padding_of(mask, 1, 3, 3, torch.device("cpu"), "mine", "it forms no pairs")
+        >>> seen.causal, seen.keys
+        (True, tensor([[ True,  True, False]]))
+    """
 
     causal: bool
-    rows: Tensor | None  # bool (B or 1, Lq), True = a real query; None: all are. The rows of others are 0.
-    keys: Tensor | None  # bool (B or 1, Lk), True = a real key; None: all are
+    rows: Tensor | None
+    keys: Tensor | None
 
 
 def causal_padding_of(
@@ -33,13 +46,31 @@ def causal_padding_of(
     reason: str,
     causal: bool | str = True,
 ) -> CausalPadding:
-    """What `mask` shows, for a mechanism called `name` that can honour no other masks, for this `reason`.
+    """Take a mask apart, for a mechanism that supports only `Causal()` and `Padding(...)`.
 
-    Queries stand bottom-right: query i at position `i + (Lk - Lq)`. Where it cannot be causal, `causal` says why.
+    Queries stand bottom-right: query i at position `i + (Lk - Lq)`.
+
+    Args:
+        mask: the mask of a call; None shows everything.
+        batch, Lq, Lk: B, and the numbers of queries and keys.
+        device: of the booleans in the result.
+        name: the mechanism's name, for error messages.
+        reason: why it takes no other masks, for error messages.
+        causal: True, or why the mechanism cannot be causal.
 
     Raises:
         TypeError: not a mask.
         ValueError: a mask of another kind, or one that does not fit these sizes.
+
+    Example:
+        >>> import torch, saccade
+        >>> cpu = torch.device("cpu")
+        >>> saccade.variants.causal_padding_of(saccade.Causal(), 2, 5, 5, cpu, "mine", "it forms no pairs")
+        CausalPadding(causal=True, rows=None, keys=None)
+        >>> saccade.variants.causal_padding_of(saccade.Window(1, 0), 2, 5, 5, cpu, "mine", "it forms no pairs")
+        Traceback (most recent call last):
+        ...
+        ValueError: mask: mine takes Causal(), Padding(...) and both of them, since it forms no pairs; got Window(1, 0)
     """
     given = as_mask(mask)
     if given is None:

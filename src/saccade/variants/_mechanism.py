@@ -17,33 +17,58 @@ from .._masks import Mask
 
 
 class HeadSizes(NamedTuple):
-    """The sizes of the attention that a mechanism stands in."""
+    """The sizes of the attention layer that a mechanism is built for.
 
-    width: int  # E, of the tokens that the heads were projected from
-    heads: int  # Hq, as the mechanism gets them
-    kv_heads: int  # Hkv, likewise
-    head: int  # D, of queries and keys
-    value_head: int  # Dv
+    Args:
+        width: E, the width of the tokens that the heads are projected from.
+        heads: Hq, the number of query heads that the mechanism gets.
+        kv_heads: Hkv, the number of key-value heads that the mechanism gets.
+        head: D, the width of queries and keys.
+        value_head: Dv, the width of values.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=16, heads=4, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.SigmoidConfig().build(sizes)
+        >>> mechanism(torch.ones(1, 4, 3, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4)).shape
+        torch.Size([1, 4, 3, 4])
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head: int
+    value_head: int
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a mechanism can do. Where it cannot, the reason stands in place of True: a sentence for error and table.
+    """What a mechanism can do, and the reason where it cannot.
+
+    An ability is True, or a sentence that says why not; error messages and the table of mechanisms show that sentence.
 
     Args:
         paper: authors, title, year.
         computes: "softmax" (exactly that, of the keys it looks at), "approximation" of it, or "other".
-        causal: tokens that see nothing later, in training, all at once.
-        bidirectional: tokens that see the whole sequence.
-        cross: keys from another sequence than the queries.
-        masks: any mask; otherwise no more than `Causal()`, `Padding(...)` and both.
+        causal: no token sees a later one, in training, all at once.
+        bidirectional: tokens see the whole sequence.
+        cross: keys come from another sequence than the queries.
+        masks: any mask; otherwise only `Causal()`, `Padding(...)` and both.
         cached: decodes with keys and values in an ordinary cache, equal to the parallel form.
         recurrent: decodes with a state of fixed size (`Recurrent`).
         grouped: fewer key-value heads than query heads.
-        takes: arguments of `saccade.attention` it knows besides: "bias", "scale", "softcap", "sink", "dropout".
-        time, memory: of a forward pass, in L (length), d (head width) and its own parameters; forward and backward
-            together keep that memory.
+        takes: the other arguments of `saccade.attention` it accepts: "bias", "scale", "softcap", "sink", "dropout".
+        time, memory: of a forward pass, in L (length), d (head width) and the mechanism's own parameters; forward and
+            backward together keep that memory.
         choose, avoid: one sentence each: when it is the right one, and when it is not.
+
+    Example:
+        >>> import saccade
+        >>> traits = saccade.variants.LinearConfig.traits
+        >>> traits.computes, traits.recurrent, traits.time
+        ('other', True, 'O(L M d), M features (d for elu+1)')
+        >>> saccade.variants.LinformerConfig.traits.causal
+        'each projected key mixes all positions, later ones too'
     """
 
     paper: str
@@ -63,7 +88,20 @@ class Traits:
 
 
 class Mechanism(nn.Module, ABC):
-    """How queries read keys and values. (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, heads, Lq, Dv)."""
+    """The base class of mechanisms: how queries read keys and values. Abstract.
+
+    A mechanism is a module (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, heads, Lq, Dv). A subclass defines
+    `forward`; a `MechanismConfig` builds it.
+
+    Example:
+        >>> import torch, saccade
+        >>> class Uniform(saccade.variants.Mechanism):
+        ...     def forward(self, query, key, value, mask=None, **options):
+        ...         return saccade.attention(torch.zeros_like(query), key, value, mask)
+        >>> value = torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
+        >>> Uniform()(value, value, value).flatten()
+        tensor([3., 3., 3.])
+    """
 
     calls_are_maps: ClassVar[bool] = False
     """Whether its calls of `saccade.attention` are maps from its queries to its keys, which watching may show."""
@@ -90,7 +128,7 @@ class Mechanism(nn.Module, ABC):
         """
 
     def begin_from(self, projections: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Asked once the (weight, bias) of queries, keys and values were drawn: a mechanism may begin as they do."""
+        """Start from the (weight, bias) of queries, keys and values, once these are drawn. Does nothing by default."""
 
 
 State = Sequence[Tensor]
@@ -98,7 +136,20 @@ State = Sequence[Tensor]
 
 
 class Recurrent(Mechanism):
-    """A causal mechanism whose past fits into a state of fixed size."""
+    """The base class of causal mechanisms whose past fits into a state of fixed size. Abstract.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=4, heads=1, kv_heads=1, head=4, value_head=4)
+        >>> mechanism = saccade.variants.LinearConfig().build(sizes)
+        >>> isinstance(mechanism, saccade.variants.Recurrent)
+        True
+        >>> x = torch.rand(1, 1, 3, 4)
+        >>> first, state = mechanism.step(x[:, :, :2], x[:, :, :2], x[:, :, :2])
+        >>> last, state = mechanism.step(x[:, :, 2:], x[:, :, 2:], x[:, :, 2:], state)
+        >>> torch.allclose(torch.cat([first, last], 2), mechanism(x, x, x, saccade.Causal()))
+        True
+    """
 
     @abstractmethod
     def step(self, query: Tensor, key: Tensor, value: Tensor, state: Any = None, mask: Mask | None = None) -> Any:
@@ -120,7 +171,19 @@ class Recurrent(Mechanism):
 
 @dataclass(frozen=True)
 class MechanismConfig(ABC):
-    """A mechanism as a frozen value, for `saccade.nn.AttentionConfig(mechanism=...)`."""
+    """The base class of mechanisms as frozen values, for `saccade.nn.AttentionConfig(mechanism=...)`. Abstract.
+
+    A subclass has a `name`, its `traits`, and a `build` that makes the module.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.LinearConfig(feature_map="relu")
+        >>> mechanism.name, mechanism.traits.computes
+        ('linear', 'other')
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
 
     name: ClassVar[str]  # as the command line and tables call it
     traits: ClassVar[Traits]
@@ -130,13 +193,13 @@ class MechanismConfig(ABC):
 
     @classmethod
     def usual(cls, length: int) -> MechanismConfig:
-        """As its paper sets it, for sequences of up to `length` tokens: what comparisons take where nothing is said."""
+        """The settings of the paper for sequences of up to `length` tokens. Comparisons take them for unset options."""
         return cls()
 
     @abstractmethod
     def build(self, heads: HeadSizes) -> Mechanism:
-        """The module, with its parameters drawn; ValueError where it does not fit these heads."""
+        """The module, with its parameters drawn. Raises ValueError where it does not fit these heads."""
 
     def at_depth(self, layer: int) -> MechanismConfig:
-        """The same in that layer of a stack, counted from 0."""
+        """The same mechanism in layer `layer` of a stack, counted from 0."""
         return self

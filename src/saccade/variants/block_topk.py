@@ -61,9 +61,10 @@ def block_topk_attention(
     sink: Tensor | None = None,
     dropout: float | Dropout = 0.0,
 ) -> Tensor:
-    """Attention to the own block and the k - 1 others of largest mean score; the formula stands at the top.
+    """Softmax attention to the query's own block of keys and the k - 1 other blocks of largest mean score.
 
-    With at least as many blocks allowed as there are it is `saccade.attention`.
+    The score of a block is `q_i . mean(k_j : j in block)`. Lu et al., "MoBA: Mixture of Block Attention for
+    Long-Context LLMs" (2025), equations 2 to 6. If k is at least the number of blocks, it is `saccade.attention`.
 
     Args:
         query: (B, Hq, Lq, D).
@@ -79,6 +80,13 @@ def block_topk_attention(
     Raises:
         TypeError, ValueError: as `saccade.attention`; a block or k below 1; another mask; another number of keys than
             of queries without `Causal()`.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.rand(1, 2, 8, 4)
+        >>> out = saccade.variants.block_topk_attention(x, x, x, saccade.Causal(), block=2, k=2)
+        >>> torch.allclose(out[:, :, :4], saccade.attention(x, x, x, saccade.Causal())[:, :, :4])  # two blocks: all
+        True
     """
     return _attend(query, key, value, mask, block, k, scale, softcap, sink, dropout, None)
 
@@ -126,9 +134,21 @@ def _attend(
 def chosen_blocks(
     query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int, scale: float | None = None
 ) -> Tensor:
-    """The blocks that each query reads: int64 (B, Hq, Lq, k), its own first, then by falling score, -1 for none.
+    """The blocks that each query of `block_topk_attention` reads.
 
     Args and errors: as `block_topk_attention`.
+
+    Returns:
+        int64 (B, Hq, Lq, k): the query's own block first, then by falling score; -1 for none.
+
+    Example:
+        >>> import torch, saccade
+        >>> query = key = torch.tensor([1.0, 5.0, 2.0, 1.0]).view(1, 1, 4, 1)
+        >>> saccade.variants.chosen_blocks(query, key, saccade.Causal(), block=1, k=2)
+        tensor([[[[ 0, -1],
+                  [ 1,  0],
+                  [ 2,  1],
+                  [ 3,  1]]]])
     """
     query, key, _ = check_inputs(query, key, key)
     block, k = whole(block, "block", least=1), whole(k, "k", least=1)
@@ -315,11 +335,21 @@ def _permuted(rows: Tensor, order: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockTopKConfig(MechanismConfig):
-    """Attention to a few blocks of keys, MoBA.
+    """`block_topk_attention` as the mechanism of `saccade.nn` (MoBA).
 
     Args:
         block: tokens in a block.
         k: blocks that a query reads, its own among them.
+
+    Raises:
+        TypeError, ValueError: not ints, or below 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.BlockTopKConfig(block=2, k=2)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 6, 8), mask=saccade.Causal()).shape
+        torch.Size([1, 6, 8])
     """
 
     name: ClassVar[str] = "block-topk"
@@ -352,10 +382,14 @@ class BlockTopKConfig(MechanismConfig):
 
 
 class BlockTopKAttention(Mechanism):
-    """`block_topk_attention` with these numbers.
+    """`block_topk_attention` as a module. It has no parameters; `BlockTopKConfig.build` makes it.
 
-    Args:
-        config: its numbers.
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.BlockTopKAttention(saccade.variants.BlockTopKConfig(block=2, k=1))
+        >>> x = torch.ones(1, 2, 6, 4)
+        >>> mechanism(x, x, x, saccade.Causal()).shape
+        torch.Size([1, 2, 6, 4])
     """
 
     def __init__(self, config: BlockTopKConfig):

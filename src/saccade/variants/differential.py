@@ -58,23 +58,38 @@ def differential_attention(
     softcap: float | None = None,
     dropout: float | Dropout = 0.0,
 ) -> Tensor:
-    """The first map of each head without the second, normalised: (B, H, Lq, Dv).
+    """Differential attention: the first softmax map of each head minus a part of the second, then normalised.
+
+    `out_h = (1 - l0) RMSNorm((softmax(q1 k1^T s) - l softmax(q2 k2^T s)) v)` with s = d^-0.5 and
+    `l = exp(lq1 . lk1) - exp(lq2 . lk2) + l0`: Ye, Dong, Xia, Sun, Zhu, Huang and Wei, "Differential Transformer"
+    (2024), equations 1 to 3.
 
     Args:
         query: (B, 2 H, Lq, d), the two maps of head h at 2 h and 2 h + 1.
-        key: (B, 2 Hkv, Lk, d), likewise.
+        key: (B, 2 Hkv, Lk, d), in the same order.
         value: (B, Hkv, Lk, Dv), which both maps read.
         mask: of both maps, with the H heads of the output; as in `saccade.attention`.
         vectors: lq1, lk1, lq2, lk2, each (d,).
         weight: (Dv,), of the norm.
         initial: l0, below 1; `initial_lambda(depth)`.
-        bias, scale, softcap, dropout: as in `saccade.attention`, of both maps alike; each drops its own weights.
+        bias, scale, softcap, dropout: as in `saccade.attention`, for both maps; each map drops its own weights.
 
     Returns:
         (B, H, Lq, Dv), in the dtype of the inputs. Rows that see nothing are 0.
 
     Raises:
         TypeError, ValueError: inputs that do not belong together.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.rand(1, 4, 5, 8), torch.rand(1, 4, 5, 8), torch.rand(1, 2, 5, 16)
+        >>> vectors, weight = [torch.zeros(8)] * 4, torch.ones(16)
+        >>> initial = saccade.variants.initial_lambda(0)
+        >>> out = saccade.variants.differential_attention(
+        ...     query, key, value, saccade.Causal(), vectors=vectors, weight=weight, initial=initial
+        ... )
+        >>> out.shape
+        torch.Size([1, 2, 5, 16])
     """
     first, second = _maps(query, key, value)
     _check_vectors(vectors, weight, query.shape[3], value.shape[3])
@@ -101,16 +116,34 @@ def _tamed(rows: Tensor) -> Tensor:
 
 
 def initial_lambda(depth: int) -> float:
-    """l0 in that layer, counted from 0: 0.2 in the first, near 0.8 in deep ones."""
+    """l0 = 0.8 - 0.6 exp(-0.3 depth) of `differential_attention`, for the layer `depth`, counted from 0.
+
+    Example:
+        >>> import saccade
+        >>> [round(saccade.variants.initial_lambda(depth), 2) for depth in (0, 5, 30)]
+        [0.2, 0.67, 0.8]
+    """
     return 0.8 - 0.6 * math.exp(-0.3 * depth)
 
 
 class DifferentialAttention(Mechanism):
-    """`differential_attention` with its vectors, normal with standard deviation 0.1, and the weights of its norm, 1.
+    """`differential_attention` with learned vectors and norm. `DifferentialConfig.build` makes it.
+
+    The vectors start normal with standard deviation 0.1, the weights of the norm at 1.
 
     Args:
-        config: what it is made of.
-        heads: the sizes it stands in: two query and key heads for each head of values.
+        config: the depth of the layer.
+        heads: the sizes of the layer: two query and key heads for each head of values.
+
+    Raises:
+        ValueError: an odd number of query or key heads.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=4, kv_heads=4, head=2, value_head=4)
+        >>> mechanism = saccade.variants.DifferentialConfig().build(sizes)
+        >>> mechanism(torch.ones(1, 4, 5, 2), torch.ones(1, 4, 5, 2), torch.ones(1, 2, 5, 4)).shape
+        torch.Size([1, 2, 5, 4])
     """
 
     calls_are_maps = True
@@ -156,7 +189,16 @@ class DifferentialConfig(MechanismConfig):
     """`differential_attention` as the mechanism of `saccade.nn`.
 
     Args:
-        depth: of the layer, from 0. Stacks set it, layer by layer.
+        depth: the number of the layer, from 0. Stacks set it, layer by layer.
+
+    Raises:
+        TypeError, ValueError: not an int, or negative.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=saccade.variants.DifferentialConfig())
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     depth: int = 0

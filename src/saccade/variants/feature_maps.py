@@ -20,7 +20,16 @@ from torch import Tensor
 
 
 class FeatureMap(ABC):
-    """A map of queries and keys to features, elementwise over tokens."""
+    """The base class of feature maps: features (..., M) of queries or keys (..., D). Abstract.
+
+    Example:
+        >>> import torch
+        >>> from saccade.variants.feature_maps import NAMES
+        >>> sorted(NAMES)
+        ['dpfp', 'dpfp-2', 'dpfp-3', 'elu+1', 'relu', 'softmax', 'taylor']
+        >>> NAMES["relu"](torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,6 +62,11 @@ class EluPlusOne(FeatureMap):
     """elu(x) + 1: x + 1 above 0, exp(x) below (Katharopoulos et al., 2020, equation 7). M = D.
 
     `F.elu(x) + 1` loses all digits below x = -17 in float32, where it gives 0; exp(x) does not.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.variants.feature_maps.EluPlusOne()(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([0.3679, 1.0000, 3.0000])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -67,7 +81,12 @@ class EluPlusOne(FeatureMap):
 class Relu(FeatureMap):
     """max(x, 0) (Kasai et al., 2021, "Finetuning Pretrained Transformers into RNNs", without its projection). M = D.
 
-    Features can vanish: a query whose features all do, or that meets no key with one in common, gets 0.
+    Features can vanish. A query gives 0 if all its features vanish, or if it shares none with a key.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.variants.feature_maps.Relu()(torch.tensor([-1.0, 0.0, 2.0]))
+        tensor([0., 0., 2.])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,8 +101,13 @@ class Softmax(FeatureMap):
     """softmax(x) and softmax(-x) over the features of a token, side by side. M = 2 D.
 
     The map of Hedgehog (Zhang et al., 2024, "The Hedgehog & the Porcupine: Expressive Linear Attentions with Softmax
-    Mimicry", section 4), which puts learned weights before it: here these are the projections to queries and keys.
-    Bounded by 1, and peaked, which elu(x) + 1 is not.
+    Mimicry", section 4). Hedgehog puts learned weights before it: here these are the projections to queries and keys.
+    Features are at most 1, and peaked, unlike those of elu(x) + 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.variants.feature_maps.Softmax()(torch.zeros(1, 2))
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -102,6 +126,14 @@ class Dpfp(FeatureMap):
 
     Args:
         nu: neighbours, at least 1 and less than 2 D.
+
+    Raises:
+        TypeError, ValueError: not an int, or outside of this range.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.variants.feature_maps.Dpfp()(torch.tensor([2.0, 3.0]))  # r is 2, 3, 0, 0
+        tensor([0., 6., 0., 0.])
     """
 
     nu: int = 1
@@ -128,8 +160,16 @@ class Taylor(FeatureMap):
     """Features of 1 + s + s^2 / 2 at s = x . y / sqrt(D), exp(s) to second order. M = 1 + D + D (D + 1) / 2.
 
     The map of Based (Arora et al., 2024, equation 3), which keeps heads small (D = 16: 153 features): the state grows
-    with D^2. Equal products x_i x_j = x_j x_i stand once, times sqrt(2). The polynomial is at least 1/2, so that no
-    sum of weights vanishes, but weights of opposite keys do not fall towards 0 as softmax's do.
+    with D^2. Equal products x_i x_j = x_j x_i stand once, times sqrt(2). The polynomial is at least 1/2, so no sum of
+    weights vanishes; but weights of opposite keys do not fall towards 0 as those of softmax do.
+
+    Example:
+        >>> import torch, saccade
+        >>> taylor = saccade.variants.feature_maps.Taylor()
+        >>> x, y = torch.tensor([1.0, 2.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+        >>> s = x @ y / 2
+        >>> torch.allclose(taylor(x) @ taylor(y), 1 + s + s**2 / 2)
+        True
     """
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -156,7 +196,16 @@ NAMES: dict[str, FeatureMap] = {
 
 
 def named(name: str) -> FeatureMap:
-    """The map of that name; TypeError or ValueError unless there is one."""
+    """The feature map of that name in `NAMES`.
+
+    Raises:
+        TypeError, ValueError: not a name, or an unknown one.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.feature_maps.named("dpfp-2")
+        Dpfp(nu=2)
+    """
     if not isinstance(name, str):
         raise TypeError(f"feature_map: expected a name, got {type(name).__name__}")
     if name not in NAMES:

@@ -31,21 +31,31 @@ from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 def gated_attention(
     query: Tensor, key: Tensor, value: Tensor, gate: Tensor, mask: Mask | Tensor | None = None, **options: Any
 ) -> Tensor:
-    """Attention times sigmoid(gate).
+    """Softmax attention whose output is multiplied by sigmoid(gate).
+
+    Qiu et al., "Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free" (2025),
+    equation 5 in the position G1: after attention, before the output projection.
 
     Args:
         query: (B, Hq, Lq, D).
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, Dv).
-        gate: (B, Hq, Lq, Dv), or (B, Hq, Lq, 1) for one number a head: before the sigmoid.
+        gate: before the sigmoid: (B, Hq, Lq, Dv), or (B, Hq, Lq, 1) for one number a head.
         mask: as in `saccade.attention`.
-        **options: bias, scale, softcap, sink, dropout, backend: as there.
+        **options: bias, scale, softcap, sink, dropout, backend: as in `saccade.attention`.
 
     Returns:
-        (B, Hq, Lq, Dv), in the dtype of `saccade.attention`.
+        (B, Hq, Lq, Dv), in the dtype that `saccade.attention` returns.
 
     Raises:
-        TypeError, ValueError: as there; a gate of another shape.
+        TypeError, ValueError: as in `saccade.attention`; a gate of another shape.
+
+    Example:
+        >>> import torch, saccade
+        >>> x, gate = torch.rand(1, 2, 5, 4), torch.zeros(1, 2, 5, 1)
+        >>> out = saccade.variants.gated_attention(x, x, x, gate)
+        >>> torch.allclose(out, saccade.attention(x, x, x) / 2)  # sigmoid(0) is 1/2
+        True
     """
     out = attention(query, key, value, mask, **options)
     if not isinstance(gate, Tensor):
@@ -61,11 +71,23 @@ def gated_attention(
 
 
 class GatedAttention(Mechanism):
-    """`gated_attention` with the gate's projection, which starts by fan-in: a gate near 1/2 for each token.
+    """`gated_attention` with a learned gate, which reads the layer's tokens.
+
+    The gate's projection starts by fan-in: the gate of each token is near 1/2. `GatedConfig.build` makes the module.
 
     Args:
-        config: what it is made of.
-        heads: the sizes it stands in.
+        config: elementwise or headwise.
+        heads: the sizes of the layer.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.GatedConfig().build(sizes)
+        >>> x = torch.ones(1, 2, 5, 4)
+        >>> mechanism(x, x, x, tokens=torch.ones(1, 5, 8)).shape
+        torch.Size([1, 2, 5, 4])
+        >>> mechanism.gate
+        Linear(in_features=8, out_features=8, bias=False)
     """
 
     calls_are_maps = True
@@ -91,7 +113,7 @@ class GatedAttention(Mechanism):
         tokens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """As `gated_attention`; `tokens` (B, Lq, E) are what queries were projected from."""
+        """As `gated_attention`; `tokens` (B, Lq, E) are what the queries were projected from."""
         if tokens is None:
             raise TypeError("tokens: gated attention reads what the queries were projected from, got None")
         rows = real_rows(mask, tokens.shape[1], key.shape[2], tokens.device)
@@ -106,8 +128,18 @@ class GatedConfig(MechanismConfig):
     """`gated_attention` as the mechanism of `saccade.nn`.
 
     Args:
-        headwise: one number for each head; otherwise one for each column of each head, which the paper's section 3
+        headwise: one gate for each head; otherwise one for each column of each head, which the paper's section 3
             finds best.
+
+    Raises:
+        TypeError: not a bool.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.GatedConfig(headwise=True)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     headwise: bool = False

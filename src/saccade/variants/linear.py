@@ -47,10 +47,14 @@ def linear_attention(
     feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE,
     normalise: bool = True,
 ) -> Tensor:
-    """Read every key, or with `Causal()` those up to the query (bottom-right), by their features.
+    """Linear attention: each query reads the sums of all keys' features, or with `Causal()` of those up to the query.
+
+    `out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j)`: Katharopoulos, Vyas, Pappas and Fleuret,
+    "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention" (2020), equations 4 and 5; causal,
+    equations 9 to 12.
 
     Args:
-        query: (B, Hq, Lq, D).
+        query: (B, Hq, Lq, D). With `Causal()` queries are the last tokens (bottom-right).
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, Dv).
         mask: `Causal()`, `Padding(...)`, both, or None.
@@ -60,10 +64,19 @@ def linear_attention(
             towards 0. A row without weight (it sees nothing, or all its features vanish) is 0, with gradient 0.
 
     Returns:
-        (B, Hq, Lq, Dv), in the dtype of the inputs. Derivatives of first order only, where causal.
+        (B, Hq, Lq, Dv), in the dtype of the inputs. Causal: derivatives of first order only.
 
     Raises:
         TypeError, ValueError: inputs that do not belong together, another mask.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, key, value = torch.rand(1, 4, 7, 8), torch.rand(1, 2, 7, 8), torch.rand(1, 2, 7, 5)
+        >>> out = saccade.variants.linear_attention(query, key, value, saccade.Causal())
+        >>> out.shape
+        torch.Size([1, 4, 7, 5])
+        >>> torch.allclose(out[:, 0, 0], value[:, 0, 0])  # the first query sees one key
+        True
     """
     query, key, value = check_inputs(query, key, value)
     seen = causal_padding_of(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
@@ -90,10 +103,12 @@ def linear_step(
 ) -> tuple[Tensor, LinearState]:
     """Read new tokens causally, after those in the state: equal to `linear_attention` over all of them with `Causal()`.
 
+    Katharopoulos et al. (2020), equations 16 to 20. A step costs the same however many tokens came before.
+
     Args:
         query: (B, Hq, L, D), of any number of new tokens.
         key, value: (B, Hkv, L, D) and (B, Hkv, L, Dv), of the same tokens.
-        state: what an earlier step gave; None: nothing came before. It is not changed.
+        state: from an earlier step; None: nothing came before. It is not changed.
         mask: `Padding` of the new tokens, or None. Padded ones leave no trace in the state.
         feature_map, normalise: as in `linear_attention`; the same in every step.
 
@@ -102,7 +117,16 @@ def linear_step(
 
     Raises:
         TypeError, ValueError: inputs that do not belong together; a state of another shape, dtype or device; a mask
-            that says more.
+            other than `Padding`.
+
+    Example:
+        >>> import torch, saccade
+        >>> x, state, outs = torch.rand(1, 2, 4, 8), None, []
+        >>> for token in x.split(1, dim=2):
+        ...     out, state = saccade.variants.linear_step(token, token, token, state)
+        ...     outs.append(out)
+        >>> torch.allclose(torch.cat(outs, 2), saccade.variants.linear_attention(x, x, x, saccade.Causal()))
+        True
     """
     if mask is None and (quickly := quick_step(query, key, value, state, feature_map, normalise)) is not None:
         return quickly
@@ -197,11 +221,20 @@ def _check_state(state: LinearState | None, keys: Tensor, features: int, width: 
 
 @dataclass(frozen=True)
 class LinearConfig(MechanismConfig):
-    """Linear attention.
+    """`linear_attention` as the mechanism of `saccade.nn`.
 
     Args:
         feature_map: a name in `saccade.variants.feature_maps.NAMES`: "elu+1", "relu", "softmax", "dpfp", "taylor".
         normalise: divide by the sum of a query's weights.
+
+    Raises:
+        TypeError, ValueError: an unknown feature map, or a `normalise` that is no bool.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=saccade.variants.LinearConfig("relu"))
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     feature_map: str = "elu+1"
@@ -231,7 +264,15 @@ class LinearConfig(MechanismConfig):
 
 
 class LinearAttention(Recurrent):
-    """`linear_attention` as a module; without parameters."""
+    """`linear_attention` as a module. It has no parameters; `LinearConfig.build` makes it.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.LinearConfig().build(sizes)
+        >>> mechanism(torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), saccade.Causal()).shape
+        torch.Size([1, 2, 5, 4])
+    """
 
     def __init__(self, config: LinearConfig, heads: HeadSizes):
         super().__init__()

@@ -69,7 +69,9 @@ def linformer_attention(
     sink: Tensor | None = None,
     dropout: float | Dropout = 0.0,
 ) -> Tensor:
-    """`softmax(scale q (E k)^T) (F v)`.
+    """Linformer: softmax attention to projected keys and values, `softmax(scale q (E k)^T) (F v)`.
+
+    Wang, Li, Khabsa, Fang and Ma, "Linformer: Self-Attention with Linear Complexity" (2020), equation 7.
 
     Args:
         query: (B, Hq, Lq, D), float32, bfloat16, float16 or float64.
@@ -85,8 +87,16 @@ def linformer_attention(
 
     Raises:
         TypeError: not tensors, dtypes that do not fit.
-        ValueError: shapes or devices that do not fit, a rank above N, more keys than N, a mask that is causal or says
-            more than padding.
+        ValueError: shapes or devices that do not fit, a rank above N, more keys than N, a mask other than padding.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.rand(1, 2, 6, 4)
+        >>> saccade.variants.linformer_attention(x, x, x, key_projection=torch.rand(1, 3, 6)).shape
+        torch.Size([1, 2, 6, 4])
+        >>> out = saccade.variants.linformer_attention(x, x, x, key_projection=torch.eye(6)[None])
+        >>> torch.allclose(out, saccade.attention(x, x, x), atol=1e-6)  # the identity is exact
+        True
     """
     query, key, value = check_inputs(query, key, value)
     projections = key_projection, key_projection if value_projection is None else value_projection
@@ -163,7 +173,17 @@ class LinformerConfig(MechanismConfig):
     Args:
         length: N, the greatest number of keys.
         rank: the number of projected keys, at most `length`.
-        shared: "none", E and F for each key-value head; "heads", one E and one F; "key-value", one E that is F too.
+        shared: "none", E and F for each key-value head; "heads", one E and one F; "key-value", one matrix for both.
+
+    Raises:
+        TypeError, ValueError: numbers outside of these ranges, an unknown `shared`.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.LinformerConfig(length=16, rank=4)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 12, 8)).shape
+        torch.Size([1, 12, 8])
     """
 
     length: int
@@ -202,7 +222,17 @@ class LinformerConfig(MechanismConfig):
 
 
 class LinformerAttention(Mechanism):
-    """`linformer_attention` with learned E and F: `key_projection`, `value_projection` (None where it is E)."""
+    """`linformer_attention` with learned E and F. `LinformerConfig.build` makes it.
+
+    Its parameters are `key_projection` and `value_projection`, which is None where E and F are one matrix.
+
+    Example:
+        >>> import saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.LinformerConfig(length=16, rank=4).build(sizes)
+        >>> mechanism.key_projection.shape
+        torch.Size([2, 4, 16])
+    """
 
     def __init__(self, config: LinformerConfig, heads: HeadSizes):
         super().__init__()

@@ -39,15 +39,24 @@ from .patterns import longformer
 
 @dataclass(frozen=True)
 class LongformerConfig(MechanismConfig):
-    """A window, dilated if wanted, and global tokens with projections of their own.
+    """A window around each token, dilated if wanted, and global tokens with projections of their own.
+
+    Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer" (2020), section 3.1.
 
     Args:
-        window: w, keys in a window beside the own one, half of them on each side: even, at least 2.
+        window: w, keys in a window without the token's own, half of them on each side: even, at least 2.
         dilation: steps between the keys of a window, or one for each query head.
         global_tokens: positions of global tokens, from 0, counted among an item's real tokens.
 
     Raises:
         TypeError, ValueError: outside of these ranges.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.LongformerConfig(window=4)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 12, 8)).shape
+        torch.Size([1, 12, 8])
     """
 
     window: int
@@ -90,11 +99,18 @@ class LongformerConfig(MechanismConfig):
 class LongformerAttention(Mechanism):
     """`LongformerConfig` as a module, with the parameters `global_query`, `global_key` and `global_value`.
 
-    Inside `saccade.nn.MultiHeadAttention` these begin as copies of its own. They read the tokens themselves: rotary
-    positions and norms of queries and keys do not reach the rows of global tokens.
+    Inside `saccade.nn.MultiHeadAttention` these begin as copies of its own projections. They read the tokens: rotary
+    positions and norms of queries and keys do not change the rows of global tokens.
 
-    With a cache the first call must hold all global tokens: one that came later would need its own keys of tokens that
-    are gone.
+    With a cache the first call must hold all global tokens: the cache lacks the keys that a later one would need.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.LongformerConfig(window=2).build(sizes)
+        >>> x = torch.ones(1, 2, 6, 4)
+        >>> mechanism(x, x, x, tokens=torch.ones(1, 6, 8)).shape
+        torch.Size([1, 2, 6, 4])
     """
 
     def __init__(self, config: LongformerConfig, heads: HeadSizes):

@@ -70,14 +70,17 @@ def nystrom_attention(
     convolution: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`softmax(q k~^T) pinv(softmax(q~ k~^T)) softmax(q~ k^T) v`, all logits times `scale`, plus a convolution of v.
+    """Nystromformer: softmax attention through landmarks, the means of segments of queries and keys.
+
+    `softmax(q k~^T) pinv(softmax(q~ k~^T)) softmax(q~ k^T) v`, all logits times `scale`, plus a convolution of v.
+    Xiong et al., "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention" (2021), section 3.
 
     Args:
-        query: (B, Hq, Lq, D), float32, bfloat16, float16 or float64; everything within is float32 at least.
+        query: (B, Hq, Lq, D), float32, bfloat16, float16 or float64; computed in float32 at least.
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, Dv).
-        mask: None or `Padding(keys, queries)`. Landmarks are means of real tokens. As everywhere, rows count as real
-            queries unless `queries` says otherwise: in self-attention give both sides.
+        mask: None or `Padding(keys, queries)`. Landmarks are means of real tokens. Rows count as real queries unless
+            `queries` says otherwise: in self-attention give both sides.
         landmarks: m; an item with fewer tokens has one for each token.
         iterations: of the pseudo-inverse; None is `torch.linalg.pinv`, by a singular value decomposition.
         convolution: (Hq, 1, odd width) of a depthwise convolution over the values, added to the output; for
@@ -90,7 +93,16 @@ def nystrom_attention(
     Raises:
         TypeError: not tensors, dtypes that do not fit.
         ValueError: shapes or devices that do not fit, no landmarks, a convolution of even width or between sequences of
-            two lengths, a mask that is causal or says more than padding.
+            two lengths, a mask other than padding.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.eye(4)[None, None] * 4
+        >>> saccade.variants.nystrom_attention(x, x, x, landmarks=2).shape
+        torch.Size([1, 1, 4, 4])
+        >>> out = saccade.variants.nystrom_attention(x, x, x, landmarks=4, iterations=None)
+        >>> torch.allclose(out, saccade.attention(x, x, x), atol=1e-5)  # a landmark for each token is exact
+        True
     """
     query, key, value = check_inputs(query, key, value)
     whole(landmarks, "landmarks", least=1)
@@ -250,7 +262,17 @@ class NystromConfig(MechanismConfig):
         landmarks: m.
         iterations: of the pseudo-inverse; None is a singular value decomposition.
         convolution: odd width of the depthwise convolution over values, the paper's skip connection (33 is usual), for
-            self-attention. It begins at 0: an untrained model's mechanism is the approximation alone. None has none.
+            self-attention. It begins at 0: an untrained model has only the approximation. None: no convolution.
+
+    Raises:
+        TypeError, ValueError: numbers outside of these ranges.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.NystromConfig(landmarks=4)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 12, 8)).shape
+        torch.Size([1, 12, 8])
     """
 
     landmarks: int = 64
@@ -285,7 +307,15 @@ class NystromConfig(MechanismConfig):
 
 
 class NystromAttention(Mechanism):
-    """`nystrom_attention` as a module, with `convolution` (Hq, 1, width) where there is one."""
+    """`nystrom_attention` as a module, with `convolution` (Hq, 1, width) if the configuration has one.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.NystromConfig(landmarks=4, convolution=3).build(sizes)
+        >>> mechanism.convolution.shape
+        torch.Size([2, 1, 3])
+    """
 
     def __init__(self, config: NystromConfig, heads: HeadSizes):
         super().__init__()

@@ -73,11 +73,26 @@ _ROOM = 20.0  # features of a causal row go up to exp(20), so that products may 
 
 
 class PerformerState(NamedTuple):
-    """What Performer remembers: float32, or float64 for float64 inputs."""
+    """The sums that Performer keeps: float32, or float64 for float64 inputs.
 
-    sums: Tensor  # (B, Hkv, r, Dv): sum_j phi(y_j) v_j^T / exp(level)
-    weights: Tensor  # (B, Hkv, r): sum_j phi(y_j) / exp(level)
-    level: Tensor  # (B, Hkv): the largest exponent so far, -inf at first
+    Args:
+        sums: (B, Hkv, r, Dv): sum_j phi(y_j) v_j^T / exp(level).
+        weights: (B, Hkv, r): sum_j phi(y_j) / exp(level).
+        level: (B, Hkv): the largest exponent so far, -inf at first.
+
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.PerformerConfig(features=6).build(sizes)
+        >>> x = torch.ones(1, 2, 5, 4)
+        >>> out, state = mechanism.step(x, x, x)
+        >>> state.sums.shape, state.weights.shape, state.level.shape
+        (torch.Size([1, 2, 6, 4]), torch.Size([1, 2, 6]), torch.Size([1, 2]))
+    """
+
+    sums: Tensor
+    weights: Tensor
+    level: Tensor
 
 
 @advised
@@ -93,17 +108,19 @@ def performer_attention(
     kind: str = "positive",
     scale: float | None = None,
 ) -> Tensor:
-    """Estimate softmax attention. (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, Hq, Lq, Dv).
+    """Performer: estimate softmax attention through random features, in linear time (FAVOR+).
+
+    Choromanski et al., "Rethinking Attention with Performers" (2020), sections 2.2 to 2.4 and algorithm 1.
 
     Args:
         query: (B, Hq, Lq, D).
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, Dv).
         mask: `Causal()`, `Padding(...)` or both; None shows everything.
-        projection: (Hkv or 1, m, D), the vectors, as `draw_projection` gives them. None draws them, for each head its
-            own, orthogonal.
-        features: r of those that are drawn; None is `usual_features(D)`.
-        seed: of those that are drawn. The same in every call, unless another is given.
+        projection: (Hkv or 1, m, D), the vectors, as `draw_projection` gives them. None draws orthogonal vectors for
+            each head.
+        features: r, the number of features to draw; None is D log D in whole blocks of D.
+        seed: of the drawn vectors: equal seeds give equal vectors.
         kind: "positive", "trigonometric" or "hyperbolic".
         scale: of the logits that are estimated; None is D ** -0.5.
 
@@ -112,7 +129,14 @@ def performer_attention(
 
     Raises:
         TypeError: not a tensor, a wrong or mixed dtype.
-        ValueError: sizes that do not fit, an unknown kind, a mask that says more, features given beside a projection.
+        ValueError: sizes that do not fit, an unknown kind, another mask, both `features` and `projection`.
+
+    Example:
+        >>> import torch, saccade
+        >>> x = torch.eye(4)[None, None]
+        >>> out = saccade.variants.performer_attention(x, x, x, features=4096)
+        >>> torch.allclose(out, saccade.attention(x, x, x), atol=0.02)
+        True
     """
     query, key, value = check_inputs(query, key, value)
     check_kind(kind)
@@ -305,11 +329,11 @@ def _kind(thing: object) -> str:
 
 @dataclass(frozen=True)
 class PerformerConfig(MechanismConfig):
-    """What a `PerformerAttention` is made of.
+    """`performer_attention` as the mechanism of `saccade.nn`.
 
     Args:
-        features: r, numbers that stand for each query and key; None is `usual_features(D)`, D log D: 256 at D = 64.
-            Pairs of them come from one vector unless the kind is "positive".
+        features: r, numbers that stand for each query and key; None is D log D in whole blocks of D: 256 at D = 64.
+            Each vector gives one feature if the kind is "positive", otherwise two.
         kind: "positive", "trigonometric" or "hyperbolic".
         orthogonal: vectors within blocks of D; otherwise they are independent.
         redraw_every: after so many forward passes in training, vectors are drawn anew, so that weights cannot adapt to
@@ -317,6 +341,16 @@ class PerformerConfig(MechanismConfig):
         vector_length: c, so that all vectors are c sqrt(D) long; None leaves them as long as Gaussian ones. Where c < 1
             the weights are near exp(c^2 x.y - (1 - c^2) (|x|^2 + |y|^2) / 2), not softmax's, and their relative
             error grows as exp(c^2 |x + y|^2 / 2). For models that are trained with it from the start; 0.5 is tried.
+
+    Raises:
+        TypeError, ValueError: an unknown kind, or a number outside of these ranges.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.PerformerConfig(features=16)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8), mask=saccade.Causal()).shape
+        torch.Size([1, 5, 8])
     """
 
     name: ClassVar[str] = "performer"
@@ -360,16 +394,19 @@ class PerformerConfig(MechanismConfig):
 
 
 class PerformerAttention(Recurrent):
-    """FAVOR+ with vectors that are kept: `performer_attention` as a mechanism. It has no parameters.
+    """`performer_attention` as a module that keeps its vectors. It has no parameters; `PerformerConfig.build` makes it.
 
-    Vectors depend on `seed` and on how often they were drawn, both saved with them, so that training that goes on from
-    a checkpoint draws what it would have drawn. A forward pass that is computed again during backward (activation
-    checkpointing) counts once and sees the vectors it saw at first: it is known by a number that each pass takes from
-    PyTorch's generator, whose state checkpointing restores.
+    Vectors depend on `seed` and on how often they were drawn. Both are saved with the module, so that training that is
+    resumed from a checkpoint draws the same vectors. A forward pass that is recomputed during backward (activation
+    checkpointing) counts once and uses the same vectors: each pass takes a number from PyTorch's generator, whose state
+    checkpointing restores, and is known by it.
 
-    Args:
-        config: what it is made of.
-        heads: what it stands in.
+    Example:
+        >>> import torch, saccade
+        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
+        >>> mechanism = saccade.variants.PerformerConfig(features=6).build(sizes)
+        >>> mechanism.projection.shape
+        torch.Size([2, 6, 4])
     """
 
     projection: Tensor  # (Hkv, m, D), float32 unless the module was cast

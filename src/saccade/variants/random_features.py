@@ -74,7 +74,9 @@ def haar_rotations(count: int, width: int, generator: torch.Generator) -> Tensor
 def draw_projection(
     vectors: int, width: int, *, heads: int = 1, orthogonal: bool = True, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw (heads, m, D), float32 on the CPU: m vectors for each head, each of them N(0, I_D).
+    """Draw the vectors of random features: each of them N(0, I_D).
+
+    Choromanski et al., "Rethinking Attention with Performers" (2020), section 2.4 and appendix B.2.
 
     Args:
         vectors: m.
@@ -82,6 +84,21 @@ def draw_projection(
         heads: H, each with vectors of its own.
         orthogonal: within blocks of D vectors; otherwise all are independent.
         generator: of the CPU; None is PyTorch's own.
+
+    Returns:
+        (H, m, D), float32 on the CPU.
+
+    Raises:
+        TypeError, ValueError: numbers that are no ints, or below 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> vectors = saccade.variants.draw_projection(4, 4)
+        >>> vectors.shape
+        torch.Size([1, 4, 4])
+        >>> products = vectors[0] @ vectors[0].T
+        >>> torch.allclose(products, products.diag().diag(), atol=1e-5)  # orthogonal
+        True
     """
     for name, number in (("vectors", vectors), ("width", width), ("heads", heads)):
         whole(number, name, least=1)
@@ -96,12 +113,29 @@ def draw_projection(
 
 
 def random_features(x: Tensor, projection: Tensor, kind: str = "positive") -> Tensor:
-    """phi(x) as in the formula, (B, H, L, D) -> (B, H, L, r). Overflows where exp does; attention takes care of that.
+    """Random features phi(x), whose products estimate the softmax kernel: E[phi(x) . phi(y)] = exp(x . y).
+
+    Choromanski et al., "Rethinking Attention with Performers" (2020), Lemma 1 and section 2.3. The features overflow
+    where exp does; `performer_attention` avoids that.
 
     Args:
         x: (B, H, L, D).
         projection: (H or 1, m, D), from `draw_projection`.
         kind: "positive", "trigonometric" or "hyperbolic".
+
+    Returns:
+        (B, H, L, r): r is m for "positive", otherwise 2 m.
+
+    Raises:
+        ValueError: an unknown kind.
+
+    Example:
+        >>> import torch, saccade
+        >>> vectors = saccade.variants.draw_projection(4096, 4, generator=torch.Generator().manual_seed(0))
+        >>> x = torch.eye(4)[None, None]
+        >>> phi = saccade.variants.random_features(x, vectors)
+        >>> torch.allclose(phi @ phi.mT, (x @ x.mT).exp(), rtol=0.2)
+        True
     """
     check_kind(kind)
     half = half_square(x)

@@ -64,10 +64,12 @@ def lsh_attention(
     scale: float | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Attention among tokens of one bucket; the formula stands at the top of this file.
+    """Reformer: softmax attention among tokens whose hashes fall into the same bucket.
+
+    Kitaev, Kaiser and Levskaya, "Reformer: The Efficient Transformer" (2020), section 2.
 
     Args:
-        query: (B, H, L, D), which are the keys, too, at unit length.
+        query: (B, H, L, D). At unit length they are also the keys.
         value: (B, Hv, L, Dv).
         mask: `Causal()`, `Padding(...)`, both or None.
         buckets: even; more than 128 are rounded up to a product of two even numbers, each with a hash of its own.
@@ -78,16 +80,23 @@ def lsh_attention(
         hashes: integers (B, H, R, L), not negative: buckets found in another way; `buckets`, `rounds` and `seed` are
             not read then.
         scale: factor of the dot products; None is D ** -0.5.
-        key: (B, H, L, D), all tokens, where the queries are those of the last Lq alone (decoding, causal). Otherwise
-            where keys and the vectors to hash are not quite the queries.
+        key: (B, H, L, D), all tokens, where the queries are only those of the last Lq (decoding, causal); or where
+            keys and the vectors to hash differ from the queries.
 
     Returns:
         (B, H, Lq, Dv) in the input dtype.
 
     Raises:
-        TypeError: not a tensor, a wrong or mixed dtype, a number that is none.
+        TypeError: not a tensor, a wrong or mixed dtype, a number of another type.
         ValueError: shapes that do not fit, an odd number of buckets, fewer queries than keys without `Causal()`,
             another mask.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, value = torch.rand(1, 1, 4, 2), torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1)
+        >>> hashes = torch.tensor([[[[0, 0, 1, 1]]]])  # tokens 0 and 1 share a bucket, and 2 and 3
+        >>> saccade.variants.lsh_attention(query, value, hashes=hashes).flatten()
+        tensor([2., 1., 4., 3.])
     """
     key = query if key is None else key
     if isinstance(value, Tensor) and isinstance(key, Tensor) and value.dim() == 4 == key.dim():
@@ -266,19 +275,29 @@ def _check_numbers(buckets: int | None, rounds: int, chunk: int) -> None:
 
 @dataclass(frozen=True)
 class ReformerConfig(MechanismConfig):
-    """Reformer's attention among tokens of one bucket.
+    """`lsh_attention` as the mechanism of `saccade.nn`.
 
     Args:
         buckets: even; None: twice as many as an item has chunks. A model that decodes, or reads prefixes of what it was
             trained on, needs a number: with None its tokens move to other buckets as the text grows.
-        rounds: of hashing. More find more of the keys, at the price of one round each.
+        rounds: of hashing. More rounds find more of the keys; each adds the cost of one round.
         chunk: tokens in a chunk.
         redraw: whether training draws directions anew for each call, with a seed from PyTorch's generator, as dropout
-            does. If not, and always in evaluation, they are those of the module's own seed, which is part of its
-            state. `torch.utils.checkpoint` sets the generator back, and hashes alike again; told not to
-            (`preserve_rng_state=False`), it needs `redraw=False`. With `use_reentrant=False` the backward pass raises
-            RuntimeError otherwise; with `use_reentrant=True`, whose recomputation nothing tells from a call of its own,
-            gradients would be those of other buckets.
+            does. If not, and always in evaluation, directions come from the module's own seed, which is part of its
+            state. `torch.utils.checkpoint` restores the generator, so hashes repeat; with `preserve_rng_state=False` it
+            does not, and needs `redraw=False`. Otherwise, with `use_reentrant=False` the backward pass raises
+            RuntimeError; with `use_reentrant=True` nothing tells its recomputation from a new call, and gradients
+            would be those of other buckets.
+
+    Raises:
+        TypeError, ValueError: numbers outside of these ranges, an odd number of buckets.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.ReformerConfig(buckets=2, rounds=1, chunk=4)
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=mechanism)
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 12, 8)).shape
+        torch.Size([1, 12, 8])
     """
 
     name: ClassVar[str] = "reformer"
@@ -316,10 +335,15 @@ class ReformerConfig(MechanismConfig):
 
 
 class ReformerAttention(Mechanism):
-    """`lsh_attention` with directions of its own.
+    """`lsh_attention` as a module, with directions of its own. `ReformerConfig.build` makes it.
 
-    Args:
-        config: its numbers.
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.variants.ReformerConfig(buckets=2, rounds=1, chunk=4)
+        >>> mechanism = saccade.variants.ReformerAttention(config)
+        >>> x = torch.ones(1, 2, 12, 4)
+        >>> mechanism(x, x, x, saccade.Causal()).shape  # keys are the queries
+        torch.Size([1, 2, 12, 4])
     """
 
     seed: Tensor

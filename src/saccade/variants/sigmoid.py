@@ -67,7 +67,9 @@ def sigmoid_attention(
     scale: float | None = None,
     dropout: float | Dropout = 0.0,
 ) -> Tensor:
-    """Attention whose weights are `sigmoid(scale q.k + bias - log n)`.
+    """Attention whose weights are `sigmoid(scale q.k + bias - log n)`: rows are not normalised.
+
+    Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention" (2024), section 2.
 
     Args:
         query: (B, Hq, Lq, D), float32, bfloat16, float16 or float64; sums are float32 at least.
@@ -80,12 +82,19 @@ def sigmoid_attention(
         dropout: probability of dropping a weight, or `Dropout(p, seed)`.
 
     Returns:
-        (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients. What a query may not
-        see, NaN and Inf included, changes neither its output nor a gradient; what it sees of them gives NaN.
+        (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients. A hidden key changes
+        neither the output nor a gradient, even if it is NaN or Inf; a visible one that is gives NaN.
 
     Raises:
         TypeError, ValueError: as `saccade.attention`; a length below 1 or not an int. A second derivative raises
             RuntimeError.
+
+    Example:
+        >>> import torch, saccade
+        >>> query, value = torch.zeros(1, 1, 3, 4), torch.ones(1, 1, 3, 1)
+        >>> out = saccade.variants.sigmoid_attention(query, query, value)
+        >>> torch.allclose(out, torch.tensor(0.75))  # three weights sigmoid(-log 3) = 1/4
+        True
     """
     if length is not None:
         whole(length, "length", least=1)
@@ -329,6 +338,15 @@ class SigmoidConfig(MechanismConfig):
 
     Args:
         length: n of the offset -log n; None: the number of keys that each row sees.
+
+    Raises:
+        TypeError, ValueError: not an int, or below 1.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.AttentionConfig(width=8, heads=2, mechanism=saccade.variants.SigmoidConfig())
+        >>> saccade.nn.MultiHeadAttention(config)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     length: int | None = None
@@ -354,7 +372,15 @@ class SigmoidConfig(MechanismConfig):
 
 
 class SigmoidAttention(Mechanism):
-    """`sigmoid_attention` as a module; it has no parameters."""
+    """`sigmoid_attention` as a module. It has no parameters; `SigmoidConfig.build` makes it.
+
+    Example:
+        >>> import torch, saccade
+        >>> mechanism = saccade.variants.SigmoidAttention(saccade.variants.SigmoidConfig())
+        >>> x = torch.ones(1, 2, 5, 4)
+        >>> mechanism(x, x, x, saccade.Causal()).shape
+        torch.Size([1, 2, 5, 4])
+    """
 
     def __init__(self, config: SigmoidConfig):
         super().__init__()
