@@ -35,6 +35,8 @@ class Mention(NamedTuple):
 
 
 class Document(NamedTuple):
+    """A text with its mentions, as `read_coreference` returns it."""
+
     name: str
     text: str
     words: tuple[tuple[int, int], ...]  # characters

@@ -51,6 +51,8 @@ class ProbeAccuracy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
+    """How well each layer's hidden states predict labels, beside the most frequent label."""
+
     model: str
     labels: tuple[str, ...]
     majority: str

@@ -14,6 +14,8 @@ CHARACTERS = 8  # for each token that fits, at first; more where they turn out l
 
 
 class Text(NamedTuple):
+    """A text with its name, as `read_files` returns it."""
+
     name: str  # its file, and from which character on
     text: str
 

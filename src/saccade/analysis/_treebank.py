@@ -28,6 +28,8 @@ class TreebankWord(NamedTuple):
 
 
 class Sentence(NamedTuple):
+    """A sentence of a treebank, as `read_treebank` returns it."""
+
     name: str  # its sent_id, or where it stands in the file
     text: str
     words: tuple[TreebankWord, ...]

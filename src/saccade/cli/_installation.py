@@ -138,7 +138,12 @@ def _kernels(broken: list[str]) -> dict[str, Any]:
     """The native kernels: which instruction sets there are, which one runs, and how far its result is off."""
     from .._backends.native import _kernels as native
 
-    found: dict[str, Any] = {"present": native.module is not None, "why_not": native.missing, "in_use": None, "available": []}
+    found: dict[str, Any] = {
+        "present": native.module is not None,
+        "why_not": native.missing,
+        "in_use": None,
+        "available": [],
+    }
     found |= {"compiled": [], "error": None}
     if native.module is None:
         if native.missing is not None and "broken" in native.missing:

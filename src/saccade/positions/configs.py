@@ -80,3 +80,10 @@ class T5Config:
 
 
 Config = RotaryConfig | AlibiConfig | T5Config
+"""A position scheme as a value, for `AttentionConfig.positions`; `config.build(heads, head_width)` makes the module.
+
+Example:
+    >>> import saccade
+    >>> saccade.positions.T5Config(bidirectional=False).build(heads=4, head_width=16)
+    T5Bias(4, buckets=32, max_distance=128, bidirectional=False)
+"""
