@@ -43,12 +43,24 @@ def two_decimals(value: Any) -> str:
 
 
 def hundredths(weight: float) -> int:
-    """The weight in hundredths, halves upward: 0.495 is 50."""
+    """A weight in hundredths, with halves rounded up: 0.495 is 50.
+
+    Example:
+        >>> from saccade.inspection import hundredths
+        >>> hundredths(0.495), hundredths(0.494)
+        (50, 49)
+    """
     return math.floor(float(weight) * 100 + 0.5)
 
 
 def short_number(weight: float) -> str:
-    """A weight with two decimals and no leading zero, halves upward: ``.50``, ``1.00``."""
+    """A weight with two decimals and no leading zero, with halves rounded up: ``.50``, ``1.00``.
+
+    Example:
+        >>> from saccade.inspection import short_number
+        >>> short_number(0.495), short_number(1.0)
+        ('.50', '1.00')
+    """
     n = hundredths(weight)
     return f"{n // 100}.{n % 100:02d}" if n >= 100 else f".{n:02d}"
 

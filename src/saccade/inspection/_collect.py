@@ -23,15 +23,28 @@ from ._words import Word, group, split_words
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """What every head of a model did on one text, on words.
+    """The attention weights of every head of a model on one text, between words.
 
-    ``weights[layer, head, q, k]`` is how much word ``q`` looked at word ``k``: summed over the pieces of the key
-    word, averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are
-    words too: ``<s>`` is word 0 of Saccade's models. Where layers differ in heads, those a layer lacks are all 0.
+    ``weights[layer, head, q, k]`` is how much word ``q`` looks at word ``k``: summed over the pieces of the key word
+    and
+    averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are words too:
+    ``<s>`` is word 0 of Saccade's models. Where layers have different numbers of heads, missing heads are all 0.
 
-    ``alike`` (layers, 1, q, k) is the same of a head that looks at all tokens it may see alike: what chance gives.
+    ``alike`` (layers, 1, q, k) is the same for a head that gives every visible token the same weight: what chance
+    gives.
 
-    Of a part of a longer text ``at`` are the numbers of its words in all of it, and rows miss what went elsewhere.
+    For a part of a longer text ``at`` holds the numbers of its words in the whole text. Rows then sum to less than 1:
+    the weight on words outside the part is missing.
+
+    Example:
+        >>> from saccade.inspection import collect, open_model
+        >>> seen = collect(open_model(), "The cat sat.")
+        >>> [word.text for word in seen.words]
+        ['<s>', 'The', 'cat', 'sat', '.']
+        >>> seen.weights.shape, seen.size
+        ((4, 8, 5, 5), '4 layers x 8 heads')
+        >>> bool(abs(seen.weights.sum(-1) - 1).max() < 1e-5)
+        True
     """
 
     text: str
@@ -97,9 +110,16 @@ class AttentionMap:
 
 
 def collect(model: TextModel | Model, text: str) -> AttentionMap:
-    """The attention weights of every head of ``model`` on ``text``.
+    """Run ``model`` on ``text`` and return the attention weights of every head.
 
-    Raises ValueError for a text without a word and for one that is longer than the model's context.
+    Raises:
+        ValueError: a text without a word, or one that is longer than the model's context.
+
+    Example:
+        >>> from saccade.inspection import collect, open_model
+        >>> seen = collect(open_model(), "The cat sat on the mat.")
+        >>> print(seen.weights[2, 1, 5, :6].round(2))  # layer 2, head 1: the second "the" looks at "sat"
+        [0.01 0.07 0.06 0.85 0.01 0.  ]
     """
     model = as_text_model(model)
     tokens, words = read(model, text)
@@ -155,7 +175,16 @@ def observe_weights(lm: TextModel | Model, tokens: Tensor, visit: Callable[[int,
 
 
 def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, int]] | None = None) -> int:
-    """How many words of ``text``, counted from its start, the model's context holds beside the special tokens."""
+    """How many words of ``text``, counted from its start, fit into the model's context with its special tokens.
+
+    Args:
+        spans: the words as (start, stop); None: `split_words` of the text.
+
+    Example:
+        >>> from saccade.inspection import open_model, words_that_fit
+        >>> words_that_fit(open_model(), "An owl saw a mouse. " * 100)  # 600 words; the context is 256 tokens
+        169
+    """
     model = as_text_model(model)
     spans = split_words(text) if spans is None else spans
     room = model.room

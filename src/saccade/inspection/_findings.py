@@ -30,12 +30,24 @@ _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "sevent
 
 @dataclass(frozen=True)
 class MapFinding:
-    """A sentence, the ``value`` in it, and where on the map it can be read off again.
+    """A sentence, the ``value`` in it, and its place on the map.
 
-    ``kind``: "look", "copy", "same" are ``weights[layer, head, query, key]``; "previous", "next", "self" are the
-    head's average over the words; "delimiter" is its average on word ``key`` over the other words that see it; "sink"
-    and "special" count the heads (``value``) with an average of more than half on the first token, and on the other
-    special tokens; "nothing" says that nothing stands out.
+    ``kind`` is one of:
+
+    - "look", "copy", "same": ``value`` is ``weights[layer, head, query, key]``.
+    - "previous", "next", "self": the head's average over the words.
+    - "delimiter": the head's average weight on word ``key``, over the other words that see it.
+    - "sink", "special": the number of heads with an average of more than half on the first token, and on the other
+      special tokens.
+    - "nothing": nothing stands out.
+
+    Example:
+        >>> from saccade.inspection import collect, find, open_model
+        >>> finding = find(collect(open_model(), "The cat sat on the mat."))[0]
+        >>> finding.kind, finding.place, round(finding.value, 2)
+        ('look', (2, 1), 0.85)
+        >>> finding.sentence
+        "The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1"
     """
 
     kind: str
@@ -63,9 +75,19 @@ class HeadHabits(NamedTuple):
 
 
 def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
-    """The most telling findings, the first about a head whenever any head stands out; never an empty list.
+    """The most telling findings of a map, at least one. The first is about a head if any head stands out.
 
-    ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
+    Args:
+        roles: what ``measure_roles`` returns. Only a head with a measured role is said to have a habit of copying.
+        limit: the largest number of findings.
+
+    Example:
+        >>> from saccade.inspection import collect, find, open_model
+        >>> for finding in find(collect(open_model(), "The cat sat on the mat."), limit=3):
+        ...     print(finding.sentence)
+        The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
+        Layer 0 head 5 looks one word back: .90 of its weight on average
+        13 of 32 heads rest on the first token: '<s>' gets more than .51
     """
     gain = telling(seen.weights, seen.causal, seen.alike)
     # Layer by layer: of a large model on a long text one map more would be too much.
@@ -86,7 +108,14 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
 
 
 def name_of(seen: AttentionMap, i: int) -> str:
-    """The word in quotes, with its ordinal where it stands more than once: ``the second 'the'``."""
+    """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``.
+
+    Example:
+        >>> from saccade.inspection import collect, name_of, open_model
+        >>> seen = collect(open_model(), "The cat sat on the mat.")
+        >>> name_of(seen, 2), name_of(seen, 5)
+        ("'cat'", "the second 'the'")
+    """
     word = seen.words[i]
     alike = [j for j, other in enumerate(seen.words) if other.text.casefold() == word.text.casefold()]
     if len(alike) == 1:

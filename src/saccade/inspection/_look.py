@@ -32,11 +32,19 @@ PART = 40  # words of the map of a longer text, unless others are asked for
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """A text as a model attends to it: the map, the findings, the roles of the heads and the head to show large.
+    """The attention of a model on a text: the map, the findings, the roles of the heads, and the head to show large.
 
-    ``roles`` is what ``measure_roles`` returned, None where the roles of this model were never measured.
-    ``query`` is the word a viewer selects first. Of a text too long for a map of all its words ``seen`` is a part, and
-    ``whole`` holds what was found of all of it, ``outside`` what the words of the part look at elsewhere.
+    ``roles`` is what ``measure_roles`` returns, None where the roles of this model were never measured. ``query`` is
+    the word that a viewer selects first. For a text too long for a map of all its words ``seen`` is the map of a part,
+    ``whole`` holds the findings of the whole text, and ``outside`` the words outside the part that its words look at.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> found = look(open_model(), "The cat sat on the mat.")
+        >>> found
+        <Look at 'The cat sat on the mat.': 7 words, embedded model, 4 layers x 8 heads, 5 findings>
+        >>> found.layer, found.head, found.seen.weights.shape
+        (2, 1, (4, 8, 8, 8))
     """
 
     seen: AttentionMap
@@ -180,14 +188,27 @@ def look(
     source: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Look:
-    """Look at ``text`` through ``model``; ``head`` (layer, head) is the one to show large, else the most telling one.
+    """Look at ``text`` through ``model``.
 
-    A text of more than 1,000 words, or of so many that the map of every head would take half a gigabyte, is not held
-    as a map: what is said of it comes from statistics in linear memory, and the map is that of a part. ``rows`` (first,
-    last) are the words of the part, counted from 1 and read with the whole text around them, also of a short text.
-    ``progress(done, total)`` is told after every layer of every pass over the text.
+    A text of more than 1,000 words, or one whose map of every head would take half a gigabyte, gets no full map. Its
+    findings come from statistics in linear memory, and the map is that of a part.
 
-    Raises ValueError for a text without words or too long for the model, and for a head or words that do not exist.
+    Args:
+        head: (layer, head) to show large; None: the most telling one.
+        rows: (first, last) words of the part, counted from 1. The model reads them with the whole text around them.
+            Also allowed for a short text.
+        name: the model's name in reports.
+        source: where the text is from, as reports show it.
+        progress: called as ``progress(done, total)`` after every layer of every pass over the text.
+
+    Raises:
+        ValueError: a text without words or too long for the model, or a head or words that do not exist.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> found = look(open_model(), "The cat sat on the mat.")
+        >>> print(found.findings[0].sentence)
+        The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
     """
     model = as_text_model(model)
     generates = isinstance(model, SaccadeModel)

@@ -32,7 +32,15 @@ class UnreadableCheckpoint(Exception):
 
 
 class Tokens(NamedTuple):
-    """A text's tokens without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``."""
+    """The tokens of a text, without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``.
+
+    Example:
+        >>> from saccade.inspection import open_model
+        >>> text = "The owlet sat."
+        >>> tokens = open_model().encode(text)
+        >>> [text[start:stop] for start, stop in tokens.spans]
+        ['The', ' o', 'w', 'let', ' sat', '.']
+    """
 
     ids: list[int]
     spans: list[tuple[int, int]]
@@ -43,10 +51,22 @@ class _LastCall(Exception):
 
 
 class TextModel(ABC):
-    """A model, its tokenizer, and its attention calls, layer after layer.
+    """A model, its tokenizer, and its attention calls, layer after layer. `open_model` and `as_text_model` return one.
 
-    What the model reads is ``before``, the tokens of the text, ``after``: start tokens, [CLS] and [SEP], or nothing.
-    Layers are the calls of one forward pass in their order, so a layer without attention counts as none.
+    The model reads ``before``, the tokens of the text, and ``after``: start tokens, [CLS] and [SEP], or nothing.
+    Layers are the attention calls of one forward pass in their order. A layer without attention is not counted.
+
+    Example:
+        >>> from saccade.inspection import open_model
+        >>> model = open_model()
+        >>> model.heads, model.causal, model.context, model.room
+        ((8, 8, 8, 8), True, 256, 255)
+        >>> ids = model.whole(model.encode("The cat sat.").ids)
+        >>> model.run(ids, lambda layer, call: print(layer, tuple(call.query.shape)))
+        0 (1, 8, 6, 32)
+        1 (1, 8, 6, 32)
+        2 (1, 8, 6, 32)
+        3 (1, 8, 6, 32)
     """
 
     name: str
@@ -158,7 +178,20 @@ class TextModel(ABC):
 
 
 def weights_of(call: ObservedCall, **chosen: Any) -> Tensor:
-    """The exact weights of a call; ``rows``, ``keys``, ``heads`` choose as in ``saccade.attention_weights``."""
+    """The exact attention weights of an observed call, (B, Hq, Lq, Lk).
+
+    ``rows``, ``keys`` and ``heads`` choose a part, as in ``saccade.attention_weights``.
+
+    Example:
+        >>> from saccade.inspection import open_model, weights_of
+        >>> model = open_model()
+        >>> ids = model.whole(model.encode("The cat sat.").ids)
+        >>> model.run(ids, lambda layer, call: print(layer, tuple(weights_of(call).shape)))
+        0 (1, 8, 6, 6)
+        1 (1, 8, 6, 6)
+        2 (1, 8, 6, 6)
+        3 (1, 8, 6, 6)
+    """
     return attention_weights(
         call.query,
         call.key,

@@ -26,13 +26,21 @@ _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def open_model(source: str | Path | None = None) -> TextModel:
-    """The model in the folder ``source``, else that of this name on the hub; None is the embedded one.
+    """Open a model to look through: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
 
-    Only a name of the form ``org/name`` that is no folder here is looked up on the hub.
+    None opens the embedded model. A name is looked up on the hub only if it has the form ``org/name`` and is no local
+    folder.
 
     Raises:
-        FileNotFoundError: no such folder, or a file missing from it. ValueError: damaged or foreign files, a model
-            without attention that can be seen, a hub that cannot be reached, transformers not installed.
+        FileNotFoundError: no such folder, or a file missing from it.
+        ValueError: damaged or foreign files, a model without visible attention, a hub that cannot be reached, or
+            transformers not installed.
+
+    Example:
+        >>> from saccade.inspection import open_model
+        >>> model = open_model()
+        >>> model.name, model.layers, model.context
+        ('embedded', 4, 256)
     """
     if source is None:
         return SaccadeModel(load_own())

@@ -28,12 +28,21 @@ class NoTokenHead(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A text model with its head for tokens.
+    """A text model with its head for tokens. `as_predictor` returns it.
 
     Attributes:
         reader: encodes texts.
-        module: what runs, with its head.
+        module: the model that runs, with its head.
         mask: the id of the mask token of a masked model; None where each next token is predicted.
+
+    Example:
+        >>> from saccade.inspection import as_predictor, open_model
+        >>> predictor = as_predictor(open_model())
+        >>> ids = predictor.reader.whole(predictor.reader.encode("The cat sat on the mat.").ids)
+        >>> predictor.logits(ids).shape  # (B, L, V)
+        torch.Size([1, 9, 2048])
+        >>> round(predictor.loss(ids).item(), 1)  # nats for each token
+        4.8
     """
 
     reader: TextModel
@@ -110,12 +119,20 @@ class Predictor:
 
 
 def as_predictor(model: TextModel) -> Predictor:
-    """A text model with its head.
+    """A text model with its head for tokens.
 
-    One that transformers opened is opened again, with the head that its config.json names.
+    A model that transformers opened is opened again, with the head that its config.json names.
 
     Raises:
-        NoTokenHead: it has none that gives logits of tokens.
+        NoTokenHead: no head gives logits of tokens.
+
+    Example:
+        >>> from saccade.inspection import as_predictor, open_model
+        >>> predictor = as_predictor(open_model())
+        >>> ids = predictor.reader.whole(predictor.reader.encode("Once upon a").ids)
+        >>> token = int(predictor.logits(ids)[0, -1].argmax())
+        >>> predictor.reader.written(token)
+        ' p'
     """
     if isinstance(model, SaccadeModel):
         return Predictor(model, model.module, None, model.lm.model)

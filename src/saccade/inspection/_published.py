@@ -103,7 +103,17 @@ def open_published(source: str | Path) -> PublishedModel:
 
 
 def as_text_model(model: TextModel | Model) -> TextModel:
-    """The model itself, or one that `saccade.models.load` opened as what is looked through."""
+    """Wrap a model that `saccade.models.load` opened as a `TextModel`. A `TextModel` is returned as it is.
+
+    Raises:
+        TypeError: a model that reads no text.
+
+    Example:
+        >>> from saccade.inspection import as_text_model, open_model
+        >>> lm = open_model().lm  # a saccade.models.LanguageModel
+        >>> as_text_model(lm).heads
+        (8, 8, 8, 8)
+    """
     if isinstance(model, TextModel):
         return model
     if isinstance(model, Reader):

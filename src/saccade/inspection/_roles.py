@@ -28,7 +28,7 @@ LONGEST_TEXT = 2_000_000  # characters; windows are spread evenly over them
 
 
 class RoleRule(NamedTuple):
-    """The largest of ``roles`` decides if it stands ``at_least`` so far above chance."""
+    """The head gets the largest of ``roles`` if its score is at least ``at_least`` above chance."""
 
     roles: tuple[str, ...]
     at_least: float
@@ -59,14 +59,28 @@ SCORES = ("previous", "self", "sink", "delimiter", "repeat", "duplicate", "broad
 
 
 def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]:
-    """The role of every head of ``lm``, from ``text`` that it was not trained on and from repeated random tokens.
+    """Measure the role of every head of ``lm``.
 
-    Returns what is stored as ``heads.json``: ``rules`` (thresholds on the scores above chance, first rule that holds
-    decides, the largest score in it), ``chance`` by score, and for each of ``heads`` its ``layer``, ``head``,
-    ``role``, ``decided_by`` (a score's name), ``score`` (its value), all ``scores`` and all ``above_chance``.
-    ``broad`` is the entropy over the largest possible one. A ``mixed`` head names the score
-    of the others that came closest to its threshold.
-    Raises ValueError for a text of fewer than 16 tokens or without two different words.
+    The scores come from ``text``, on which ``lm`` was not trained, and from repeated random tokens.
+
+    Returns:
+        The content of ``heads.json``: ``rules`` (thresholds on the scores above chance; the first rule that holds
+        decides, by the largest score in it), ``chance`` by score, and ``heads``. Each entry of ``heads`` has ``layer``,
+        ``head``, ``role``, ``decided_by`` (the name of a score), ``score`` (its value), all ``scores`` and all
+        ``above_chance``. ``broad`` is the entropy divided by the largest possible entropy. For a ``mixed`` head
+        ``decided_by`` is the score that is closest to its threshold; ``broad`` is left out there.
+
+    Raises:
+        ValueError: a text of fewer than 16 tokens, or without two different words.
+
+    Example:
+        >>> from saccade.inspection import measure_roles, open_model
+        >>> text = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> found = measure_roles(open_model().lm, text)
+        >>> len(found["heads"]), sorted(found["heads"][0])
+        (32, ['above_chance', 'decided_by', 'head', 'layer', 'role', 'score', 'scores'])
+        >>> [(head["layer"], head["head"]) for head in found["heads"] if head["role"] == "repeat"]
+        [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
     """
     encoding = lm.tokenizer.encode(text[:LONGEST_TEXT])
     if len(encoding.ids) < 2 * FIRST_ROW:
@@ -96,9 +110,20 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
 
 
 def role_of(above: dict[str, float], rules: Sequence[RoleRule] = RULES) -> tuple[str, str]:
-    """(role, the score that decided it) from the scores above chance, by ``rules``, of which the last is for "broad".
+    """The role of a head, and the score that decides it, from its scores above chance.
 
-    A mixed head names the score that came closest to its threshold.
+    A mixed head names the score that is closest to its threshold. The last of ``rules`` is the one for "broad".
+
+    Args:
+        above: scores above chance by name, 0 for chance and 1 for always.
+
+    Example:
+        >>> from saccade.inspection import role_of
+        >>> above = {"repeat": 0.1, "duplicate": 0.0, "previous": 0.7, "self": 0.1, "delimiter": 0.0, "sink": 0.2}
+        >>> role_of({**above, "broad": 0.3})
+        ('previous', 'previous')
+        >>> role_of({**above, "previous": 0.3, "broad": 0.3})
+        ('mixed', 'previous')
     """
     for rule in rules:
         best = max(rule.roles, key=lambda name: above[name])

@@ -14,16 +14,25 @@ _FLOOR = 0.01
 
 
 def here(seen: AttentionMap) -> dict[str, np.ndarray]:
-    """Each head's habits on this text, on words: a (layers, heads) array by name, NaN where the text cannot tell.
+    """The habits of each head on this text: a (layers, heads) array by name.
 
-    Averages over the words of the text; special tokens count as looked at, never as looking.
+    The values are NaN where the text has no case. They are averages over the words of the text. Special tokens count as
+    keys, never as queries.
 
-    ``previous`` ``next`` ``self``: the weight on the word before, the word after (only where the model looks ahead)
-    and the word itself. ``sink``: on the very first token, ``<s>`` or [CLS] or the first word, from the words after it.
+    ``previous`` ``next`` ``self``: the weight on the word before, on the word after (only where the model looks ahead)
+    and on the word itself. ``sink``: on the first token, ``<s>`` or [CLS] or the first word, from the words after it.
     ``special`` and ``delimiter``: on the other special tokens and on punctuation, from the words that see any besides
-    themselves. ``repeat`` and ``duplicate``: the weight on the words that followed the other occurrences of a
-    repeated word, and on those occurrences; where no word looks ahead these are the earlier ones.
-    ``broad``: the entropy over that of a row that looks at everything alike. ``entropy`` is in nats.
+    themselves. ``repeat`` and ``duplicate``: the weight on the words after the other occurrences of a repeated word,
+    and on those occurrences; in a causal model only the earlier ones count. ``broad``: the entropy divided by that of a
+    row with equal weights. ``entropy`` is in nats.
+
+    Example:
+        >>> from saccade.inspection import collect, here, open_model
+        >>> habits = here(collect(open_model(), "The cat sat on the mat."))
+        >>> list(habits)
+        ['previous', 'next', 'self', 'sink', 'special', 'delimiter', 'repeat', 'duplicate', 'entropy', 'broad']
+        >>> round(float(habits["previous"][0, 5]), 2)  # layer 0, head 5
+        0.9
     """
     entropy = seen.entropy()
     out = {name: _mean(values) for name, values in by_row(seen, seen.weights).items()} | {"entropy": entropy}
@@ -85,11 +94,23 @@ def followers(seen: AttentionMap, others: np.ndarray) -> np.ndarray:
 
 
 def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None = None) -> np.ndarray:
-    """How telling each weight of a map is, in nats: ``w * ln(w / expected)``, 0 where it is what was expected.
+    """How telling each weight of a map is, in nats: ``w * ln(w / expected)``, and 0 for a weight that is expected.
 
-    Expected is the largest of what a head that looks everywhere alike would give (``alike``, of one head; of as many
-    pieces in every word where it is None), what this head gives to the same distance in the other rows, and what it
-    gives to the same word from the other rows.
+    The expected weight is the largest of three: the weight of a head with equal weights (``alike``; None: every word
+    has the same number of pieces), the mean weight of this head at the same distance in the other rows, and the mean
+    weight on the same word from the other rows.
+
+    Args:
+        weights: (..., W, W).
+
+    Example:
+        >>> import numpy as np
+        >>> from saccade.inspection import telling
+        >>> weights = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.1, 0.8, 0.1]])
+        >>> print(telling(weights).round(2))  # the third word looks at the second one
+        [[0.   0.   0.  ]
+         [0.   0.   0.  ]
+         [0.   0.38 0.  ]]
     """
     if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps at once
         of = [None] * len(weights) if alike is None else alike

@@ -12,10 +12,17 @@ from ._words import Word, group, split_words
 
 
 class Target(NamedTuple):
-    """The tokens that the decoder reads, its start token first, and the words that they make up.
+    """The tokens that the decoder reads, its start token first, and their words.
 
-    Of a target that the model wrote and that has other tokens when it is read again, each token is a word, and the
-    text is the tokens as they are written.
+    `read_target` returns it. Where the model writes a target that has other tokens when it is read again, each token is
+    a word, and the text is the tokens as they are written.
+
+    Example:
+        >>> from saccade.inspection import Target, Word
+        >>> words = [Word("<s>", 0, 0, 0, 1, special=True), Word("owlet", 0, 5, 1, 3)]
+        >>> target = Target("owlet", [0, 17, 23], ("<s>", "owl", "et"), words, written=False)
+        >>> target.labels, target.names
+        (('<s>', 'owl', 'et'), ("'<s>'", "'owl' in 'owlet'", "'et' in 'owlet'"))
     """
 
     text: str
@@ -34,12 +41,28 @@ class Target(NamedTuple):
 
 
 def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor) -> Target:
-    """The target of ``source`` (1, L): the text that is given, or what the model writes.
+    """The target of ``source``: the text that is given, or the text that the model writes.
 
-    A number is how many tokens it writes at most; None: as its files want it.
+    Args:
+        target: a text; or the number of tokens that the model writes at most; or None, for the number in its files.
+        source: (1, L) token ids.
 
     Raises:
         ValueError: a model that names no start token or writes nothing, a target without a word or one too long.
+
+    Example:
+        >>> import tempfile, torch, transformers
+        >>> from saccade.inspection import open_model, read_target
+        >>> from saccade.models import load
+        >>> sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=4096)
+        >>> sizes |= dict(decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32)
+        >>> config = transformers.BartConfig(decoder_start_token_id=0, **sizes)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     transformers.BartForConditionalGeneration(config).save_pretrained(folder)
+        ...     with open(f"{folder}/tokenizer.json", "w") as file:
+        ...         _ = file.write(open_model().lm.tokenizer.to_json())
+        ...     read_target(load(folder), "An owl.", torch.tensor([[0, 5, 2]])).labels
+        ('<s>', 'A', 'n', 'o', 'w', 'l', '.')
     """
     if model.start is None:
         raise ValueError("model: its config.json has no decoder_start_token_id, with which targets begin")
@@ -105,7 +128,14 @@ def _worded(
 
 
 def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
-    """Each token that is read, as it can be shown: a word of one token as the word, others as their ``pieces``."""
+    """The label of each token that is read: the word, or for a word of several tokens its ``pieces``.
+
+    Example:
+        >>> from saccade.inspection import Word, token_labels
+        >>> words = [Word("an", 0, 2, 0, 1), Word("owlet", 3, 8, 1, 3)]
+        >>> token_labels(words, ["an", " owl", "et"])
+        ('an', 'owl', 'et')
+    """
     out = []
     for word in words:
         if word.last - word.first == 1:
@@ -116,7 +146,14 @@ def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...
 
 
 def token_names(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
-    """What sentences call each token: 'owl', and of a word of several tokens 'o' in 'owl'."""
+    """The name of each token in sentences: 'owl', and 'o' in 'owl' for a token of a word of several tokens.
+
+    Example:
+        >>> from saccade.inspection import Word, token_names
+        >>> words = [Word("an", 0, 2, 0, 1), Word("owlet", 3, 8, 1, 3)]
+        >>> token_names(words, ["an", " owl", "et"])
+        ("'an'", "'owl' in 'owlet'", "'et' in 'owlet'")
+    """
     whole = [""] * len(pieces)
     for word in words:
         if word.last - word.first > 1:

@@ -20,7 +20,16 @@ _JOINER = "\u200d"
 
 @dataclass(frozen=True)
 class Word:
-    """``text[start:stop]``, made of the pieces ``first <= i < last`` (positions in the model's input)."""
+    """A word ``text[start:stop]``, made of the pieces ``first <= i < last`` (positions in the model's input).
+
+    Example:
+        >>> from saccade.inspection import Word
+        >>> word = Word("barn", start=8, stop=12, first=3, last=5)
+        >>> word.label, word.is_delimiter
+        ('barn', False)
+        >>> Word(",", start=12, stop=13, first=5, last=6).is_delimiter
+        True
+    """
 
     text: str
     start: int
@@ -43,7 +52,14 @@ class Word:
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """The words of ``text`` as (start, stop) in characters, in order."""
+    """The words of ``text`` as (start, stop) in characters, in order.
+
+    Example:
+        >>> from saccade.inspection import split_words
+        >>> text = "It didn't rain."
+        >>> [text[start:stop] for start, stop in split_words(text)]
+        ['It', "didn't", 'rain', '.']
+    """
     spans, i = [], 0
     while i < len(text):
         stop = _end_of_word(text, i)
@@ -97,11 +113,23 @@ def group(
     after: Sequence[str] = (),
     special: Iterable[int] = (),
 ) -> list[Word]:
-    """The words of ``text``, each with its pieces, between the special tokens that stand around it.
+    """The words of ``text``, each with its pieces, and the special tokens around them.
 
-    ``before`` and ``after`` are how those are written. ``spans`` are the characters of the pieces between them: piece
-    ``i`` stands at position ``len(before) + i`` of the model's input. ``special`` are pieces that are special tokens
-    spelled in the text. Every piece belongs to exactly one word; blanks belong to the word after them.
+    Every piece belongs to exactly one word. A blank belongs to the word after it.
+
+    Args:
+        spans: the characters of each piece, as (start, stop). Piece ``i`` has position ``len(before) + i`` in the
+            model's input.
+        words: the words as (start, stop); None: `split_words` of the text.
+        before: how the special tokens before the text are written.
+        after: how the special tokens after the text are written.
+        special: pieces that are special tokens spelled in the text.
+
+    Example:
+        >>> from saccade.inspection import group
+        >>> words = group("an owlet", [(0, 2), (2, 6), (6, 8)])  # the pieces "an", " owl" and "et"
+        >>> [(word.text, word.first, word.last) for word in words]
+        [('<s>', 0, 1), ('an', 1, 2), ('owlet', 2, 4)]
     """
     spelled = set(special)
     found = _around_special(split_words(text) if words is None else words, [spans[i] for i in sorted(spelled)])

@@ -35,17 +35,25 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step: its formula with shapes, what it is for, what would happen without it, and the numbers.
+    """One step of a head: its formula with shapes, what it does, what happens without it, and the numbers.
 
     Attributes:
         id: "token", "norm", "project", "position", "dot", "scale", "mask", "softmax", "sum", "concat", "output", ...
         formula: in plain text; ``x_j`` is x with the index j.
-        shapes: of what the formula names.
+        shapes: of the names in the formula.
         says: one or two sentences on what it does.
         without: what would happen without it, with this head's numbers where they are known.
         switch: the name in ``without=`` that leaves it out; "" where nothing does.
-        vectors, columns: the numbers; the last column is the one that keys are ordered by.
+        vectors, columns: the numbers; keys are ordered by the last column.
         facts: single numbers by name.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> step = example()["softmax"]
+        >>> step.formula
+        'w_j = exp(s_j − m) / Σ_j exp(s_j − m),  m = max s'
+        >>> step.columns[-1].values.round(3)
+        array([0.67, 0.33])
     """
 
     id: str

@@ -25,21 +25,29 @@ LEAST_TOLD = 0.05  # weight of a key that the summary names beside the largest
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The attention of one query row in one head, every number of it; iterating gives each `Step`.
+    """The attention of one query row in one head, with every number. Iterating gives each `Step`.
 
     Attributes:
-        text, model, title: what was read, by what, and what is shown of it.
-        target: of an encoder-decoder, where the head is its decoder's.
-        layer, head, row: the head, and the token that asks (from 0, special tokens counted).
+        text, model, title: the text, the model that reads it, and what is shown.
+        target: the target of an encoder-decoder, where the head is in its decoder.
+        layer, head, row: the head, and the token of the query (from 0, special tokens counted).
         part: "encoder", "decoder" or "cross" of an encoder-decoder. place: the head as `--head` takes it.
         layers, heads: of the model and of the layer.
         labels: each key as it can be shown.
-        names: what sentences call each key: 'owl', of a word of several tokens 'o' in 'owl'.
+        names: the name of each key in sentences: 'owl', and 'o' in 'owl' for a token of a word of several tokens.
         steps: in order.
         without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
-        notes: what was chosen or had to be left out.
+        notes: what was chosen, or had to be left out.
         digits: decimals that show the numbers.
-        query: what sentences call the row's token: 'it'.
+        query: the name of the row's token in sentences: 'it'.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> steps = example()
+        >>> [step.id for step in steps]
+        ['given', 'dot', 'scale', 'mask', 'softmax', 'sum']
+        >>> steps.weights.round(3), steps.output.round(2)
+        (array([0.67, 0.33]), array([16.6, 26.6]))
     """
 
     text: str

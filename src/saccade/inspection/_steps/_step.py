@@ -37,7 +37,16 @@ def steps_of(
     target: str | None = None,
     name: str | None = None,
 ) -> Steps:
-    """What `saccade.step` gives, of an open model that is called ``name``."""
+    """The same as `saccade.step`, for an open model. ``name`` is the model's name in the result.
+
+    Example:
+        >>> from saccade.inspection import open_model, steps_of
+        >>> steps = steps_of(open_model(), "The cat sat on the mat.", head=(2, 1), word="the")
+        >>> steps
+        <Steps of 'the' in head 2.1: 13 steps, 9 keys>
+        >>> steps.labels[int(steps.weights.argmax())]
+        'sat'
+    """
     opened = as_text_model(model)
     part, place = checked_place(opened, head, target)
     called = name or opened.name
@@ -68,7 +77,20 @@ def step_of_tokens(
 ) -> Steps:
     """The steps of token ``row`` as ``model`` reads ``ids`` (1, L).
 
-    Tokens are shown as ``labels``, and sentences call them ``names``, by default the labels in quotes.
+    Args:
+        labels: how the tokens are shown.
+        head: (layer, head).
+        names: how sentences call the tokens; by default the labels in quotes.
+        without: as in `saccade.step`.
+        notes: lines that the result shows.
+
+    Example:
+        >>> from saccade.inspection import open_model, step_of_tokens
+        >>> model = open_model()
+        >>> ids = model.whole(model.encode("The dog").ids)
+        >>> labels = [model.written(token) for token in ids[0].tolist()]
+        >>> step_of_tokens(model, ids, labels, head=(0, 5), row=2)
+        <Steps of ' do' in head 0.5: 12 steps, 4 keys>
     """
     inputs = of_model(model, ids, head, row)
     table, token = model.embedding, int(ids[0, row])
@@ -94,9 +116,23 @@ def step_of_call(
     query: str | None = None,
     without: Iterable[str] = (),
 ) -> Steps:
-    """The steps that can be seen in one observed call, for batch item ``item``: from query and key to the output.
+    """The steps that one observed call shows: from query and key to the output.
 
-    ``labels`` are of the keys, ``query`` is the label of the row; None is that of its key in self-attention.
+    Args:
+        call: what `saccade.watch` keeps, or a `TextModel` gives to an observer.
+        item: the batch item.
+        labels: of the keys.
+        query: the label of the row; None: the label of its key, as in self-attention.
+        without: as in `saccade.step`.
+
+    Example:
+        >>> import torch
+        >>> from saccade.inspection import open_model, step_of_call
+        >>> model, calls = open_model(), []
+        >>> model.run(model.whole(model.encode("The dog ran.").ids), lambda layer, call: calls.append(call))
+        >>> steps = step_of_call(calls[0], head=5, row=2)
+        >>> steps.weights.round(2)
+        array([0., 1., 0., 0., 0., 0.])
     """
     shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
     asks = None if query is None else f"'{query}'"
@@ -104,7 +140,14 @@ def step_of_call(
 
 
 def example(without: Iterable[str] = ()) -> Steps:
-    """The two keys of the page "Attention by hand": every number can be checked on paper."""
+    """The steps of the two keys on the page "Attention by hand". Every number can be checked on paper.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> steps = example()
+        >>> steps.weights.round(4)  # softmax([1 / sqrt(2), 0])
+        array([0.6698, 0.3302])
+    """
     query = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
