@@ -207,6 +207,8 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "verify": "TARGET",
         "bench": "",
         "compare": "",
+        "docs": "[WORDS]...",
+        "doctor": "",
         "train": "COMMAND [ARGS]...",
         "train lm": "TEXT",
         **{f"train {task}": "DATA" for task in TASK_COMMANDS},

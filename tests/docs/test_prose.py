@@ -75,10 +75,10 @@ def test_long_sentences_are_reported_with_their_line_and_short_ones_beside_them_
 
 
 def test_long_guides_are_reported_and_long_references_are_not():
-    page = "# Title\n\n" + "Two words. " * 449 + "One.\n"
+    page = "# Title\n\n" + "Two words. " * 499 + "One.\n"
     assert not prose.violations(page, "docs/page.md")
     (found,) = prose.violations(page.replace("One.", "Two words."), "docs/page.md")
-    assert found.words == "901 words"
+    assert found.words == "1001 words"
     assert not prose.violations(page + page, "docs/contract.md")
 
 
