@@ -17,7 +17,17 @@ from ._scores import SCORES
 
 
 class ScoreChange(NamedTuple):
-    """One head's score in the one model and in the other, and their difference with its uncertainty."""
+    """The score of one head in two models, and their difference with its uncertainty.
+
+    Example:
+        >>> from saccade.analysis import Text, compare, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> scores = study_corpus(open_model(), [Text("owl", words)])
+        >>> change = compare(scores, scores).changes()[0]
+        >>> change.layer, change.head, change.score, change.difference
+        (0, 0, 'broad', 0.0)
+    """
 
     layer: int
     head: int
@@ -31,10 +41,22 @@ class ScoreChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
-    """``after`` less ``before``, text by text.
+    """The scores of ``after`` minus those of ``before``, text by text. `compare` returns it.
 
-    ``by_head`` says whether heads are compared one by one, which needs the same layers and heads in both; thirds of
-    the layers always are.
+    ``by_head`` says whether heads are compared one by one; this needs the same layers and heads in both. Thirds of the
+    layers are always compared.
+
+    Example:
+        >>> from saccade.analysis import Text, compare, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> before = study_corpus(open_model(), [Text("owl", words)], seed=0)
+        >>> comparison = compare(before, study_corpus(open_model(), [Text("owl", words)], seed=1))
+        >>> comparison.by_head, comparison.differences("previous").shape
+        (True, (1, 4, 8))
+        >>> change = comparison.changes()[0]  # the largest one: only scores on random tokens depend on the seed
+        >>> change.score
+        'repeat induction'
     """
 
     before: CorpusScores
@@ -77,7 +99,19 @@ class ModelComparison:
 
 
 def compare(before: CorpusScores, after: CorpusScores) -> ModelComparison:
-    """Pair the texts of two studies. ValueError where they are not the same texts."""
+    """Pair the texts of two studies. Texts that only one of them has are left out.
+
+    Raises:
+        ValueError: the two share no text.
+
+    Example:
+        >>> from saccade.analysis import Text, compare, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> before = study_corpus(open_model(), [Text("owl", words), Text("barn", words[28:])])
+        >>> compare(before, study_corpus(open_model(), [Text("owl", words)])).before.texts
+        ('owl',)
+    """
     if before.texts == after.texts:
         return ModelComparison(before, after)
     shared = [name for name in before.texts if name in after.texts]

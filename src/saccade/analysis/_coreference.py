@@ -28,11 +28,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Coreference:
-    """Heads against antecedents, by the kind of the anaphor ("all", and "pronoun" "name" "other" where tags are known).
+    """How often each head looks from an anaphor to an antecedent. `study_coreference` returns it.
 
-    ``nearest``: the answer "the nearest mention before", ``same_word``: "the nearest one before with the same head
-    word". ``out_of_reach`` counts anaphora whose antecedents all stand in another piece of a document that is longer
+    ``tallies`` has the kinds of the anaphor: "all", and "pronoun", "name" and "other" where tags are known. ``nearest``
+    is the share of the answer "the nearest mention before", ``same_word`` that of "the nearest one before with the same
+    head word". ``out_of_reach`` counts anaphora without an antecedent in the same piece of a document that is longer
     than the model reads at once.
+
+    Example:
+        >>> from saccade.analysis import Document, Mention, study_coreference
+        >>> from saccade.inspection import open_model
+        >>> words = ((0, 3), (4, 8), (9, 12), (13, 17))
+        >>> mentions = (Mention(0, 0, 0, "ann"), Mention(2, 2, 2, "ann"))
+        >>> study = study_coreference(open_model(), [Document("1", "Ann said she left", words, mentions)])
+        >>> study.tallies["all"].best_offset  # "she" is two words after "Ann"
+        (-2, AnswerShare(right=1, cases=1))
+        >>> study.nearest["all"]
+        AnswerShare(right=1, cases=1)
     """
 
     model: str
@@ -50,10 +62,28 @@ class Coreference:
 def study_coreference(
     model: TextModel, documents: Sequence[Document], *, source: str = "coreference", progress: Progress | None = None
 ) -> Coreference:
-    """Ask every head of `model` about every anaphor.
+    """Count for every head of `model` how often it looks from an anaphor to one of its antecedents.
+
+    Source: Clark et al. 2019, "What Does BERT Look At?", section 4.3.
+
+    Args:
+        source: what error messages call the documents.
+        progress: called as ``progress(done, total)`` after every piece of a document.
 
     Raises:
         ValueError: no anaphor with an antecedent that the model reads at once, or words that do not match its tokens.
+
+    Example:
+        >>> from saccade.analysis import Document, Mention, study_coreference
+        >>> from saccade.inspection import open_model
+        >>> words = ((0, 3), (4, 8), (9, 12), (13, 17))
+        >>> mentions = (Mention(0, 0, 0, "ann"), Mention(2, 2, 2, "ann"))
+        >>> study = study_coreference(open_model(), [Document("1", "Ann said she left", words, mentions)])
+        >>> study.tallies["all"].total, study.words
+        (1, 4)
+        >>> layer, head = study.tallies["all"].best
+        >>> study.tallies["all"].of_head(layer, head)
+        AnswerShare(right=1, cases=1)
     """
     found = _AntecedentTallies(model)
     missing = UnmatchedWords(source, model.name)

@@ -36,10 +36,20 @@ Progress = Callable[[int, int], None]  # told how many of how many are done
 
 @dataclass(frozen=True, eq=False)
 class CorpusScores:
-    """Every score of every head on every text.
+    """Every score of every head on every text. `study_corpus` returns it.
 
-    ``scores[name]`` and ``chance[name]`` are (T, layers, heads); NaN where a text cannot tell (no token comes twice,
-    say) or where no such head exists. ``skipped`` names the texts that were too short.
+    ``scores[name]`` and ``chance[name]`` are (T, layers, heads). A value is NaN where the text has no case (no token
+    occurs twice, for example), or where there is no such head. ``skipped`` names the texts that are too short.
+
+    Example:
+        >>> from saccade.analysis import Text, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> scores = study_corpus(open_model(), [Text("owl", words)])
+        >>> scores.mean("previous").round(1)[0]  # the heads of layer 0
+        array([0.5, 0.4, 0.2, 0. , 0.9, 0.9, 0.2, 0.1])
+        >>> scores.role(0, 5)
+        ('previous', 'previous')
     """
 
     model: str
@@ -103,9 +113,24 @@ class CorpusScores:
 def study_corpus(
     model: TextModel, texts: Sequence[Text], *, seed: int = 0, progress: Progress | None = None
 ) -> CorpusScores:
-    """Score every head of ``model`` on every text; a text longer than the model reads is a ValueError.
+    """Score every head of ``model`` on every text.
 
-    ``seed`` is for the random repeats. Same texts and seed, same numbers.
+    The same texts and seed give the same numbers.
+
+    Args:
+        seed: of the repeated random tokens.
+        progress: called as ``progress(done, total)`` after every text.
+
+    Raises:
+        ValueError: a text longer than the model reads at once, or no text that is long enough.
+
+    Example:
+        >>> from saccade.analysis import Text, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> scores = study_corpus(open_model(), [Text("owl", words), Text("short", "An owl.")])
+        >>> scores.texts, scores.skipped, scores.scores["previous"].shape
+        (('owl',), ('short',), (1, 4, 8))
     """
     used, skipped, measured = [], [], []
     for number, text in enumerate(texts):

@@ -12,7 +12,14 @@ COLUMNS = ("upos", "deprel")
 
 
 class LabelledSentence(NamedTuple):
-    """A sentence with the characters of its words and a label for each; None where a word has none."""
+    """A sentence with the characters of its words, and a label for each; None for a word without one.
+
+    Example:
+        >>> from saccade.analysis import LabelledSentence
+        >>> sentence = LabelledSentence("1", "owls fly", ((0, 4), (5, 8)), ("NOUN", "VERB"))
+        >>> sentence.forms
+        ['owls', 'fly']
+    """
 
     name: str
     text: str
@@ -25,11 +32,26 @@ class LabelledSentence(NamedTuple):
 
 
 def read_labels(path: str | Path, column: str = "upos") -> list[LabelledSentence]:
-    """The sentences of a file, by its ending: the column of a .conllu, else `word<TAB>label` lines with blank lines
-    between sentences, whose words stand between blanks in the text.
+    r"""Read the sentences of a file, with a label for each word.
+
+    A .conllu file gives the labels of ``column``. Any other file has lines of `word<TAB>label`, and blank lines between
+    sentences; blanks separate the words of the text.
+
+    Args:
+        column: "upos" (part of speech) or "deprel" (relation).
 
     Raises:
-        ValueError: damaged; fewer than two labels, or fewer than two sentences.
+        ValueError: a damaged file, fewer than two labels, or fewer than two sentences.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.analysis import read_labels
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "tags.tsv")
+        ...     _ = path.write_text("owls\tNOUN\nfly\tVERB\n\nmice\tNOUN\nrun\tVERB\n")
+        ...     sentences = read_labels(path)
+        >>> [(sentence.text, sentence.labels) for sentence in sentences]
+        [('owls fly', ('NOUN', 'VERB')), ('mice run', ('NOUN', 'VERB'))]
     """
     path = Path(path)
     found = _from_treebank(path, column) if path.suffix in (".conllu", ".conll") else _from_columns(path)

@@ -25,7 +25,13 @@ KINDS = {"": "", "PRON": "pronoun", "DET": "pronoun", "PROPN": "name"}  # by the
 
 
 class Mention(NamedTuple):
-    """The words first <= w <= last of a text speak of `entity`; `head` is the one that stands for them."""
+    """The words ``first <= w <= last`` of a text, which name `entity`. Word `head` is their head word.
+
+    Example:
+        >>> from saccade.analysis import Mention
+        >>> Mention(first=0, last=2, head=2, entity="e1", kind="other").entity
+        'e1'
+    """
 
     first: int
     last: int
@@ -35,7 +41,16 @@ class Mention(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text with its mentions, as `read_coreference` returns it."""
+    """A text, the characters of its words, and its mentions. `read_coreference` returns it.
+
+    Example:
+        >>> from saccade.analysis import Document, Mention
+        >>> words = ((0, 3), (4, 8), (9, 12), (13, 17))
+        >>> mentions = (Mention(0, 0, 0, "ann"), Mention(2, 2, 2, "ann"))
+        >>> document = Document("1", "Ann said she left", words, mentions)
+        >>> [document.text[slice(*document.words[mention.head])] for mention in document.mentions]
+        ['Ann', 'she']
+    """
 
     name: str
     text: str
@@ -44,10 +59,20 @@ class Document(NamedTuple):
 
 
 def read_coreference(path: str | Path) -> list[Document]:
-    """The documents of a file, by its ending: .conllu, or JSON lines.
+    """Read the documents of a file with mentions: .conllu with CorefUD's `Entity`, or JSON lines.
 
     Raises:
-        ValueError: damaged, mentions that are no words of their text, or no two mentions of anything.
+        ValueError: a damaged file, mentions that are no words of their text, or no entity with two mentions.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.analysis import read_coreference
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "mentions.jsonl")
+        ...     _ = path.write_text('{"text": "Ann said she left.", "clusters": [[[0, 3], [9, 12]]]}')
+        ...     documents = read_coreference(path)
+        >>> documents[0].mentions
+        (Mention(first=0, last=0, head=0, entity='0', kind=''), Mention(first=2, last=2, head=2, entity='0', kind=''))
     """
     path = Path(path)
     found = _from_treebank(path) if path.suffix in (".conllu", ".conll") else _from_lines(path)

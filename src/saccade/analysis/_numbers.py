@@ -22,7 +22,20 @@ COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "ch
 
 
 def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Probe) -> dict[str, Any]:
-    """What `saccade look --json` prints of a study; docs/studying.md says what each entry is. None: not known."""
+    """The numbers of a study as plain dictionaries and lists, as `saccade look --json` prints them.
+
+    docs/studying.md describes each entry. None stands for a number that is not known.
+
+    Example:
+        >>> from saccade.analysis import Text, as_numbers, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> numbers = as_numbers(study_corpus(open_model(), [Text("owl", words)]))
+        >>> list(numbers), numbers["texts"]
+        (['model', 'texts', 'skipped', 'thirds', 'heads'], [{'name': 'owl', 'tokens': 28}])
+        >>> numbers["heads"][5]["role"]
+        'previous'
+    """
     makers: dict[type, Callable[[Any], dict[str, Any]]] = {
         CorpusScores: _corpus,
         ModelComparison: _comparison,
@@ -34,9 +47,18 @@ def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Pr
 
 
 def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tuple[Any, ...]]:
-    """One row of `COLUMNS` for every head and score, relation ("nsubj, dependent to head") or kind of mention.
+    """The numbers of a study as rows of `COLUMNS`: one for every head and score, relation or kind of mention.
 
-    Of a probe one for every layer and "accuracy" or "control", without a head; chance is the most frequent label's.
+    A relation is written "nsubj, dependent to head". A probe gives two rows for every layer, "accuracy" and "control",
+    without a head; their chance is the share of the most frequent label.
+
+    Example:
+        >>> from saccade.analysis import COLUMNS, Text, as_rows, study_corpus
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> rows = list(as_rows(study_corpus(open_model(), [Text("owl", words)])))
+        >>> dict(zip(COLUMNS, rows[0][:5]))
+        {'study': 'corpus', 'model': 'embedded', 'score': 'previous', 'layer': 0, 'head': 0}
     """
     if isinstance(study, CorpusScores):
         for name in SCORES:

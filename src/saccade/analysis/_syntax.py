@@ -30,7 +30,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Syntax:
-    """Relations of a treebank against heads. ``tallies[relation, direction]``; `ALL` sums all but "punct"."""
+    """How often each head looks along a relation of a treebank. `study_syntax` returns it.
+
+    The keys of ``tallies`` are (relation, direction). The relation "all" sums all but "punct". The directions are
+    "dependent to head" and "head to dependent".
+
+    Example:
+        >>> from saccade.analysis import Sentence, TreebankWord, study_syntax
+        >>> from saccade.inspection import open_model
+        >>> owls = TreebankWord("owls", 0, 4, head=1, relation="nsubj", tag="NOUN", misc={})
+        >>> fly = TreebankWord("fly", 5, 8, head=-1, relation="root", tag="VERB", misc={})
+        >>> sentence = Sentence("1", "owls fly", (owls, fly), new_document=False, metadata={})
+        >>> study = study_syntax(open_model(), [sentence])
+        >>> study.relations(), study.total("nsubj", "head to dependent")
+        (['all', 'nsubj'], 1)
+        >>> study.ahead["nsubj", "dependent to head"]  # the head is ahead, and this model only looks back
+        1
+    """
 
     model: str
     causal: bool  # heads only look back: cases whose answer comes later are left out, `ahead` counts them
@@ -56,10 +72,26 @@ class Syntax:
 def study_syntax(
     model: TextModel, sentences: Sequence[Sentence], *, source: str = "treebank", progress: Progress | None = None
 ) -> Syntax:
-    """Ask every head of `model` about every relation of the treebank.
+    """Count for every head of `model` how often it looks along each relation of the treebank.
+
+    Source: Clark et al. 2019, "What Does BERT Look At?", section 4.
+
+    Args:
+        source: what error messages call the sentences.
+        progress: called as ``progress(done, total)`` after every sentence.
 
     Raises:
         ValueError: no sentence with a relation that the model can read, or words that do not match its tokens.
+
+    Example:
+        >>> from saccade.analysis import Sentence, TreebankWord, study_syntax
+        >>> from saccade.inspection import open_model
+        >>> owls = TreebankWord("owls", 0, 4, head=1, relation="nsubj", tag="NOUN", misc={})
+        >>> fly = TreebankWord("fly", 5, 8, head=-1, relation="root", tag="VERB", misc={})
+        >>> sentence = Sentence("1", "owls fly", (owls, fly), new_document=False, metadata={})
+        >>> tally = study_syntax(open_model(), [sentence]).tallies["nsubj", "head to dependent"]
+        >>> tally.best_offset  # the subject is the word before its verb
+        (-1, AnswerShare(right=1, cases=1))
     """
     texts = (
         (one.name, one.text, [(word.start, word.stop) for word in one.words], [word.form for word in one.words])

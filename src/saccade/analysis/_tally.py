@@ -16,7 +16,16 @@ from .._uncertainty import wilson
 
 
 class AnswerShare(NamedTuple):
-    """How often something is right about a kind of case."""
+    """How often an answer is right, for one kind of case.
+
+    Example:
+        >>> from saccade.analysis import AnswerShare
+        >>> answer = AnswerShare(right=8, cases=10)
+        >>> answer.share
+        0.8
+        >>> [round(end, 2) for end in answer.interval]
+        [0.49, 0.94]
+    """
 
     right: int
     cases: int
@@ -33,7 +42,20 @@ class AnswerShare(NamedTuple):
 
 @dataclass(eq=False)
 class AnswerTally:
-    """What every head and every fixed offset answered about one kind of case."""
+    """How often every head and every fixed offset is right, for one kind of case.
+
+    Example:
+        >>> import numpy as np
+        >>> from saccade.analysis import AnswerTally
+        >>> tally = AnswerTally(heads=(2,))  # one layer with two heads
+        >>> for number, right in enumerate([[True, False], [True, True], [False, True], [True, False]]):
+        ...     tally.ask(number % 2, [-1])  # the answer is the word before
+        ...     tally.answer(number % 2, 0, np.array(right))
+        >>> tally.best, tally.of_head(0, 0)
+        ((0, 0), AnswerShare(right=3, cases=4))
+        >>> tally.best_offset
+        (-1, AnswerShare(right=4, cases=4))
+    """
 
     heads: tuple[int, ...]
     right: np.ndarray = field(init=False)  # (2, layers, heads): by fold

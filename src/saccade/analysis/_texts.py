@@ -14,17 +14,33 @@ CHARACTERS = 8  # for each token that fits, at first; more where they turn out l
 
 
 class Text(NamedTuple):
-    """A text with its name, as `read_files` returns it."""
+    """A text and its name: its file, and the character at which it begins.
+
+    Example:
+        >>> from saccade.analysis import Text
+        >>> Text("owl.txt", "The owl sat in the oak.").name
+        'owl.txt'
+    """
 
     name: str  # its file, and from which character on
     text: str
 
 
 def read_files(paths: Sequence[str | Path]) -> list[Text]:
-    """The text files among `paths`, and those that end in .txt of the folders among them, in order.
+    r"""Read text files, and the .txt files in folders, in order.
 
     Raises:
-        FileNotFoundError: no such file, or a folder without any. ValueError: no text in UTF-8, or too large.
+        FileNotFoundError: no such file, or a folder without any.
+        ValueError: a file that is no text in UTF-8 or too large, or files with nothing but blanks.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.analysis import read_files
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "owl.txt").write_text("The owl sat in the oak.\n")
+        ...     texts = read_files([folder])
+        >>> [text.text for text in texts]
+        ['The owl sat in the oak.']
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -55,9 +71,19 @@ def read_text(path: Path) -> str:
 
 
 def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, most: int) -> list[Text]:
-    """At most `most` pieces of at most `tokens` tokens, spread evenly over the documents; the same for all models.
+    """Cut documents into at most `most` pieces of at most `tokens` tokens, the same pieces for all models.
 
-    Each piece is as long as every model can read at once, special tokens included, and ends where a word does.
+    The pieces are spread evenly over the documents. A piece ends where a word ends, and every model can read it at
+    once, special tokens included.
+
+    Example:
+        >>> from saccade.analysis import Text, cut
+        >>> from saccade.inspection import open_model
+        >>> documents = [Text("owl.txt", "The owl sat in the oak. " * 50)]
+        >>> for piece in cut(documents, [open_model()], tokens=12, most=2):
+        ...     print(piece.name, "|", piece.text)
+        owl.txt:0 | The owl sat in the oak. The
+        owl.txt:600 | The owl sat in the oak. The
     """
     if most < len(documents):
         documents = [documents[i * len(documents) // most] for i in range(most)]

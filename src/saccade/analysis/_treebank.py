@@ -16,7 +16,14 @@ COLUMNS = 10
 
 
 class TreebankWord(NamedTuple):
-    """``text[start:stop]`` of its sentence. The words of a range whose forms do not spell it share all of it."""
+    """A word ``text[start:stop]`` of its sentence. The words of a range whose forms do not spell it share all of it.
+
+    Example:
+        >>> from saccade.analysis import TreebankWord
+        >>> word = TreebankWord("fly", start=5, stop=8, head=-1, relation="root", tag="VERB", misc={})
+        >>> word.head  # the root of its sentence
+        -1
+    """
 
     form: str
     start: int
@@ -28,7 +35,16 @@ class TreebankWord(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A sentence of a treebank, as `read_treebank` returns it."""
+    """A sentence of a treebank with its words. `read_treebank` returns it.
+
+    Example:
+        >>> from saccade.analysis import Sentence, TreebankWord
+        >>> owls = TreebankWord("owls", 0, 4, head=1, relation="nsubj", tag="NOUN", misc={})
+        >>> fly = TreebankWord("fly", 5, 8, head=-1, relation="root", tag="VERB", misc={})
+        >>> sentence = Sentence("1", "owls fly", (owls, fly), new_document=False, metadata={})
+        >>> sentence.words[sentence.words[0].head].form  # "owls" depends on it
+        'fly'
+    """
 
     name: str  # its sent_id, or where it stands in the file
     text: str
@@ -38,11 +54,22 @@ class Sentence(NamedTuple):
 
 
 def read_treebank(path: str | Path) -> list[Sentence]:
-    """The sentences of a file in CoNLL-U.
+    r"""Read the sentences of a file in CoNLL-U.
 
     Raises:
-        ValueError: not UTF-8, not CoNLL-U, heads that do not exist, or a text (`# text`) that its tokens do not spell;
-            the message names the line, or the sentence and the token.
+        ValueError: a file that is not UTF-8 or not CoNLL-U, heads that do not exist, or a text (`# text`) that its
+            tokens do not spell. The message names the line, or the sentence and the token.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.analysis import read_treebank
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "owls.conllu")
+        ...     first = "1\towls\towl\tNOUN\t_\t_\t2\tnsubj\t_\t_\n"
+        ...     _ = path.write_text(first + "2\tfly\tfly\tVERB\t_\t_\t0\troot\t_\t_\n\n")
+        ...     sentence = read_treebank(path)[0]
+        >>> sentence.text, [(word.form, word.relation, word.head) for word in sentence.words]
+        ('owls fly', [('owls', 'nsubj', 1), ('fly', 'root', -1)])
     """
     path = Path(path)
     return [_sentence(path, line, block) for line, block in _blocks(path)]

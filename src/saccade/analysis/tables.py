@@ -32,7 +32,18 @@ WAYS = dict(zip(DIRECTIONS, ("dep→head", "head→dep"), strict=True))
 
 @contextmanager
 def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error where that is a terminal; what it gives is told how many of how many are done."""
+    """A progress bar on standard error, if that is a terminal. It gives a function to call with (done, total).
+
+    Example:
+        >>> from saccade.analysis import Text, study_corpus
+        >>> from saccade.analysis.tables import shown_progress
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> with shown_progress("texts") as progress:
+        ...     study = study_corpus(open_model(), [Text("owl", words)], progress=progress)
+        >>> study.texts
+        ('owl',)
+    """
     left = TextColumn("left"), TimeRemainingColumn()
     with progress_bar(
         TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, quiet=quiet
@@ -45,7 +56,21 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 
 def print_corpus(console: Console, study: CorpusScores) -> None:
-    """The scores of thirds of the layers, the strongest heads, and the heads by role."""
+    """Print the scores of thirds of the layers, the strongest heads, and the heads by role.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.analysis import Text, study_corpus, tables
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> study = study_corpus(open_model(), [Text("owl", words)])
+        >>> tables.print_corpus(Console(file=sys.stdout, width=80), study)
+        embedded: 4 layers, 32 heads, on 1 text, ... tokens
+        ...
+        What the heads are for
+        ...
+    """
     size = f"{counted(study.layers, 'layer')}, {counted(sum(study.heads), 'head')}"
     _title(console, f"{study.model}: {size}, on {_texts(study)}")
     _note(console, "average weight on each kind of token, mean ± standard deviation over texts")
@@ -112,7 +137,20 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
 
 
 def print_comparison(console: Console, comparison: ModelComparison) -> None:
-    """What changed from the one to the other: thirds of the layers, and the heads that changed most."""
+    """Print what changed between two models: thirds of the layers, and the heads that changed most.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.analysis import Text, compare, study_corpus, tables
+        >>> from saccade.inspection import open_model
+        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
+        >>> study = study_corpus(open_model(), [Text("owl", words)])
+        >>> tables.print_comparison(Console(file=sys.stdout, width=80), compare(study, study))
+        embedded -> embedded, on the same 1 text, ... tokens
+        ...
+        no score of any head changed by 0.005 or more
+    """
     before, after = comparison.before, comparison.after
     _title(console, f"{before.model} -> {after.model}, on the same {_texts(before)}")
     _note(console, "difference of the mean weight, ± half of its 95 % interval over texts")
@@ -150,7 +188,26 @@ def _change(change: ScoreChange) -> tuple[str, ...]:
 
 
 def print_syntax(console: Console, study: Syntax) -> None:
-    """For each frequent relation the head that finds it best, beside the best fixed offset."""
+    """Print for each frequent relation the head that finds it best, and the best fixed offset.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.analysis import Sentence, TreebankWord, study_syntax, tables
+        >>> from saccade.inspection import open_model
+        >>> owls = TreebankWord("owls", 0, 4, head=1, relation="nsubj", tag="NOUN", misc={})
+        >>> fly = TreebankWord("fly", 5, 8, head=-1, relation="root", tag="VERB", misc={})
+        >>> sentence = Sentence("1", "owls fly", (owls, fly), new_document=False, metadata={})
+        >>> tables.print_syntax(Console(file=sys.stdout, width=90), study_syntax(open_model(), [sentence]))
+        embedded: relations of 1 sentence, 2 words
+        share of words whose most attended other word is the right one, and the
+        same of the word at the best fixed offset
+        relation            cases  head  right  95 %   anew  offset  right  anew
+        all       head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
+        nsubj     head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
+        anew: the best of one half of the sentences, asked about the other half
+        this model only looks back: 1 of 2 cases, with the answer ahead, are not asked
+    """
     size = f"{counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
     _title(console, f"{study.model}: relations of {size}")
     _note(console, "share of words whose most attended other word is the right one, and the")
@@ -193,7 +250,24 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
 
 
 def print_coreference(console: Console, study: Coreference) -> None:
-    """The head that looks from mentions to antecedents best, beside what takes no model."""
+    """Print the head that looks from mentions to antecedents best, and the baselines that use no model.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.analysis import Document, Mention, study_coreference, tables
+        >>> from saccade.inspection import open_model
+        >>> words = ((0, 3), (4, 8), (9, 12), (13, 17))
+        >>> mentions = (Mention(0, 0, 0, "ann"), Mention(2, 2, 2, "ann"))
+        >>> study = study_coreference(open_model(), [Document("1", "Ann said she left", words, mentions)])
+        >>> tables.print_coreference(Console(file=sys.stdout, width=90), study)
+        embedded: antecedents in 1 document, 4 words
+        share of mentions whose most attended other word belongs to an antecedent
+        mention  cases  head  right  95 %   anew  offset  right  nearest  same word
+        all          1  0.6   1.00   .21-1  -         -2  1.00   1.00     .00
+        anew: the best of one half of the texts, asked about the other half
+        nearest: the mention before; same word: the one before with the same head word
+    """
     size = f"{counted(study.documents, 'document')}, {counted(study.words, 'word')}"
     _title(console, f"{study.model}: antecedents in {size}")
     _note(console, "share of mentions whose most attended other word belongs to an antecedent")
@@ -230,7 +304,21 @@ def _best_head_cells(tally: AnswerTally) -> tuple[str, ...]:
 
 
 def print_probe(console: Console, study: Probe) -> None:
-    """What a linear probe of each layer gets right."""
+    """Print what a linear probe of each layer gets right.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.analysis import LabelledSentence, study_probe, tables
+        >>> from saccade.inspection import open_model
+        >>> names, verbs = ("owls", "mice", "cats", "dogs"), ("fly", "run", "sit", "eat")
+        >>> texts = [f"{name} {verb}" for name in names for verb in verbs]
+        >>> sentences = [LabelledSentence(text, text, ((0, 4), (5, 8)), ("NOUN", "VERB")) for text in texts]
+        >>> tables.print_probe(Console(file=sys.stdout, width=90), study_probe(open_model(), sentences))
+        embedded: linear probes for 2 labels
+        learned from 24 words of 12 sentences, tested on 8 words of 4 sentences
+        ...
+    """
     _title(console, f"{study.model}: linear probes for {counted(len(study.labels), 'label')}")
     learned, tested = (
         f"{counted(words, 'word')} of {counted(sentences, 'sentence')}"
