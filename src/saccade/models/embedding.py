@@ -106,24 +106,40 @@ def embed(
     tokens_per_batch: int = TOKENS,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """A vector for each text: float32 (N, D), row n of `texts[n]`.
+    r"""A vector for each text, in float32.
 
-    Texts are sorted by length and computed one behind the other in one row: no padding. Pooling, normalisation, the
-    longest text and a dense layer are as the files of sentence-transformers in the model's folder say; without them a
+    Texts are sorted by length and computed without padding, one behind the other in one row. Pooling, normalisation,
+    the longest text and a dense layer are as the files of sentence-transformers in the model's folder say; without them a
     vector is the mean of all tokens' last hidden states, special tokens included. Longer texts are cut. A text without
     any token, such as "" for a tokenizer without special ones, has the vector 0.
 
     Args:
+        texts: N texts.
         model: from `load`, or what `load` takes. Its head is not used.
         pooling: "mean", "first", "last", "max", "mean-sqrt" (sum / sqrt(n)) or "weighted-mean" (the n-th token n
             times); None: as the files say.
         normalize: whether vectors have length 1; None: as the files say.
-        tokens_per_batch: T at most, unless one text is longer.
+        tokens_per_batch: the most tokens computed at once, unless one text is longer.
         progress: `progress(done, total)` after every row, in texts.
 
+    Returns:
+        (N, D) float32; row n is the vector of `texts[n]`.
+
     Raises:
-        TypeError: no texts, or not a model of text. ValueError: no text, an unknown pooling, a step of the files that
-            is not computed here. FileNotFoundError: no such model, or none of its tokenizer's files.
+        TypeError: no texts, or not a model of text.
+        ValueError: an empty list, an unknown pooling, a step in the files that is not supported.
+        FileNotFoundError: no such model, or no files of its tokenizer.
+
+    Example:
+        >>> import tempfile, transformers, saccade
+        >>> sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:  # as a published model's folder
+        ...     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
+        ...     with open(folder + "/vocab.txt", "w") as file:
+        ...         print("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", sep="\n", file=file)
+        ...     vectors = saccade.models.embed(["a cat", "a dog", "dog"], folder)
+        >>> vectors.shape
+        (3, 8)
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")

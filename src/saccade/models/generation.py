@@ -52,13 +52,24 @@ def generate(
 
     Args:
         lm: a language model with its tokenizer, which `saccade.models.load` opens.
+        prompt: the text to continue.
+        tokens: the most new tokens.
         sampling: how tokens are drawn; None draws from the model's own distribution, with its files'
             `repetition_penalty`.
-        cache: as in `sample_tokens`: with a streaming one the context has no end.
+        cache: an empty one; None keeps everything. With a streaming one, `KVCache.streaming(layers, window)`, texts can
+            be longer than the context.
 
     Raises:
-        TypeError: a model of another kind. FileNotFoundError: no tokenizer. ValueError: the prompt leaves no room in
-            the context; a model without the head of a language model.
+        TypeError: a model of another kind.
+        FileNotFoundError: no tokenizer.
+        ValueError: the prompt leaves no room in the context; a model without the head of a language model.
+
+    Example:
+        >>> import saccade
+        >>> lm = saccade.models.load()
+        >>> likeliest = saccade.models.Sampling(temperature=0)
+        >>> "".join(saccade.models.generate(lm, "Once upon a time", tokens=4, sampling=likeliest))
+        ', and I have'
     """
     if not isinstance(lm, GeneratingModel):
         raise TypeError(f"lm: expected a decoder of text, which continues one, got {type(lm).__name__}")

@@ -35,28 +35,35 @@ def load(
     head: str | None = None,
     labels: int | Sequence[str] | None = None,
 ) -> Model:
-    """A model with its weights, in evaluation mode.
+    """Open a model with its weights, in evaluation mode.
 
-    Every tensor of the files is used and every parameter is filled, or the error lists what is missing, unused or of
-    another shape; `model.report` has what was done beside. Code that comes with a checkpoint is never run.
+    Every tensor of the files is used and every parameter is filled; otherwise the error lists what is missing, unused
+    or of another shape. `model.report` lists the exceptions that were allowed. Code that comes with a checkpoint is never
+    run.
 
     Args:
         source: a folder with config.json and weights, as transformers or `saccade train` write it, or a name on the
             Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language model.
         dtype: of the weights; None is as they are stored.
         device: None is the CPU.
-        mechanism: what takes the place of softmax attention, a value of `saccade.variants`; None is the published
-            attention. Dropout of weights is left out where a mechanism has no weights.
+        mechanism: what replaces softmax attention, a value of `saccade.variants`; None is the published attention.
+            Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
-            configuration names, "none" the body alone. A classifying head that the files lack begins anew.
-        labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. Of a head in
-            the files that tells another number of labels apart, what is of another size begins anew, and of one whose
-            labels have other names, what is of labels. The same names in another order change the order of its rows.
+            configuration names, "none" only the body. A classifying head that the files lack begins anew.
+        labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. If the head in
+            the files has another number of labels, the tensors of another size begin anew; if its labels have other
+            names, the tensors of labels do. The same names in another order change the order of its rows.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
         ValueError: damaged files, an unknown family or head, tensors that do not fit, a configuration that asks for
             code of its own.
+
+    Example:
+        >>> import saccade
+        >>> lm = saccade.models.load()  # the embedded language model
+        >>> type(lm).__name__, lm.longest
+        ('LanguageModel', 256)
     """
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
@@ -91,12 +98,19 @@ def new_graph_model(
 
     Args:
         kind: "saccade-gat" or "saccade-graphormer".
-        head: "node-classification" or "graph-classification"; None is the body alone.
+        head: "node-classification" or "graph-classification"; None is only the body.
         labels: how many, or their names.
-        settings: as the family's config.json has them, such as num_features=16.
+        settings: as in the family's config.json, such as num_features=16.
 
     Raises:
         ValueError: an unknown kind, head or value of a setting.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.models.new_graph_model("saccade-gat", head="node-classification", labels=2, num_features=3)
+        >>> edges = torch.tensor([[0, 1, 2], [1, 2, 0]])  # 0 to 1, 1 to 2, 2 to 0
+        >>> model(torch.rand(3, 3), edges).logits.shape
+        torch.Size([3, 2])
     """
     known = {name: family for family in GRAPHS for name in family.types}
     if kind not in known:

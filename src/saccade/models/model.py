@@ -51,13 +51,18 @@ COMPANIONS = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What opening a checkpoint did beside filling every parameter from one published tensor.
+    """How a checkpoint was opened, beyond filling every parameter from one published tensor.
 
     Attributes:
-        initialised: our tensors that the files lack, drawn anew since the caller asked for a new head.
-        unused: published tensors that were left out: those of a head that is not this model's.
-        tied: published tensors that were found equal to another one, and are held once.
+        initialised: our tensors that the files lack, drawn anew because the caller asked for a new head.
+        unused: published tensors that were left out: those of a head that this model does not have.
+        tied: published tensors that equal another one, and are held once.
         left_out: settings that the `mechanism` has no place for, with their values: dropout of weights.
+
+    Example:
+        >>> import saccade
+        >>> print(saccade.models.load().report)
+        every tensor used as it is
     """
 
     initialised: tuple[str, ...] = ()
@@ -100,13 +105,19 @@ class Request:
 
 
 class Model(nn.Module, ABC):
-    """A model with published weights. `saccade.models.load` makes them.
+    """A model with published weights. Abstract; `saccade.models.load` makes it.
 
     Attributes:
         settings: config.json as it was read; saving writes it back.
         request: the head, its labels, and the mechanism.
         folder: where it came from; None for a model made in memory.
         report: what loading did.
+
+    Example:
+        >>> import saccade
+        >>> model = saccade.models.load()
+        >>> isinstance(model, saccade.models.Model), model.context, model.dtype
+        (True, 256, torch.float32)
     """
 
     settings: Settings
@@ -121,20 +132,20 @@ class Model(nn.Module, ABC):
 
     @property
     def context(self) -> int | None:
-        """Tokens of a text that the model was made to read at once, where texts are cut; None where nothing says."""
+        """The most tokens of a text that the model reads at once; longer texts are cut. None where nothing says."""
         longest: int | None = getattr(self, "longest", None)
         return longest
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the folder. FileNotFoundError where there is none, ValueError where it is damaged."""
+        """The tokenizer of the folder. Raises FileNotFoundError where there is none, ValueError where it is damaged."""
         if self.folder is None:
             raise FileNotFoundError("tokenizer: the model comes from no folder, so there is none")
         return open_tokenizer(self.folder, self.context)
 
     @property
     def generation(self) -> Settings:
-        """What the files say about generating texts. ValueError where they ask for what is not computed."""
+        """What the files say about generating texts. Raises ValueError for options that are not supported."""
         return generation_settings(self.folder, self.settings)
 
     @property

@@ -43,6 +43,11 @@ def sliding_window(size: int) -> Mask:
 
     Raises:
         ValueError, TypeError: below 1, or not an int.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.sliding_window(3)
+        Window(2, 0)
     """
     return Window(whole(size, "size", least=1) - 1, 0)
 
@@ -77,6 +82,11 @@ def longformer(
     Raises:
         ValueError: an odd window, or one below 2; a dilation below 1; no dilation at all; a negative position.
         TypeError: not ints.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.longformer(4, global_tokens=[0])
+        Window(2, 2) | Global([0])
     """
     if whole(window, "window", least=2) % 2:
         raise ValueError(f"window: half of it lies on each side of the query, so it must be even, got {window}")
@@ -117,6 +127,11 @@ def sparse_strided(stride: int) -> Mask:
 
     Raises:
         ValueError, TypeError: below 1, or not an int.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.sparse_strided(2)
+        Strided(2)
     """
     return Strided(stride)
 
@@ -142,6 +157,11 @@ def sparse_strided_heads(stride: int) -> tuple[Mask, Mask]:
 
     Raises:
         ValueError, TypeError: below 1, or not an int.
+
+    Example:
+        >>> import saccade
+        >>> saccade.PerHead(saccade.variants.patterns.sparse_strided_heads(2))  # for two heads
+        PerHead([Window(2, 0), Causal() & Dilated(2)])
     """
     return Window(whole(stride, "stride", least=1), 0), Causal() & Dilated(stride)
 
@@ -169,6 +189,11 @@ def sparse_fixed(stride: int, columns: int = 1) -> Mask:
 
     Raises:
         ValueError, TypeError: outside of these ranges, or not ints.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.sparse_fixed(3)
+        Fixed(3, 1)
     """
     return Fixed(stride, columns)
 
@@ -195,6 +220,11 @@ def sparse_fixed_heads(stride: int, columns: int = 1) -> tuple[Mask, Mask]:
 
     Raises:
         ValueError, TypeError: outside of these ranges, or not ints.
+
+    Example:
+        >>> import saccade
+        >>> saccade.PerHead(saccade.variants.patterns.sparse_fixed_heads(3))  # for two heads
+        PerHead([Causal() & Chunks(3), Causal() & Columns(3, 1)])
     """
     return Causal() & Chunks(stride), Causal() & Columns(stride, columns)
 
@@ -244,6 +274,11 @@ def bigbird(
 
     Raises:
         ValueError: outside of these ranges, an even window. TypeError: not ints.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.bigbird(64, random_blocks=0)
+        Chunks(64, 1, 1) | Global(<128 int>)
     """
     if whole(window_blocks, "window_blocks", least=1) % 2 == 0:
         raise ValueError(f"window_blocks: the query's own and as many on each side are odd, got {window_blocks}")
@@ -282,6 +317,11 @@ def streaming(window: int, sinks: int = 4) -> Mask:
 
     Raises:
         ValueError, TypeError: outside of these ranges, or not ints.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.patterns.streaming(1024, sinks=4)
+        Window(1023, 0) | (Causal() & Global([0, 1, 2, 3]))
     """
     recent = Window(whole(window, "window", least=1) - 1, 0)
     return recent | (Causal() & Global(range(sinks))) if whole(sinks, "sinks", least=0) else recent

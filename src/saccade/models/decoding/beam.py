@@ -19,20 +19,31 @@ from .step import Step
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """How texts are searched for.
+    """How generated texts are searched for.
 
     The score of a text of n new tokens is `sum(log p) / n ** length_penalty`. Names and rules are transformers'.
 
     Args:
         beams: k, texts that are kept at each step; at most the vocabulary.
         length_penalty: above 0 favours long texts, below 0 short ones, 0 compares sums.
-        early_stopping: when an item is done that has k finished texts. True: at once. False: when the best beam, with
+        early_stopping: when an item with k finished texts is done. True: at once. False: when the best beam, with
             its length so far, is no better than the worst of them. "never": when it could not become better at any
-            length (with a length penalty of 0 or more, which is when longer ones can gain).
+            length (with a length penalty of 0 or more, longer texts can become better).
         n_best: how many texts to return for each item; at most k.
 
     Raises:
-        ValueError: numbers outside of these.
+        ValueError: numbers outside of these ranges.
+
+    Example:
+        >>> import tempfile, torch, transformers, saccade
+        >>> sizes = dict(vocab_size=8, d_model=8, num_layers=1, num_heads=2, d_ff=8, d_kv=4, decoder_start_token_id=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(folder)
+        ...     model = saccade.models.load(folder)
+        >>> search = saccade.models.BeamSearch(beams=3, n_best=2)
+        >>> texts = model.generate(torch.tensor([[4, 5, 1]]), max_new_tokens=4, search=search)
+        >>> texts.scores.shape
+        torch.Size([1, 2])
     """
 
     beams: int = 4

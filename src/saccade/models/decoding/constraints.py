@@ -17,22 +17,27 @@ from .step import padded_on_the_left
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a generated text must keep to. Each rule is a rule about the next token's log-probabilities.
+    """Rules for a generated text. Each rule changes the log-probabilities of the next token.
 
     Args:
         max_new_tokens: the most tokens of a text, its end token included.
         min_new_tokens: no end token comes before so many tokens.
         ends: end tokens; one of them finishes a text.
-        no_repeat_ngram: no n tokens in a row come twice, those that the text began with included, padding excluded;
-            0 is no such rule.
+        no_repeat_ngram: no n tokens in a row come twice. The prompt's tokens count, padding does not. 0: no such rule.
         banned: tokens, or sequences of tokens, that never come.
         forced_first: the first token, whatever the model says; it costs nothing.
         forced_last: the last token of a text that reaches `max_new_tokens`; it costs nothing.
-        renormalized: whether the probabilities of the tokens that may come are divided by their sum, so that a likely
-            token that is banned costs a text nothing.
+        renormalized: whether the probabilities of the allowed tokens are divided by their sum, so that banning a likely
+            token does not lower a text's score.
 
     Raises:
         ValueError: a number below its least, an empty sequence.
+
+    Example:
+        >>> import torch, saccade
+        >>> constraints = saccade.models.Constraints(min_new_tokens=1, ends=(0,), banned=((2,),))
+        >>> constraints.apply(torch.zeros(1, 4), torch.tensor([[3]]), count=0)  # log-probabilities of the first token
+        tensor([[-inf, 0., -inf, 0.]])
     """
 
     max_new_tokens: int = 128

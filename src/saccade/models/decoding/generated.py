@@ -12,13 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """Texts of a batch, the best of each item first.
+    """Generated texts of a batch, the best of each item first.
 
     Attributes:
-        ids: (B, n, L), new tokens alone, the end token included; the padding token behind them.
-        lengths: (B, n), how many they are; 0 where an item has fewer texts than were asked for.
-        scores: (B, n), of a search as `BeamSearch` says, of drawn texts the mean log-probability of their tokens;
+        ids: (B, n, L), only the new tokens, the end token included; after them the padding token.
+        lengths: (B, n), the number of new tokens; 0 where an item has fewer than n texts.
+        scores: (B, n): of a search as in `BeamSearch`, of drawn texts the mean log-probability of their tokens;
             -inf where there is no text.
+
+    Example:
+        >>> import torch, saccade
+        >>> texts = saccade.models.Generated(
+        ...     torch.tensor([[[5, 7, 1], [6, 1, 0]]]), torch.tensor([[3, 2]]), torch.tensor([[-0.1, -0.9]])
+        ... )  # what `generate` of an encoder-decoder returns
+        >>> texts.texts()
+        [[[5, 7, 1], [6, 1]]]
     """
 
     ids: Tensor

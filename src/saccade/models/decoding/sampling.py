@@ -18,12 +18,20 @@ class Sampling:
 
     Args:
         temperature: the logits are divided by it; 0 always takes the likeliest token.
-        top_k: keep the k likeliest tokens only; None keeps all.
+        top_k: keep only the k likeliest tokens; None keeps all.
         top_p: of those, keep the fewest likeliest tokens whose probabilities reach p ("nucleus sampling", Holtzman
             et al. 2020); None keeps all.
         seed: of the draws; None draws a fresh one.
-        repetition_penalty: r > 1 makes tokens that stand in the text less likely, before all else: positive logits of
-            theirs are divided by r, negative ones multiplied (Keskar et al., "CTRL", 2019, section 4.1); 1 does not.
+        repetition_penalty: r > 1 makes tokens of the text less likely: their positive logits are divided by r, negative
+            ones multiplied (Keskar et al., "CTRL", 2019, section 4.1), before all other rules; 1 changes nothing.
+
+    Raises:
+        ValueError: numbers outside of these ranges.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.models.Sampling(top_k=2).probabilities(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([0.0000, 0.2689, 0.7311])
     """
 
     temperature: float = 1.0

@@ -49,12 +49,21 @@ def _unbuilt(*given: Any) -> Any:
 
 
 class LanguageModel(GeneratingModel):
-    """A model of Saccade's own, the tokenizer it was trained with, and what is known of its heads.
+    """A model of Saccade's own, its tokenizer, and what is known of its heads.
 
     Args:
         model: the decoder.
-        tokenizer: its own.
+        tokenizer: the one it was trained with.
         heads: `heads.json`, None if unmeasured.
+
+    Example:
+        >>> import torch, saccade
+        >>> lm = saccade.models.load()  # the embedded language model
+        >>> lm.longest, lm.vocabulary
+        (256, 2048)
+        >>> batch = torch.tensor([[lm.tokenizer.start, *lm.tokenizer.encode("the cat").ids]])
+        >>> lm(batch).logits.shape
+        torch.Size([1, 4, 2048])
     """
 
     def __init__(
@@ -164,9 +173,18 @@ def load_own(
 
 
 def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None:
-    """Write the model into the folder `path`; each file appears whole or not at all.
+    """Write the language model into the folder `path`. Each file appears whole or not at all.
 
-    An unfinished write (a full disk, a kill) leaves the file that was there before.
+    An unfinished write (a full disk, a kill) leaves the old file.
+
+    Example:
+        >>> import tempfile, saccade
+        >>> lm = saccade.models.load()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saccade.models.save(lm, folder)
+        ...     again = saccade.models.load(folder)
+        >>> again.model.config == lm.model.config
+        True
     """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ class ModelConfig:
     """The shape of a `DecoderLM`.
 
     Args:
-        vocabulary: how many tokens there are.
+        vocabulary: the number of tokens.
         width: E, of the embedding and the residual stream.
         layers: decoder blocks.
         heads: query heads of each block; they divide the width.
@@ -39,10 +39,21 @@ class ModelConfig:
         context: the longest sequence of tokens the model takes, the start token included.
         dropout: on the embedding and on what blocks add to the residual stream, in training.
         rotary_base: as in `saccade.positions.Rotary`.
-        mechanism: what takes the place of softmax attention in every block, such as `saccade.variants.LinearConfig()`;
-            None is softmax attention. It has to be able to be causal.
-        pruned_heads: of each layer the query heads that were removed (`saccade.prune`), numbered as they were at
-            first; None: none were.
+        mechanism: what replaces softmax attention in every block, such as `saccade.variants.LinearConfig()`;
+            None is softmax attention. It must be able to be causal.
+        pruned_heads: of each layer the query heads that were removed (`saccade.prune`), by their original numbers;
+            None: none were.
+
+    Raises:
+        ValueError: numbers outside of these ranges, or a mechanism that cannot be causal.
+
+    Example:
+        >>> import saccade
+        >>> config = saccade.models.ModelConfig(vocabulary=256, width=32, layers=2, heads=4)
+        >>> config.kv_heads, config.context
+        (4, 256)
+        >>> saccade.models.ModelConfig.from_dict(config.to_dict()) == config
+        True
     """
 
     vocabulary: int
@@ -109,8 +120,7 @@ class ModelConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON keeps it. Softmax attention is not mentioned, nor that no head was removed: such files are what they
-        were before there was anything else."""
+        """The fields as JSON keeps them; without `mechanism` or `pruned_heads` where these are None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         mechanism, removed = values.pop("mechanism"), values.pop("pruned_heads")
         values |= {} if removed is None else {"pruned_heads": [list(heads) for heads in removed]}
@@ -118,7 +128,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The configuration in `values`; ValueError names fields that are missing or unknown, and mechanisms."""
+        """The configuration in `values`. Raises ValueError for missing or unknown fields or mechanisms."""
         fields = dataclasses.fields(cls)
         unknown = sorted(set(values) - {f.name for f in fields})
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]

@@ -20,18 +20,25 @@ _FEW = 16  # tokens, below which one's own logit weighs
 
 
 class DecoderLM(nn.Module):
-    """Predicts the next token at every position: tokens (B, L) int64 -> logits (B, L, V).
+    """A language model that predicts the next token at every position: tokens (B, L) int64 -> logits (B, L, V).
 
         x = sqrt(E) W[tokens],   logits = decoder(x) W^T,   W the embedding (V, E)
 
     Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and a head that is the
     embedding's transpose (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
 
-    The decoder starts as in `saccade.nn`: by fan-in. Embeddings are multiplied by sqrt(E) on the way in (Vaswani et al.
+    The decoder starts as in `saccade.nn`: by fan-in. Embeddings are multiplied by sqrt(E) at the input (Vaswani et al.
     2017, section 3.4) and start with standard deviation E ** -0.75. So a token's own logit starts near 1 at every
     width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats itself. Such a
     logit m costs m ** 2 / 2V of loss (to second order), and it is proportional to the variance of the embedding: below
     16 tokens the variance is sqrt(V / 16) of that, so that it costs no more than with 16.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.models.ModelConfig(vocabulary=11, width=8, layers=2, heads=2, context=16)
+        >>> model = saccade.models.DecoderLM(config)
+        >>> model(torch.tensor([[0, 3, 5, 7]])).shape
+        torch.Size([1, 4, 11])
     """
 
     def __init__(self, config: ModelConfig):

@@ -18,9 +18,18 @@ UNKNOWN = "<unk>"
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """Tokens of a text, and for each the characters `text[start:stop]` it stands for.
+    """The tokens of a text, and their places in it.
 
-    A byte-level token holding part of a character spans that whole character.
+    A byte-level token that holds part of a character spans that whole character.
+
+    Args:
+        ids: the tokens.
+        spans: of each token (start, stop): it stands for the characters `text[start:stop]`.
+
+    Example:
+        >>> import saccade
+        >>> saccade.models.load().tokenizer.encode("the cat").spans
+        [(0, 3), (3, 5), (5, 7)]
     """
 
     ids: list[int]
@@ -28,10 +37,21 @@ class Encoding:
 
 
 class Tokenizer:
-    """Byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) or single characters.
+    """Saccade's own tokenizer: byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) or single characters.
 
-    `encode` adds nothing: the start token, which every training window begins with, is the caller's to put in front.
-    Text that spells a special token is encoded as the text it is.
+    `encode` adds nothing: callers put the start token, which every training window begins with, in front. Text that
+    spells a special token is encoded as the text it is.
+
+    Raises:
+        ValueError: a tokenizer without the start token.
+
+    Example:
+        >>> import saccade
+        >>> tokenizer = saccade.models.load().tokenizer
+        >>> tokenizer.encode("the cat").ids
+        [1883, 277, 299]
+        >>> tokenizer.decode([1883, 277, 299])
+        'the cat'
     """
 
     def __init__(self, inner: tokenizers.Tokenizer):
@@ -79,7 +99,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
-        """ValueError when the text is not a tokenizer."""
+        """A tokenizer from the text of `to_json`. Raises ValueError when the text is not a tokenizer."""
         try:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception

@@ -15,14 +15,24 @@ CLS, PAD, EOS, UNKNOWN, MASK = "<cls>", "<pad>", "<eos>", "<unk>", "<mask>"
 class ProteinTokenizer:
     """Residues by their letters, between `<cls>` and `<eos>`. Rives et al. (2021); equal to transformers' EsmTokenizer.
 
-    A token that a sequence spells, such as `<mask>`, is that token. White space means nothing. As published, letters
-    that the vocabulary lacks are one `<unk>` for each unbroken run of them, so a lower-case sequence is one token.
+    A token that a sequence spells, such as `<mask>`, is that token. White space means nothing. As published, each
+    unbroken run of letters that the vocabulary lacks is one `<unk>`, so a lower-case sequence is one token.
 
     Args:
         tokens: by their ids.
 
     Raises:
         ValueError: a special token is missing, or one is there twice.
+
+    Example:
+        >>> import saccade
+        >>> tokens = ["<cls>", "<pad>", "<eos>", "<unk>", "<mask>", *"LAGVSERTIDPKQNFYMHWC"]
+        >>> tokenizer = saccade.models.ProteinTokenizer(tokens)
+        >>> tokenizer.encode("MKT")
+        [0, 21, 16, 12, 2]
+        >>> tokenizer(["MKT", "MK"])["attention_mask"]
+        tensor([[1, 1, 1, 1, 1],
+                [1, 1, 1, 1, 0]])
     """
 
     def __init__(self, tokens: Sequence[str]):
@@ -38,7 +48,7 @@ class ProteinTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ProteinTokenizer:
-        """By the vocab.txt of a model folder; FileNotFoundError where it is missing."""
+        """A tokenizer from the vocab.txt of a model folder. Raises FileNotFoundError where it is missing."""
         path = Path(folder) / "vocab.txt"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: missing from the model folder")

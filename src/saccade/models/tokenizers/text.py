@@ -36,16 +36,28 @@ class PairRow:
 
 
 class TextTokenizer:
-    """A published tokenizer. It gives the ids that transformers' `AutoTokenizer` gives for the same folder.
+    r"""A published tokenizer. It gives the ids that transformers' `AutoTokenizer` gives for the same folder.
 
     A special token that a text spells, such as "[MASK]", is that token.
 
     Attributes:
         before, after: ids that the model expects before and after a text.
         special: ids that stand for no text.
-        named: role -> id, of "bos", "eos", "unk", "sep", "pad", "cls" and "mask" those there are.
+        named: role -> id, of "bos", "eos", "unk", "sep", "pad", "cls" and "mask" those that exist.
         pad: the id that fills a batch: the padding token, else the end of text, else 0. No model reads it.
         longest: tokens of one input, special ones included; None where nothing limits them.
+
+    Example:
+        >>> import tempfile, transformers, saccade
+        >>> sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:  # as a published model's folder
+        ...     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
+        ...     with open(folder + "/vocab.txt", "w") as file:
+        ...         print("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", sep="\n", file=file)
+        ...     tokenizer = saccade.models.load(folder).tokenizer
+        >>> tokenizer(["a cat", "dog"])["input_ids"]
+        tensor([[2, 5, 6, 3],
+                [2, 7, 3, 0]])
     """
 
     def __init__(self, files: TokenizerFiles, longest: int | None = None):
