@@ -14,6 +14,7 @@ def test_the_changelog_and_the_citation_have_the_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", changelog, re.MULTILINE)
     assert headings[0] == "Unreleased"
-    assert re.fullmatch(rf"{re.escape(saccade.__version__)} - \d{{4}}-\d\d-\d\d", headings[1])
+    for latest in headings[1:2]:  # none before the first release
+        assert re.fullmatch(rf"{re.escape(saccade.__version__)} - \d{{4}}-\d\d-\d\d", latest)
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [saccade.__version__]
