@@ -38,7 +38,7 @@ class ProbeAccuracy(NamedTuple):
 
     Example:
         >>> from saccade.analysis import ProbeAccuracy
-        >>> layer = ProbeAccuracy(1, 0.9, (0.85, 0.95), gain=0.1, gain_interval=(0.05, 0.15), control=0.7, converged=True)
+        >>> layer = ProbeAccuracy(1, 0.9, (0.8, 1.0), gain=0.1, gain_interval=(0.05, 0.15), control=0.7, converged=True)
         >>> round(layer.selectivity, 2)  # accuracy minus control
         0.2
     """

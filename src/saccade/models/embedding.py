@@ -109,7 +109,7 @@ def embed(
     r"""A vector for each text, in float32.
 
     Texts are sorted by length and computed without padding, one behind the other in one row. Pooling, normalisation,
-    the longest text and a dense layer are as the files of sentence-transformers in the model's folder say; without them a
+    the longest text and a dense layer are as the files of sentence-transformers in the model's folder say; otherwise a
     vector is the mean of all tokens' last hidden states, special tokens included. Longer texts are cut. A text without
     any token, such as "" for a tokenizer without special ones, has the vector 0.
 

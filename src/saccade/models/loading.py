@@ -38,7 +38,7 @@ def load(
     """Open a model with its weights, in evaluation mode.
 
     Every tensor of the files is used and every parameter is filled; otherwise the error lists what is missing, unused
-    or of another shape. `model.report` lists the exceptions that were allowed. Code that comes with a checkpoint is never
+    or of another shape. `model.report` lists the exceptions. Code that comes with a checkpoint is never
     run.
 
     Args:
