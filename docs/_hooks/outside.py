@@ -16,7 +16,14 @@ from repository import DOCS, ROOT
 
 _FENCED = re.compile(r"(^ *```.*?^ *```[ \t]*$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-_SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "native/README.md", "client/README.md", "tests/mutations/README.md")
+_SINGLE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "native/README.md",
+    "client/README.md",
+    "tests/mutations/README.md",
+)
 
 
 @functools.cache
