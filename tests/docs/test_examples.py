@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def modules_with_examples() -> list[str]:
             parts = path.relative_to(SOURCES.parent).with_suffix("").parts
             found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return found
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Accelerate keeps device and precision for the life of the process, and examples train."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

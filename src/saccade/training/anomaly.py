@@ -93,17 +93,26 @@ Loss = Callable[[LayerObserver | None], Tensor]
 def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
     """Run windows through a language model, and name the first tensor that is not finite.
 
-    Looked at, in the order of computation: the embedding, then in each layer the residual stream, query, key, value,
-    logits (those that are seen), weights and output of the attention, what norms and feed-forward layers give; the
-    model's logits; the loss; and, when all of these are finite, each parameter's gradient in the order of the backward
-    pass. Logits and weights are computed again by blocks of rows: memory grows with the length, not with its square.
+    These are checked in the order of computation: the embedding; in each layer the residual stream, query, key, value,
+    visible logits, weights and output of the attention, outputs of norms and feed-forward layers; the model's logits;
+    the loss; and, when all of these are finite, each parameter's gradient in the order of the backward pass. Logits and
+    weights are recomputed by blocks of rows: memory grows with the length, not with its square.
 
-    The model runs as it is, in training mode or not; what is random in it follows PyTorch's generator. Its gradients
-    are left as they were.
+    The model keeps its mode, training or not, and its gradients; random numbers come from PyTorch's generator.
 
     Args:
         model: takes tokens (B, L) and `observe=`, like `saccade.models.DecoderLM`.
-        tokens: windows (B, L + 1): the model sees all but the last and is to predict all but the first.
+        tokens: windows (B, L + 1): the model sees all but the last token and predicts all but the first.
+
+    Returns:
+        A report: `found`, the first tensor that is not finite, and `place`, where it stands.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> _ = torch.nn.init.constant_(model.decoder.blocks[0].attention.output.weight, float("inf"))
+        >>> saccade.training.find_anomaly(model, torch.tensor([[0, 1, 2, 3, 4]])).place
+        'output of decoder.blocks.0.attention'
     """
 
     def loss(observe: LayerObserver | None) -> Tensor:

@@ -17,7 +17,17 @@ TAIL = 0.1  # share of a text that is validated by where nothing else is named
 def read_texts(path: str | Path) -> dict[Path, str]:
     """The text of a file, or of all `*.txt` files below a folder, by path, in order.
 
-    Raises FileNotFoundError or ValueError, naming the path, when there is none, or one is empty or not UTF-8 text.
+    Raises:
+        FileNotFoundError: no such file or folder.
+        ValueError: a folder without a .txt file; a file that is empty or not UTF-8 text. The message names the path.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "story.txt").write_text("Once upon a time.")
+        ...     [(path, text)] = saccade.training.read_texts(folder).items()
+        >>> path.name, text
+        ('story.txt', 'Once upon a time.')
     """
     path = Path(path)
     if not path.exists():
@@ -41,14 +51,32 @@ def _read_text(path: Path) -> str:
 
 
 def split_tail(text: str, share: float = TAIL) -> tuple[str, str]:
-    """The text without and with only its last `share`, cut at a character."""
+    """The text without its last `share`, and that share alone, cut at a character.
+
+    Example:
+        >>> import saccade
+        >>> saccade.training.split_tail("0123456789", share=0.2)
+        ('01234567', '89')
+    """
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """What to train on and what to judge by, as tokens (N,): texts one after another, a start token before each."""
+    """Tokens to train on and tokens to validate on.
+
+    Args:
+        training: (N,) int64: texts one after another, a start token before each.
+        validation: (M,) int64, likewise.
+
+    Example:
+        >>> import saccade
+        >>> tokenizer = saccade.models.load().tokenizer
+        >>> corpus = saccade.training.Corpus.encode(["the cat"], ["the dog"], tokenizer)
+        >>> corpus.training  # the start token, then the text
+        tensor([   0, 1883,  277,  299])
+    """
 
     training: Tensor
     validation: Tensor

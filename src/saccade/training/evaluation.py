@@ -14,9 +14,21 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator: Accelerator | None = None) -> float:
-    """Mean negative log-likelihood per token, in nats, over `windows (count, L + 1)`; dropout is off meanwhile.
+    """Mean negative log-likelihood per token, in nats. Dropout is off meanwhile.
 
-    With an accelerator, its processes share the windows, and all call this and get the same number.
+    Args:
+        model: takes tokens (B, L), like `saccade.models.DecoderLM`.
+        windows: (count, L + 1), such as of `whole_windows`.
+        batch: windows in each call of the model.
+        accelerator: its processes share the windows; all call this and get the same number.
+
+    Example:
+        >>> import torch, saccade
+        >>> lm = saccade.models.load()
+        >>> tokens = torch.tensor(lm.tokenizer.encode("Once upon a time there was a cat.").ids)
+        >>> windows = saccade.training.whole_windows(tokens, start=lm.tokenizer.start, context=len(tokens))
+        >>> saccade.training.evaluate(lm.model, windows) < 7.6  # log 2048, of a model that has learned nothing
+        True
     """
     was_training = model.training
     model.eval()

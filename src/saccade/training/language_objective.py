@@ -24,12 +24,23 @@ if TYPE_CHECKING:
 
 
 class LanguageObjective(Objective):
-    """Windows (B, L + 1) of a text, of which the model sees all but the last token and predicts all but the first.
+    """Next-token prediction on windows (B, L + 1) of a text: the model sees all but the last, and predicts the rest.
 
     Args:
-        model, corpus: what to train, and on what.
+        model: the decoder to train.
+        corpus: the tokens.
         start: the start token.
-        settings: see there.
+        settings: batch, seed, repeats, copying and looks.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Corpus, LanguageObjective, LanguageSettings
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> text = torch.arange(100) % 4 + 1
+        >>> objective = LanguageObjective(model, Corpus(text, text), 0, LanguageSettings(steps=10, batch=3))
+        >>> batch = objective.batch(step=0)
+        >>> batch.shape, objective.loss(model, batch).shape
+        (torch.Size([3, 5]), torch.Size([]))
     """
 
     model: DecoderLM

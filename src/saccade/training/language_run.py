@@ -12,18 +12,33 @@ from .settings import LanguageSettings
 
 @dataclasses.dataclass(frozen=True)
 class LanguageRun:
-    """What to train on what, and where to.
+    """The request to train a language model: text, settings, and the folder to write.
 
     Args:
         text: a text file, or a folder of `.txt` files.
-        out: the folder to write; one that exists is refused unless `overwrite`.
+        out: the folder to write; an existing one raises an error unless `overwrite`.
         settings: of the training loop.
-        shape: fields of `ModelConfig` but `vocabulary`.
-        hold_out: files judged by instead of trained on; none is the last tenth of all text.
+        shape: fields of `ModelConfig` except `vocabulary`.
+        hold_out: files to validate on instead of training on them; none: the last tenth of all text.
         vocabulary: how many tokens the BPE is to have; None is single characters.
-        initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
+        overwrite: replace the run in `out`.
+        initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same, except
             the dropout and the heads that were pruned. None starts from random weights.
-        resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
+        resume: continue the run in `out` where it stopped; a finished one with more steps than it had.
+
+    Raises:
+        ValueError: both `overwrite` and `resume`.
+
+    Example:
+        >>> import pathlib, saccade
+        >>> run = saccade.training.LanguageRun(
+        ...     text=pathlib.Path("stories.txt"),
+        ...     out=pathlib.Path("runs/stories"),
+        ...     settings=saccade.training.LanguageSettings(steps=1000),
+        ...     shape={"layers": 2, "heads": 4, "width": 64},
+        ... )  # for `train_language_model`
+        >>> run.vocabulary
+        2048
     """
 
     text: Path

@@ -32,7 +32,21 @@ MAX_SKIPPED = 20  # steps in a row that fp16's loss scaling may leave out before
 
 
 class Monitor:
-    """What the loop tells while it runs; every method may be overridden."""
+    """Gets the events of the training loop. Every method may be overridden; these do nothing.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Corpus, Execution, LanguageObjective, LanguageSettings, Monitor, train
+        >>> class Steps(Monitor):
+        ...     def step(self, step, loss, norm, rate, tokens_per_second):
+        ...         print(step, rate)
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> text = torch.arange(100) % 4 + 1
+        >>> settings = LanguageSettings(steps=2, batch=2, rate=0.1, warmup=2, execution=Execution(precision="no"))
+        >>> loss = train(LanguageObjective(model, Corpus(text, text), 0, settings), settings, Steps())
+        1 0.05
+        2 0.1
+    """
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None: ...
 
@@ -45,12 +59,29 @@ class Monitor:
     def checkpoint(self, step: int, state: dict[str, Any]) -> None: ...
 
     def attention(self, model: nn.Module) -> AttentionMonitor | None:
-        """What watches the model's attention, if anything does; asked once."""
+        """What watches the model's attention, if anything does. Called once."""
         return None
 
 
 class Diverged(ValueError):
-    """The loss or a gradient is not a finite number; `report` says where that began."""
+    """The loss or a gradient is not a finite number.
+
+    Attributes:
+        report: where the first such number stands (see `find_anomaly`).
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Corpus, Execution, LanguageObjective, LanguageSettings, Monitor, train
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> _ = torch.nn.init.constant_(model.embedding.weight, float("nan"))
+        >>> text = torch.arange(100) % 4 + 1
+        >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
+        >>> try:
+        ...     train(LanguageObjective(model, Corpus(text, text), 0, settings), settings, Monitor())
+        ... except saccade.training.Diverged as error:
+        ...     print(error.report.place)
+        output of embedding
+    """
 
     def __init__(self, message: str, report: AnomalyReport):
         super().__init__(message)
@@ -134,22 +165,32 @@ def train(
 ) -> float:
     """Train `objective.model` in place and return its last validation loss.
 
-    What a step sees, and what is random in it, is a function of the seed, the step and the process. The monitor is told
-    of each step and each look, and gets the whole state when a checkpoint is due; a call with that `state` continues
-    from there bit for bit on the same machine, unless the time decides (`settings.minutes`).
+    The data and the random numbers of a step are a function of the seed, the step and the process. The monitor gets
+    each step and each look, and the whole state when a checkpoint is due; a call with that `state` continues from there
+    bit for bit on the same machine, unless the time decides (`settings.minutes`).
 
     Args:
         objective: what to train, on what, and how it is judged.
-        settings: see there.
-        monitor: see there.
+        settings: steps, rates, precision, looks.
+        monitor: gets the events.
         accelerator: of `accelerator_for(settings)`; None makes one.
         state: a checkpoint's, to continue from.
-        stop: asked after each step; a signal's number ends the run.
+        stop: called after each step; a signal's number ends the run.
         spent: seconds of the budget that are over already.
 
     Raises:
         Diverged: the loss or a gradient was not finite. The step was not made.
-        Stopped: `stop` said so; the monitor has been given a checkpoint of the last step.
+        Stopped: `stop` returned a number; the monitor has a checkpoint of the last step.
+
+    Example:
+        >>> import math, torch, saccade
+        >>> from saccade.training import Corpus, Execution, LanguageObjective, LanguageSettings, Monitor, train
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> text = torch.arange(100) % 4 + 1  # 1 2 3 4 1 2 3 4 ...
+        >>> settings = LanguageSettings(steps=40, batch=4, rate=0.02, warmup=2, execution=Execution(precision="no"))
+        >>> loss = train(LanguageObjective(model, Corpus(text, text), 0, settings), settings, Monitor())
+        >>> loss < math.log(5)  # better than chance
+        True
     """
     run = _LoopState(objective, settings, accelerator or accelerator_for(settings))
     run.attention = monitor.attention(objective.model)

@@ -18,7 +18,13 @@ _SMALLER = "give --checkpointing, shorter items or a smaller model"
 
 
 class TooLittleMemory(ValueError):
-    """Something does not fit in memory; a step that does not was not made. The message says what would be smaller."""
+    """Something does not fit in memory, and the step was not made. The message says what to make smaller.
+
+    Example:
+        >>> import saccade
+        >>> issubclass(saccade.training.TooLittleMemory, ValueError)  # as other wrong input
+        True
+    """
 
 
 @contextlib.contextmanager

@@ -9,10 +9,18 @@ from torch import Tensor, nn
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The Euclidean norm of the gradients of each group of parameters (see `parameter_groups`).
+    """The Euclidean norm of the gradients of each group of parameters.
 
-    Parameters without a gradient count as 0. The squares of all groups' norms add up to the square of the whole
-    gradient's, which is what clipping looks at.
+    A group is a part of a block, such as `decoder.blocks.3.attention`, or the first part of a name without a number
+    (`embedding`); all normalisation layers are one group, `norms`. Parameters without a gradient count as 0. The
+    squares of all groups' norms add up to the square of the whole gradient's norm, which clipping uses.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> model(torch.tensor([[0, 1, 2]])).sum().backward()
+        >>> list(saccade.training.gradient_norms(model))
+        ['embedding', 'norms', 'decoder.blocks.0.attention', 'decoder.blocks.0.feed_forward']
     """
     return _norms(model, lambda parameter: parameter.grad)
 

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A look at the validation data.
+    """The result of a look at the validation data.
 
     Args:
         loss: over all of it.
-        metrics: of the task, by name, the first of them the one to show.
+        metrics: of the task, by name; the first of them is the one to show.
         cost: what the run is judged by, the lower the better; None is the loss.
+
+    Example:
+        >>> import saccade
+        >>> look = saccade.training.Evaluation(loss=0.7, metrics={"accuracy": 0.9}, cost=-0.9)
+        >>> look.judged
+        -0.9
     """
 
     loss: float
@@ -35,20 +41,42 @@ class Evaluation:
 
 
 class Objective(ABC):
-    """What a loop trains. Abstract; `LanguageObjective` is the one of text.
+    """What a loop trains. Abstract; `LanguageObjective` trains on text.
 
-    A batch is whatever the objective makes of it; the loop hands it on. `batch` is a function of the step and of what
-    the objective was made with, and of nothing else: so a run goes on after a kill bit for bit.
+    A batch has any type; the loop only hands it on. `batch` must be a function of the step and of the constructor's
+    arguments, and of nothing else: then a killed run continues bit for bit.
 
     Attributes:
         model: what is trained.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Evaluation, Execution, Monitor, Objective, Settings, train
+        >>> class Line(Objective):  # learns y = 2 x
+        ...     def __init__(self):
+        ...         self.model = torch.nn.Linear(1, 1)
+        ...     def batch(self, step):
+        ...         return torch.linspace(-1, 1, 8)[:, None]
+        ...     def split(self, batch, parts):
+        ...         return list(batch.chunk(parts))
+        ...     def weight(self, part):
+        ...         return len(part)
+        ...     def tokens(self, batch):
+        ...         return len(batch)
+        ...     def loss(self, model, part, observe=None):
+        ...         return (model(part) - 2 * part).square().mean()
+        ...     def evaluate(self, model, accelerator=None):
+        ...         return Evaluation(self.loss(model, self.batch(0)).item())
+        >>> settings = Settings(steps=100, rate=0.1, decay=0.0, warmup=0, execution=Execution(precision="no"))
+        >>> train(Line(), settings, Monitor()) < 0.05
+        True
     """
 
     model: nn.Module
 
     @abstractmethod
     def batch(self, step: int) -> Any:
-        """The items of a step, of all processes together."""
+        """The items of a step, for all processes together."""
 
     @abstractmethod
     def split(self, batch: Any, parts: int) -> list[Any]:
@@ -56,7 +84,7 @@ class Objective(ABC):
 
     @abstractmethod
     def weight(self, part: Any) -> float:
-        """What the loss of a part is a mean over, such as its rows: parts count by it."""
+        """What the loss of a part is a mean over, such as its number of rows: the weight of the part."""
 
     @abstractmethod
     def tokens(self, batch: Any) -> int:
@@ -67,8 +95,9 @@ class Objective(ABC):
         """The mean loss of a part, in float32 or wider.
 
         Args:
-            model: `self.model` as it stands on its device.
-            observe: handed to the model's call.
+            model: `self.model` on its device.
+            part: one of `split`.
+            observe: passed to the model's call.
         """
 
     @abstractmethod
@@ -76,7 +105,7 @@ class Objective(ABC):
         """A look at the validation data with dropout off; with an accelerator all its processes call this."""
 
     def recompute_blocks(self, on: bool) -> None:
-        """Whether the backward pass has only what each block reads, and computes the rest again."""
+        """Whether the backward pass keeps only the input of each block, and recomputes the rest."""
         stacks = [part for part in self.model.modules() if isinstance(part, Stack)]
         if on and not stacks:
             raise ValueError(f"checkpointing: {type(self.model).__name__} has no blocks that could be computed again")

@@ -45,16 +45,31 @@ def check_one(run: RunRequest) -> None:
 
 
 class PreparedRun(ABC):
-    """What a run trains and writes, its input read and found sound. Abstract: each task has one.
+    """What a run trains and writes, after its input was read and checked. Abstract: each task has one.
 
     Attributes:
         settings: with everything that the data decided.
         objective: what the loop trains.
-        trained: the model, in training, as the kind of thing that `stored` opens.
-        described: everything that decides what is learned, by name; a run that is resumed must be described alike.
-        kept: what a checkpoint needs beside the weights to build the model again, as plain values.
+        trained: the model in training, of the type that `stored` opens.
+        described: everything that decides what is learned, by name; a resumed run must have an equal description.
+        kept: what a checkpoint needs beside the weights to rebuild the model, as plain values.
         state: the checkpoint the run continues from; None where it begins.
         unit: what `objective.tokens` counts, for the speed that is shown.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, Reporter
+        >>> class Introduced(Reporter):
+        ...     def started(self, prepared):  # gets the `PreparedRun`
+        ...         print(prepared.introduction[1])
+        >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
+        >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = pathlib.Path(folder, "story.txt")
+        ...     _ = text.write_text("the cat sat on the mat. " * 20)
+        ...     run = LanguageRun(text, pathlib.Path(folder, "run"), settings, shape, vocabulary=None)
+        ...     lm = saccade.training.train_language_model(run, Introduced())
+        433 tokens to train on, 49 to validate
     """
 
     settings: Settings
@@ -96,7 +111,23 @@ class PreparedRun(ABC):
 
 
 class Reporter:
-    """What a run tells; every method may be overridden. This one says nothing."""
+    """Gets the events of a run. Every method may be overridden; these do nothing.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, Reporter
+        >>> class Looks(Reporter):
+        ...     def looked(self, entry, sample, best):
+        ...         print(entry["step"], best)
+        >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
+        >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = pathlib.Path(folder, "story.txt")
+        ...     _ = text.write_text("the cat sat on the mat. " * 20)
+        ...     run = LanguageRun(text, pathlib.Path(folder, "run"), settings, shape, vocabulary=None)
+        ...     lm = saccade.training.train_language_model(run, Looks())
+        1 True
+    """
 
     def started(self, prepared: Any) -> None: ...
 
@@ -105,7 +136,7 @@ class Reporter:
     def looked(self, entry: CurveEntry, sample: str, best: bool) -> None: ...
 
     def judged(self, step: int, cost: float) -> None:
-        """What the run is judged by, after a look. An error that this raises ends the run."""
+        """Gets the cost after a look. An error that this raises ends the run."""
 
     def finished(self, prepared: Any, stored: Evaluation) -> None: ...
 

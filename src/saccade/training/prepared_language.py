@@ -34,15 +34,34 @@ from .windows import check_length, whole_windows
 def train_language_model(
     run: LanguageRun, reporter: Reporter | None = None, *, then: Callable[[LanguageModel], object] | None = None
 ) -> LanguageModel:
-    """Train, keeping the best weights on the way, and return the model with them, read back from `run.out`.
+    """Train a language model, keep the best weights in `run.out`, and return the model with them, read back.
 
-    See `saccade.training.run.carry_out` for what is done with the folder, signals and processes.
+    See `carry_out` for folders, signals and processes.
+
+    Args:
+        run: what to train, and where to write.
+        reporter: gets the events of the run.
+        then: called with the stored model before the folder is unlocked.
 
     Raises:
         BlockingIOError: another run is writing into the folder.
-        FileExistsError, FileNotFoundError, OSError, ValueError: what is wrong with the input, in one line.
+        FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
+        TooLittleMemory: a step did not fit; the message says what to make smaller.
         Stopped: a signal came. It is a KeyboardInterrupt.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings
+        >>> settings = LanguageSettings(steps=2, batch=2, execution=Execution(precision="no"))
+        >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = pathlib.Path(folder, "story.txt")
+        ...     _ = text.write_text("the cat sat on the mat. " * 20)
+        ...     run = LanguageRun(text, pathlib.Path(folder, "run"), settings, shape, vocabulary=None)
+        ...     lm = saccade.training.train_language_model(run)
+        >>> lm.tokenizer.decode(lm.tokenizer.encode("the cat").ids)
+        'the cat'
     """
     return carry_out(_as_pruned(run), PreparedLanguageRun.of, reporter, then=then)
 

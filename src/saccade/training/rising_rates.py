@@ -19,13 +19,19 @@ SAFETY = 10.0  # how far below the edge the suggested rate lies
 
 @dataclasses.dataclass(frozen=True)
 class RangeTest:
-    """What a range test measured: the loss each rate was met with, until it diverged or the rates were through.
+    """The result of `range_test`: the loss at each rate, until it diverged or all rates were tried.
 
     Args:
-        rates: tried one after another, rising by the same factor.
+        rates: in the order of the steps, rising by the same factor.
         losses: of the step before each rate was applied.
         smoothed: `losses` as an exponential mean.
-        diverged: whether the loss left the range before the rates were through.
+        diverged: whether the loss left the range before all rates were tried.
+
+    Example:
+        >>> import saccade
+        >>> result = saccade.training.RangeTest((0.01, 0.1, 1.0), (4.0, 3.0, 9.0), (4.0, 3.0, 9.0), diverged=True)
+        >>> result.edge
+        0.01
     """
 
     rates: tuple[float, ...]
@@ -35,7 +41,7 @@ class RangeTest:
 
     @property
     def edge(self) -> float:
-        """The rate at which the smoothed loss was lowest; beyond it, steps do harm."""
+        """The rate at which the smoothed loss was lowest; larger rates do harm."""
         lowest = min(range(len(self.smoothed)), key=self.smoothed.__getitem__)
         # The loss of a step is what the rate before it has led to.
         return self.rates[max(lowest - 1, 0)]
@@ -49,7 +55,7 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float:
-        """A rate to train with: a tenth of the edge, for curvature that grows while training, or `steepest` if less."""
+        """A rate to train with: a tenth of the edge, since curvature grows, or `steepest` if that is less."""
         return min(self.edge / SAFETY, self.steepest)
 
 
@@ -71,6 +77,21 @@ def range_test(
         low, high, steps: the rates, and how many.
         smoothing: s of the mean `m <- s m + (1 - s) loss`, corrected for its start; 0 takes losses as they are.
         factor: the loss has diverged when its mean is above `factor` times the lowest mean, or not finite.
+
+    Raises:
+        ValueError: rates that do not rise, fewer than two steps, a smoothing or factor outside of its range.
+
+    Example:
+        >>> import saccade
+        >>> place = 1.0
+        >>> def descend(rate):  # gradient descent on x^2 / 2 diverges at a rate of 2
+        ...     global place
+        ...     loss = place**2 / 2
+        ...     place -= rate * place
+        ...     return loss
+        >>> result = saccade.training.range_test(descend, low=0.01, high=10.0, steps=50, smoothing=0.0)
+        >>> result.diverged, result.suggestion < 2
+        (True, True)
     """
     _check(low, high, steps, smoothing, factor)
     rates: list[float] = []

@@ -44,24 +44,40 @@ def carry_out(
     then: Callable[[Any], object] | None = None,
     began: float | None = None,
 ) -> Any:
-    """Train, keeping the best weights on the way, and return the model with them, read back from `run.out`.
+    """Train, keep the best weights in `run.out`, and return the model with them, read back.
 
-    All that can be wrong with the input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run
-    after the step in progress, with a checkpoint of it; a run with `resume` then goes on from there. Several processes
-    (`accelerate launch`) each call this; only the main one writes, tells `reporter` and gets the stored model.
-    The folder is locked meanwhile: a second run that would write there is told. `then` is called with the stored model
-    before the lock is given up.
+    All wrong input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run after the step in
+    progress, with a checkpoint of it; a run with `resume` then continues from there. With several processes
+    (`accelerate launch`) each calls this; only the main one writes, calls `reporter` and gets the stored model.
+    The folder is locked meanwhile: a second run that would write there raises BlockingIOError.
 
     Args:
+        run: the request, such as a `LanguageRun`.
         prepare: reads the input of a run, and makes its model or restores that of a checkpoint.
+        reporter: gets the events of the run.
+        then: called with the stored model before the folder is unlocked.
         began: by `time.perf_counter`, from where a budget of minutes is spent; None: from now.
 
     Raises:
         BlockingIOError: another run is writing into the folder.
-        FileExistsError, FileNotFoundError, OSError, ValueError: what is wrong with the input, in one line.
+        FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
-        TooLittleMemory: a step did not fit; the message says how it would.
+        TooLittleMemory: a step did not fit; the message says what to make smaller.
         Stopped: a signal came. It is a KeyboardInterrupt.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, carry_out
+        >>> from saccade.training.prepared_language import PreparedLanguageRun
+        >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
+        >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text, out = pathlib.Path(folder, "story.txt"), pathlib.Path(folder, "run")
+        ...     _ = text.write_text("the cat sat on the mat. " * 20)
+        ...     lm = carry_out(LanguageRun(text, out, settings, shape, vocabulary=None), PreparedLanguageRun.of)
+        ...     written = sorted(path.name for path in out.iterdir())
+        >>> "config.json" in written and "model.safetensors" in written
+        True
     """
     began = time.perf_counter() if began is None else began
     processes = joined()

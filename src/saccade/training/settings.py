@@ -31,9 +31,9 @@ def _at_least(values: Any, least: int, names: Iterable[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a step is computed. But for rounding, none of it changes what is learned.
+    """How a step is computed. Except for rounding, this does not change what is learned.
 
-    With one exception: batch norm takes its means and variances from each micro-batch of each process.
+    One exception: batch norm takes its means and variances from each micro-batch of each process.
 
     Args:
         precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
@@ -42,6 +42,15 @@ class Execution:
         compile: let `torch.compile` make the forward and backward pass.
         checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
             "Training Deep Nets with Sublinear Memory Cost", 2016).
+
+    Raises:
+        ValueError: an unknown precision, or `accumulate` below 1.
+
+    Example:
+        >>> import saccade
+        >>> execution = saccade.training.Execution(accumulate=4)  # for `Settings(..., execution=execution)`
+        >>> execution.settled.precision in ("bf16", "no")
+        True
     """
 
     precision: str = "auto"
@@ -56,23 +65,33 @@ class Execution:
 
     @property
     def settled(self) -> Execution:
-        """The same with what "auto" is on this machine."""
+        """The same settings with "auto" replaced by the precision it means on this machine."""
         return dataclasses.replace(self, precision=fitting_precision()) if self.precision == "auto" else self
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """What is looked at and kept on the way. But for the end, none of it changes what is learned.
+    """When to evaluate, save and log. Only `patience` changes what is learned: it can end the run.
 
     Args:
         every: steps between looks at the validation data; the last step is always one.
         evaluate_windows: how many windows of a validation text, evenly spread, to look at; None is all.
         checkpoint_every: steps between checkpoints; None is at each look.
         patience: stop after so many looks without an improvement; None never does. Looks in the opening do not count.
-        improvement: by how much what the run is judged by must improve to be one.
+        improvement: the least decrease of the cost that counts as an improvement.
         log_every: steps between entries in the TensorBoard log.
         tensorboard: whether to write that log.
         watch: steps between looks at the attention of every head, with alarms; None never does.
+
+    Raises:
+        ValueError: numbers outside of these ranges.
+
+    Example:
+        >>> import saccade
+        >>> looks = saccade.training.EvaluationSettings(every=50, patience=3)
+        >>> settings = saccade.training.Settings(steps=1000, looks=looks)
+        >>> settings.looks.checkpoint_due(100)
+        True
     """
 
     every: int = 250
@@ -104,10 +123,20 @@ class Settings:
         decay: the weight decay of matrices; vectors (norms, biases) have none.
         clip: the largest gradient norm.
         seed: of batches, initial weights and dropout.
-        beta2: of AdamW; the first is 0.9.
+        beta2: of AdamW; the first beta is 0.9.
         minutes: the run ends before so many are over, its last looks included, and the rate falls with the time. Such
             a run depends on how fast the machine is, so it cannot be repeated bit for bit.
-        execution, looks: see there.
+        execution: how a step is computed.
+        looks: when to evaluate and save.
+
+    Raises:
+        ValueError: neither `steps` nor `minutes`; numbers outside of their ranges; a watched model that is compiled.
+
+    Example:
+        >>> import saccade
+        >>> settings = saccade.training.Settings(steps=100, rate=1e-3, warmup=10)
+        >>> [f"{settings.rate_at(step):.2g}" for step in (0, 10, 100)]
+        ['0.0001', '0.001', '0.0001']
     """
 
     steps: int | None
@@ -129,7 +158,7 @@ class Settings:
 
     @property
     def all_steps(self) -> float:
-        """How many are made unless something ends the run earlier; infinite where only the time does."""
+        """The number of steps if nothing ends the run earlier; infinite where only the time does."""
         return math.inf if self.steps is None else self.opening + self.steps
 
     def rate_at(self, step: int, seconds: float = 0.0) -> float:
@@ -170,9 +199,18 @@ class LanguageSettings(Settings):
 
     Args:
         repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
-        copying: steps before all others, without dropout and at the highest rate, on random tokens over and over
+        copying: steps before all others, without dropout and at the highest rate, on random tokens that repeat
             (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
             from text alone a small model finds them late or never.
+
+    Raises:
+        ValueError: as `Settings`; a negative `copying`, or `repeats` outside of [0, 1].
+
+    Example:
+        >>> import saccade
+        >>> settings = saccade.training.LanguageSettings(steps=100, copying=20)
+        >>> settings.all_steps
+        120
     """
 
     repeats: float = 0.0

@@ -9,7 +9,17 @@ from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was asked to stop, and did so between two steps. `signal` is the number of what asked."""
+    """Training was stopped between two steps.
+
+    Attributes:
+        signal: the number of the signal, such as `signal.SIGINT`.
+
+    Example:
+        >>> import signal, saccade
+        >>> error = saccade.training.Stopped(signal.SIGTERM)
+        >>> isinstance(error, KeyboardInterrupt), str(error)
+        (True, 'SIGTERM')
+    """
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)

@@ -16,10 +16,28 @@ from torch import Tensor
 def draw_windows(
     tokens: Tensor, *, start: int, context: int, batch: int, seed: int, step: int, repeats: float = 0.0
 ) -> Tensor:
-    """The windows of one training step, (B, L + 1): a function of the arguments and nothing else.
+    """Draw the windows of one training step. Equal arguments give equal windows.
 
-    Places are drawn evenly, with replacement. `repeats` is the probability that a window is made to say something
-    twice: a stretch in it, of a random length from 16 to L / 2, is followed by itself.
+    Args:
+        tokens: (N,) int64, the text.
+        start: the start token, which each window begins with.
+        context: L, tokens of the text in a window.
+        batch: B. Places are drawn evenly, with replacement.
+        seed, step: decide the draws.
+        repeats: the probability that a window repeats itself: a stretch in it, of a random length from 16 to L / 2,
+            is followed by a copy.
+
+    Returns:
+        (B, L + 1) int64.
+
+    Raises:
+        ValueError: a text shorter than the context.
+
+    Example:
+        >>> import torch, saccade
+        >>> windows = saccade.training.draw_windows(torch.arange(1, 100), start=0, context=4, batch=3, seed=0, step=0)
+        >>> windows.shape, windows[:, 0]
+        (torch.Size([3, 5]), tensor([0, 0, 0]))
     """
     check_length(tokens, context)
     random = np.random.default_rng((seed, step))
@@ -57,9 +75,26 @@ def draw_copying(vocabulary: int, *, start: int, context: int, batch: int, seed:
 
 
 def whole_windows(tokens: Tensor, *, start: int, context: int) -> Tensor:
-    """The text cut into windows side by side, (count, L + 1): each token is predicted once.
+    """Cut a text into windows side by side, so that each token is predicted once.
 
     A rest shorter than a window is left out.
+
+    Args:
+        tokens: (N,) int64, the text.
+        start: the start token, which each window begins with.
+        context: L, tokens of the text in a window.
+
+    Returns:
+        (N // L, L + 1) int64.
+
+    Raises:
+        ValueError: a text shorter than the context.
+
+    Example:
+        >>> import torch, saccade
+        >>> saccade.training.whole_windows(torch.arange(1, 8), start=0, context=3)
+        tensor([[0, 1, 2, 3],
+                [0, 4, 5, 6]])
     """
     check_length(tokens, context)
     count = tokens.shape[0] // context
