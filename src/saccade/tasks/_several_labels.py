@@ -44,11 +44,23 @@ class LossObjective(ExampleObjective):
 
 @dataclasses.dataclass(frozen=True)
 class ClassifySeveral(Classify):
-    """Texts of any number of labels: a cell with `several` between them, or a list. Other options as of `Classify`.
+    r"""Texts of any number of labels: a cell with `several` between them, or a list. Other options as of `Classify`.
 
     The best weights are those with the lowest loss, unless a `metric` is given. A label is predicted where its
-    probability is above one half. With `class_weights` the loss counts the texts that have a rare label as much as
-    those that have it not.
+    probability is above one half. With `class_weights`, the texts that have a rare label count as much in the loss as
+    those that do not.
+
+    Raises:
+        ValueError: an option outside of its range; no `several`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "films.csv")
+        ...     _ = path.write_text("text,label\na film,drama;crime\nanother,\n")
+        ...     examples = saccade.tasks.ClassifySeveral(several=";").read(path)
+        >>> [example.label for example in examples]
+        [('drama', 'crime'), ()]
     """
 
     takes_several = True

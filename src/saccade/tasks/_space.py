@@ -11,12 +11,17 @@ DIGITS = 3  # of a number that is tried: what is printed is what was used
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number.
+    """A range of numbers to search.
 
     Args:
-        low, high: both may be tried.
-        step: from one that may be tried to the next; None is any.
-        logarithmic: whether a factor, not a difference, is what one number is from another.
+        low, high: the ends, both included.
+        step: between neighbouring values; None allows any number.
+        logarithmic: draw evenly by factors, not by differences.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.Between(1e-5, 1e-1, logarithmic=True).rounded(0.00123456)
+        0.00123
     """
 
     low: float
@@ -31,7 +36,16 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """One of some values."""
+    """A few values to search.
+
+    Args:
+        values: each of them can be tried.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.OneOf((1, 2, 4)).values
+        (1, 2, 4)
+    """
 
     values: tuple[Any, ...]
 

@@ -29,7 +29,7 @@ _READERS: dict[type, tuple[str, Callable[[str], Any]]] = {  # by a field's type:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a task is trained where nothing else is asked for.
+    """The default settings with which a task is trained.
 
     Args:
         epochs: times through the training data.
@@ -37,6 +37,11 @@ class Recipe:
         batch: examples in each step; None is all of them.
         every: steps between looks at the validation data; None is an epoch.
         patience: looks without an improvement that end a run.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.Classify.tuning
+        Recipe(epochs=3, rate=5e-05, batch=32, every=None, patience=5)
     """
 
     epochs: int
@@ -48,18 +53,26 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Task(ABC):
-    """One task. Abstract: a subclass is one file.
+    """A task: its data, model, metrics and baselines. Abstract; each subclass has a file of its own.
 
-    Data are whatever `read` gives; a sequence of examples unless a task says otherwise.
+    Data have the type that `read` returns; a sequence of examples unless a task says otherwise.
 
     Attributes:
-        name: as `saccade train` has it.
-        scratch, tuning: how it is trained with new weights, and from a checkpoint.
+        name: its name in `saccade train`.
+        scratch, tuning: the default settings with new weights, and from a checkpoint.
         learned: names of the fields that `fitted` fills.
-        reading: names of the fields that may be others for data that are tested or predicted, such as a column.
-        requires: modules of optional dependencies, which are imported before anything is done.
-        extra: of Saccade, which installs them.
+        reading: names of the fields that may differ for data that are tested or predicted, such as a column.
+        requires: modules of optional dependencies, which are imported before anything else.
+        extra: the extra of Saccade that installs them.
         unit: what a run counts for the speed that it shows.
+
+    Example:
+        >>> import saccade
+        >>> task = saccade.tasks.Forecast(past=24, horizon=6)
+        >>> isinstance(task, saccade.tasks.Task), task.name, task.unit
+        (True, 'forecast', 'windows')
+        >>> task.changed({"date": "day"}).date
+        'day'
     """
 
     name: ClassVar[str]
@@ -74,7 +87,9 @@ class Task(ABC):
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`; numbers, true and false may be texts, as in a command.
 
-        TypeError for another name; ValueError for a text that is no such value.
+        Raises:
+            TypeError: another name.
+            ValueError: a text that is no such value.
         """
         fields = {field.name for field in dataclasses.fields(self)}
         strange = [name for name in options if name not in fields]
@@ -265,10 +280,16 @@ class Tested:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A simple model's outputs, in the place of the trained one's.
+    """The outputs of a simple model, to compare the trained one with.
 
     Args:
-        name: what it is, in a few words.
+        name: what the model is, in a few words.
+        outputs: of each tested example, in the form of the task's own outputs.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.Baseline("always the first class", [0, 0, 0]).name
+        'always the first class'
     """
 
     name: str

@@ -62,10 +62,24 @@ class Answer(EncoderTask):
     """Answers to questions, as spans of a context.
 
     Args:
-        long: "slide": overlapping windows over contexts that are too long, of which the best span is the answer; "cut":
-            what is behind the limit is not read; "refuse".
+        long: "slide": overlapping windows over contexts that are too long, and the best span of all is the answer;
+            "cut": tokens behind the limit are not read; "refuse": an error.
         longest_answer: tokens of an answer, at most.
         impossible: whether there are questions without an answer; learned from the training data.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import json, pathlib, tempfile, saccade
+        >>> answer = {"text": "Bob", "start": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "questions.jsonl")
+        ...     line = {"question": "Who was met?", "context": "Ada met Bob.", "answers": [answer]}
+        ...     _ = path.write_text(json.dumps(line))
+        ...     [question] = saccade.tasks.Answer().read(path)  # as `train("answer", path, out)` reads it
+        >>> question.expected
+        ['Bob']
     """
 
     long: str = "slide"

@@ -35,16 +35,28 @@ Item = tuple[list[list[int]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Classify(ClassTask, EncoderTask):
-    """Texts of classes.
+    r"""Texts of classes.
 
     Args:
         text: column of a table.
         several: what stands between the labels of a text that may have any number of them; such a task is a
             `ClassifySeveral`. None: each text has one class.
-        skip_empty: leave out texts without a word instead of refusing them.
-        long: "slide": overlapping windows over texts that are too long, a text's logits are the means over them; "cut":
-            their beginnings alone; "refuse" them.
+        skip_empty: leave out texts without a word; otherwise they raise an error.
+        long: "slide": overlapping windows over texts that are too long; a text's logits are the means over them; "cut":
+            only their beginnings are read; "refuse": an error.
         label, label_smoothing, class_weights, metric: as in every task of classes.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "reviews.csv")
+        ...     _ = path.write_text("review,stars\na good film,5\na bad film,1\n")
+        ...     examples = saccade.tasks.Classify(text="review", label="stars").read(path)
+        >>> [(example.text, example.label) for example in examples]
+        [('a good film', '5'), ('a bad film', '1')]
     """
 
     text: str = "text"

@@ -37,17 +37,29 @@ Item = tuple[Tensor, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Forecast(ExampleTask):
-    """Series of a table, and what comes after them.
+    r"""The next steps of the series in a table.
 
     Args:
         date: the column of dates, in ISO 8601, at even steps.
-        columns: names of the series, separated by commas as a line of a .csv; None: all columns but the dates'.
+        columns: names of the series, separated by commas as a line of a .csv; None: all columns except the dates.
         past: S, steps that the model reads.
         horizon: F, steps that it forecasts.
-        layers, heads, width, hidden, dropout: of a new model; `hidden` is the width inside of its feed-forward layers.
+        layers, heads, width, hidden, dropout: of a new model; `hidden` is the width inside its feed-forward layers.
         patch, stride: steps in a patch, and from one patch to the next.
         names: of the series; learned from the training data, as are `means` and `deviations` of their training rows,
             and the `step` between dates.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "power.csv")
+        ...     _ = path.write_text("date,load\n" + "".join(f"2024-01-{day:02},{day}\n" for day in range(1, 31)))
+        ...     windows = saccade.tasks.Forecast(past=20, horizon=5).read(path)
+        >>> len(windows)
+        6
     """
 
     date: str = "date"

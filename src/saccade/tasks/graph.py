@@ -40,26 +40,43 @@ METRICS = {"loss": "accuracy", "accuracy": "accuracy", "f1": "macro F1"}  # by o
 
 @dataclasses.dataclass(frozen=True)
 class ClassifyNodes(Task):
-    """Classes of nodes.
+    """Classes of the nodes of a graph.
 
     Args:
         kind: "gat" (Velickovic et al. 2018), "gatv2" (Brody et al. 2022) or "graphormer" (Ying et al. 2021).
-        layers: of a new model; GAT's last one names the classes.
+        layers: of a new model; GAT's last one gives the classes.
         heads: of each layer; GAT's last one has one.
         width: of all heads together.
-        dropout: of what each layer reads; in Graphormer of what its blocks add.
+        dropout: on the input of each layer; in Graphormer on what its blocks add.
         attention_dropout: of attention weights.
         hops: how far a node of Graphormer sees, beside the virtual node; GAT sees one hop in each layer.
         scale: of features: "columns" makes each have mean 0 and deviation 1 over the training graph; "rows" divides
             those of a node by the sum of their sizes, as is usual for counts of words; "none".
-        directed: whether an edge leads only from its source to its target; else both read each other.
-        l2: what large weights cost while learning: l2 / 2 times the sum of their squares, vectors left out.
+        directed: whether only an edge's target reads its source; otherwise both read each other.
+        l2: the penalty on large weights in training: l2 / 2 times the sum of their squares, without vectors.
         metric: what the best weights are chosen by: "loss", "accuracy" or "f1" (the mean over classes). Accuracy on
             some hundred nodes is a coarse number; it peaks by chance while the loss still falls.
-        labels: the classes, in the order of the model's logits; learned from the training nodes, as are those below.
+        labels: the classes, in the order of the model's logits; learned from the training nodes, like the fields below.
         means, deviations: of the features, where `scale` is "columns".
         features: how many there are.
         source: the training graph, in which `predict` looks up nodes by name.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, numpy, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "graph.npz")
+        ...     numpy.savez(
+        ...         path,
+        ...         features=numpy.eye(3),
+        ...         edges=numpy.array([[0, 1], [1, 2]]),
+        ...         labels=numpy.array(["left", "left", "right"]),
+        ...     )
+        ...     nodes = saccade.tasks.ClassifyNodes().read(path)
+        >>> [node.label for node in nodes]
+        ['left', 'left', 'right']
     """
 
     kind: str = "gat"

@@ -58,10 +58,24 @@ class ClassifyImages(MediaTask):
     Args:
         file, skip_broken: as in every task of files.
         label, label_smoothing, class_weights, metric: as in every task of classes.
-        shift, rotate, zoom, flip: how images are changed at random while learning, see `Augmentation`.
+        shift, rotate, zoom, flip: how images are changed at random in training, see `Augmentation`.
         longest: pixels of the longer side that a new model reads at most; smaller images keep their size.
-        patch: pixels of a side of its patches; None: such that there are about eight along the longer side.
+        patch: pixels of a side of its patches; None: about eight patches along the longer side.
         layers, heads, width, dropout: of a new model; a checkpoint has its own.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:  # a folder for each class
+        ...     for label in ("cat", "dog"):
+        ...         pathlib.Path(folder, label).mkdir()
+        ...         Image.new("L", (8, 8)).save(pathlib.Path(folder, label, "1.png"))
+        ...     images = saccade.tasks.ClassifyImages().read(pathlib.Path(folder))
+        >>> [image.label for image in images]
+        ['cat', 'dog']
     """
 
     shift: float = 0.1

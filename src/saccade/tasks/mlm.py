@@ -72,12 +72,26 @@ Window = tuple[list[int], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Mlm(EncoderTask):
-    """Masked pieces of texts.
+    r"""Masked tokens of texts.
 
     Args:
         text: the column of texts, of a table.
-        masked: share of a text's tokens that are guessed, at least one: of ten eight are hidden by the mask, one by
-            any other token, and one stands as it is.
+        masked: share of a text's tokens that are guessed, at least one: of ten of them eight are hidden by the mask,
+            one is replaced by any other token, and one is unchanged.
+        long: "slide": overlapping windows over texts that are too long; "cut": only their beginnings are read;
+            "refuse": an error.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "texts.csv")
+        ...     _ = path.write_text("text\nthe cat sat\nthe dog ran\n")
+        ...     texts = saccade.tasks.Mlm(masked=0.3).read(path)
+        >>> [text.text for text in texts]
+        ['the cat sat', 'the dog ran']
     """
 
     text: str = "text"

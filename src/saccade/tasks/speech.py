@@ -62,19 +62,33 @@ class SoundItem(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Speech(TranscriptTask):
-    """Sounds of classes, or with `text` the texts that they say.
+    """Sounds of classes, or with `text` their transcripts.
 
     Args:
         file, skip_broken: as in every task of files; broken are also empty, silent and too long sounds.
         label, label_smoothing, class_weights, metric: as in every task of classes.
-        text: column of a table; the model writes characters then. None: it names classes.
+        text: column of a table; the model then writes characters. None: it gives classes.
         beams: texts that are searched for at once; 1 takes the likeliest character of each frame.
         longest: seconds of a sound, at most.
-        speed, shift, noise: how sounds are changed at random while learning, see `SoundChanges`.
+        speed, shift, noise: how sounds are changed at random in training, see `SoundChanges`.
         hertz: samples a second that a new model reads; None: as most training sounds have, at most 16,000.
         layers, heads, width, dropout: of a new model; a checkpoint has its own.
-        mask_time, mask_channels: share of the frames, of the channels, that a new model masks while learning (Park et
+        mask_time, mask_channels: share of the frames, of the channels, that a new model masks in training (Park et
             al., "SpecAugment", 2019, as wav2vec 2.0 has it).
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, numpy, soundfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:  # a folder for each class
+        ...     for label, hertz in (("high", 800), ("low", 200)):
+        ...         pathlib.Path(folder, label).mkdir()
+        ...         wave = 0.5 * numpy.sin(2 * numpy.pi * hertz * numpy.arange(4000) / 8000)
+        ...         soundfile.write(pathlib.Path(folder, label, "1.wav"), wave, 8000)
+        ...     sounds = saccade.tasks.Speech().read(pathlib.Path(folder))
+        >>> [(sound.label, sound.samples) for sound in sounds]
+        [('high', 4000), ('low', 4000)]
     """
 
     longest: float = 30.0

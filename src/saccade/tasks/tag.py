@@ -71,16 +71,28 @@ class WordItem:
 
 @dataclasses.dataclass(frozen=True)
 class Tag(EncoderTask):
-    """Entities in texts, and whatever else has words tagged by BIO or IOBES.
+    r"""Entities in texts, and other tags of words by BIO or IOBES.
 
     Args:
         column: of a file with columns: the one that holds the tag, counted from 1; None is the last.
-        words: how texts become words that are not split yet: by "signs" (spaces, and every punctuation mark is a word)
-            or by "spaces" alone.
-        long: "slide": overlapping windows over texts that are too long, each word judged in the one in which it stands
-            furthest from an edge; "cut": words behind the limit are not judged; "refuse".
+        words: how texts that are not yet split become words: by "signs" (spaces, and every punctuation mark is a word)
+            or only by "spaces".
+        long: "slide": overlapping windows over texts that are too long; each word is judged in the window in which it
+            is furthest from an edge; "cut": words behind the limit are not judged; "refuse": an error.
         cased: as in every task of texts; names are capitals in many languages.
         tags: in the order of the model's logits; learned from the training data.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "names.conll")
+        ...     _ = path.write_text("Ada B-PER\nmet O\nBob B-PER\n")
+        ...     [text] = saccade.tasks.Tag().read(path)
+        >>> text.text, text.tags
+        ('Ada met Bob', ('B-PER', 'O', 'B-PER'))
     """
 
     long: str = "slide"

@@ -48,18 +48,30 @@ Item = tuple[list[int], list[int] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Translate(TextTask):
-    """Texts into another language.
+    r"""Texts into another language.
 
     Args:
         source, target: of a table the columns, of two aligned files the endings, such as "de" and "en".
-        prefix: what stands before each text, for checkpoints that want one: "translate German to English: ".
-        skip_empty: leave out pairs with an empty side instead of refusing them.
-        label_smoothing: share of the truth that is spread evenly over all tokens while learning (Szegedy et al. 2016).
+        prefix: what stands before each text, for checkpoints that need one: "translate German to English: ".
+        skip_empty: leave out pairs with an empty side; otherwise they raise an error.
+        label_smoothing: share of the truth that is spread evenly over all tokens in training (Szegedy et al. 2016).
         beams: translations that are searched for at once; 1 takes the likeliest token each time.
-        lowercase: whether a report has BLEU on lowercased texts, too.
+        lowercase: whether a report also has BLEU on lowercased texts.
         vocabulary, layers, heads, width, dropout: of a new model; a checkpoint has its own.
-        separate: give each language of a new model a vocabulary and an embedding of its own, as Marian has them;
+        separate: give each language of a new model a vocabulary and an embedding of its own, as in Marian;
             otherwise both share one, as in BART.
+
+    Raises:
+        ValueError: an option outside of its range.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "pairs.csv")
+        ...     _ = path.write_text("de,en\neine Katze,a cat\nein Hund,a dog\n")
+        ...     pairs = saccade.tasks.Translate(source="de", target="en").read(path)
+        >>> pairs[0].source, pairs[0].target
+        ('eine Katze', 'a cat')
     """
 
     vocabulary: int = 8000

@@ -19,7 +19,7 @@ def predict(
     picture: str | Path | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """What a run's model says of each input, as plain values: of a text its label and the probabilities of all.
+    r"""The predictions of a run's model, as plain values: for a text its label and the probabilities of all labels.
 
     Args:
         run: of `train`, or its folder.
@@ -28,7 +28,19 @@ def predict(
         options: of the task, where the file differs from those of training: other columns.
 
     Raises:
-        TypeError: no inputs. FileNotFoundError, ValueError: no run of a task; no input; a task without such a picture.
+        TypeError: no inputs.
+        FileNotFoundError, ValueError: no run of a task; no input; a task without such a picture.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     [found] = saccade.tasks.predict(run, ["a good film"])
+        >>> found["text"], sorted(found["probabilities"])
+        ('a good film', ['negative', 'positive'])
     """
     found = predicted(run, inputs, **options)
     if picture is not None:

@@ -40,11 +40,23 @@ def seed_folders(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class SeedsReport:
-    """What a test found of the runs of several seeds; `str` is for reading, `as_dict` for programs.
+    r"""The result of `test_seeds`; `str` is for reading, `as_dict` for programs.
 
     Attributes:
-        run: the folder of all of them.
-        reports: of each.
+        run: the folder of all runs.
+        reports: of each run.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     for seed in (0, 1):
+        ...         _ = saccade.tasks.train("classify", data, f"{folder}/run/seed-{seed}", seed=seed, **small)
+        ...     report = saccade.tasks.test_seeds(folder + "/run", data)
+        >>> {name: len(values) for name, values in report.metrics.items()}  # mean and standard deviation
+        {'accuracy': 2, 'macro F1': 2, 'calibration error': 2}
     """
 
     run: Path
@@ -95,7 +107,28 @@ class SeedsReport:
 
 
 def test_seeds(folder: str | Path, data: str | Path, **more: Any) -> SeedsReport:
-    """`test` of the run of each seed in a folder. Errors as of `test`; ValueError where there is none."""
+    r"""`test` for the run of each seed in a folder, as `saccade train ... --seeds` writes them.
+
+    Args:
+        folder: with the runs `seed-0` and so on.
+        data: a file or a folder, as the task reads it.
+        more: other arguments of `test`.
+
+    Raises:
+        ValueError: no runs of several seeds. Other errors as of `test`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     for seed in (0, 1):
+        ...         _ = saccade.tasks.train("classify", data, f"{folder}/run/seed-{seed}", seed=seed, **small)
+        ...     report = saccade.tasks.test_seeds(folder + "/run", data, baseline=False)
+        >>> len(report.reports)
+        2
+    """
     folders = seed_folders(Path(folder))
     if not folders:
         raise ValueError(f"{folder}: holds no runs of several seeds; expected folders {PREFIX}0 and so on")

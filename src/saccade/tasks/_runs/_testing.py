@@ -18,16 +18,29 @@ from ._training import TrainedRun, import_required, open_run
 
 @dataclasses.dataclass(frozen=True)
 class TestReport:
-    """What a test found; `str` is for reading, `as_dict` for programs.
+    r"""The result of `test`; `str` is for reading, `as_dict` for programs.
 
     Attributes:
-        run, data: what was tested on what.
+        run, data: the run that was tested, and the data.
         task: of the run.
         tested: the model with its outputs and the details of the task, such as a confusion matrix.
         metrics: of the model; the first is the one to compare by.
         baselines: the metrics of the task's simple models by their names.
-        note: why there are none, if so.
+        note: why there are no baselines, if so.
         protocol: what the model learned from, what its weights were chosen by, and how metrics are counted.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     report = saccade.tasks.test(run, data)
+        >>> list(report.metrics)
+        ['accuracy', 'macro F1', 'calibration error']
+        >>> report.better  # the baselines that beat a model of two steps
+        ['TF-IDF with logistic regression (C = 0.1)']
     """
 
     run: Path
@@ -98,10 +111,10 @@ def aligned(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = True, **options: Any) -> TestReport:
-    """Judge a run's model by data it was not trained on, and the task's baselines beside it.
+    r"""Test a run's model on data it was not trained on, together with the task's baselines.
 
-    Baselines learn from the examples that the run was trained on, read again from where they were; nothing of `data`
-    is used to choose anything.
+    Baselines learn from the examples that the run was trained on, read again from their files; nothing of `data` is
+    used to choose anything.
 
     Args:
         run: of `train`, or its folder.
@@ -111,6 +124,17 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
 
     Raises:
         FileNotFoundError, ValueError: no run of a task, data that cannot be read, labels that training had not.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     report = saccade.tasks.test(run, data, baseline=False)  # any labelled file
+        >>> sorted(report.as_dict()["metrics"])
+        ['accuracy', 'calibration error', 'macro F1']
     """
     opened = open_run(run, options)
     task, path = opened.task, Path(data)

@@ -28,12 +28,22 @@ _OF_THE_DATA_AND_MODEL = ("share", "last", "lora")  # options that are neither t
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A run's folder, opened.
+    r"""A run's folder, opened.
 
     Attributes:
-        folder: where it stands.
+        folder: its path.
         task: with its options and what it learned from the data.
         model: with the best weights, in evaluation mode.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        >>> run.folder.name, run.task.labels
+        ('run', ('negative', 'positive'))
     """
 
     folder: Path
@@ -53,25 +63,36 @@ def train(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> TrainedRun:
-    """Train a model for a task, and keep the best weights in a folder.
+    r"""Train a model for a task, and keep the best weights in a folder.
 
     Args:
         task: its name, such as "classify".
         data: a file or a folder, as the task reads it.
-        out: the folder to write; one that exists is refused unless `overwrite`.
-        validation: judged by instead of a share of `data`, which is otherwise split off by the seed.
+        out: the folder to write; an existing one raises an error unless `overwrite`.
+        validation: data to validate on; None: a share of `data`, split off by the seed.
         initial: a run's folder, a published model's, or a name on the hub to start from; None: random weights.
+        overwrite: replace the run in `out`.
         resume: continue the run in `out` where it stopped.
-        reporter: told of the run as it goes on.
+        reporter: gets the events of the run.
         options: of the task (`saccade.tasks.Classify`), of the settings (`saccade.training.Settings`, `Execution`,
             `EvaluationSettings`), `epochs`, `share`, how much of `data` is split off, and with `initial` the fields of
-            `Tuning`: `last`, how many of the last blocks learn, and `lora`, the rank of what is learned. None is the
-            task's recipe (`Recipe`), of `patience`, too.
+            `Tuning`: `last`, how many of the last blocks learn, and `lora`, the rank of what is learned. None takes the
+            task's recipe (`Recipe`), also for `patience`.
 
     Raises:
         TypeError: an unknown option.
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input.
         Diverged, Stopped: as of `saccade.training.carry_out`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        >>> run.task.name, run.model.label_names
+        ('classify', ['negative', 'positive'])
     """
     began = time.perf_counter()
     run = request(

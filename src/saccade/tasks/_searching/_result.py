@@ -18,13 +18,24 @@ _WIDE = 4  # pictures of settings in a row
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search found; `str` is for reading, `as_dict` for programs.
+    r"""The result of `search`; `str` is for reading, `as_dict` for programs.
 
     Attributes:
         run: of the best trial.
         trials: in their order.
-        importance: the share of each setting in how the trials that ended differ; empty where that cannot be told.
+        importance: the share of each setting in the differences between the trials that ended; empty where that cannot
+            be told.
         logarithmic: the settings whose values were tried by factors, not by differences.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     result = saccade.tasks.search("classify", data, folder + "/runs", trials=1, **small)
+        >>> [trial.number for trial in result.ranked], result.run.task.name
+        ([1], 'classify')
     """
 
     run: TrainedRun

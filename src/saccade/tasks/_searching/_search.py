@@ -31,7 +31,20 @@ TRIALS = 20
 
 
 class SearchReporter:
-    """What a search tells; every method may be overridden. This one says nothing."""
+    r"""Gets the events of a search. Every method may be overridden; these do nothing.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> class Ended(saccade.tasks.SearchReporter):
+        ...     def ended(self, trial, *, best):
+        ...         print(trial.number, trial.state, best)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     result = saccade.tasks.search("classify", data, folder + "/runs", trials=1, reporter=Ended(), **small)
+        1 ended True
+    """
 
     def began(self, trial: Trial, run: TaskRun) -> contextlib.AbstractContextManager[Reporter]:
         """What is told of a trial's run while it goes on."""
@@ -110,23 +123,34 @@ def search(
     reporter: SearchReporter | None = None,
     **options: Any,
 ) -> SearchResult:
-    """Train a model for a task many times, with other settings each time, and keep the best run in a folder.
+    r"""Train a model for a task many times, with other settings each time, and keep the best run in a folder.
 
-    The first trial has the usual settings, some are drawn at random, all others by what came of those before (TPE).
-    Trials are judged by the validation data. One whose looks are worse than the median of the others' is given up. Two
-    searches with the same seed, data and machine try the same, unless there are `minutes`.
+    The first trial has the usual settings, some are drawn at random, and the others depend on earlier results (TPE).
+    Trials are judged by the validation data. A trial whose looks are worse than the median of the others' is stopped.
+    Two searches with the same seed, data and machine try the same settings, unless there are `minutes`.
 
     Args:
         task, data, out, validation, initial, overwrite: as of `train`.
         trials: runs, at most.
         minutes: for all trials together. A trial begins only while there is time for the quickest one so far, and ends
             in time.
-        resume: continue the search in `out` where it stopped; one that is over, with more trials.
-        reporter: told of the search as it goes on.
-        options: as of `train`. Those that are given are not tried.
+        resume: continue the search in `out` where it stopped; a finished one with more trials.
+        reporter: gets the events of the search.
+        options: as of `train`. Options you give are not searched.
 
     Raises:
-        NotInstalled: Optuna is missing. All else as of `train`; ValueError: no trial ended.
+        NotInstalled: Optuna is missing.
+        ValueError: no trial ended. Other errors as of `train`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     result = saccade.tasks.search("classify", data, folder + "/runs", trials=1, **small)
+        >>> sorted(result.best.settings)  # what was searched
+        ['batch', 'dropout', 'rate']
     """
     began = time.perf_counter()
     wanted = search_request(

@@ -23,9 +23,15 @@ class Trial:
         settings: what was tried, by option.
         state: "running"; "ended" by itself; "pruned": its looks were worse than those of most other trials; "diverged";
             "out of memory".
-        looks: what it was judged by after each look at the validation data, the lower the better.
-        metrics, loss, cost: of its best weights, on the validation data, if it ended; `cost` is what it is judged by.
+        looks: the cost after each look at the validation data, the lower the better.
+        metrics, loss, cost: of its best weights, on the validation data, if it ended; runs are judged by `cost`.
         steps, seconds: that it took.
+
+    Example:
+        >>> import saccade
+        >>> trial = saccade.tasks.Trial(number=1, settings={"rate": 0.0005, "batch": 32})  # as in `SearchResult.trials`
+        >>> trial.shown_settings
+        {'rate': '0.0005', 'batch': '32'}
     """
 
     number: int

@@ -36,7 +36,7 @@ def distill(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> TrainedRun:
-    """Train a smaller model to say what a trained one says, and keep the best weights in a folder, a run of its task.
+    r"""Train a smaller model on a trained one's outputs, and keep the best weights in a folder, a run of the same task.
 
     The loss is (1 - weight) times the task's own plus weight T² KL(teacher / T || student / T) of the outputs (Hinton
     et al., "Distilling the Knowledge in a Neural Network", 2015). Everything else is as in `train`.
@@ -46,13 +46,14 @@ def distill(
         student: what differs from the teacher's configuration, such as {"layers": 2} or "layers=2,width=128" (`layers`,
             `width`, `heads`, `hidden`, and names of its config.json); the file of a whole config.json; or a run, a
             published model or a name on the hub to start from. A new student reads with the teacher's tokenizer or
-            image processor. With fewer layers and nothing else changed it begins with the teacher's weights, of blocks
-            that are evenly spaced.
+            image processor. If only the number of layers is smaller, it begins with the teacher's weights, of evenly
+            spaced blocks.
         data, validation: as the teacher's task reads them.
-        out: the folder to write; one that exists is refused unless `overwrite`.
-        unlabelled: inputs to learn from as well; of a task of classes, the teacher says theirs.
+        out: the folder to write; an existing one raises an error unless `overwrite`.
+        unlabelled: further inputs to learn from; in a task of classes, the teacher labels them.
+        overwrite: replace the run in `out`.
         resume: continue the run in `out` where it stopped.
-        reporter: told of the run as it goes on.
+        reporter: gets the events of the run.
         options: `weight`, `temperature`, `hidden` and `relations` of `Teaching`; those of the settings as in `train`,
             `epochs` and `share`; options of the task by which data are read, such as a column.
 
@@ -61,6 +62,17 @@ def distill(
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input: no run, a task whose outputs are
             no choices, a student that reads other tokens or has other labels.
         Diverged, Stopped: as of `saccade.training.carry_out`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     student = saccade.tasks.distill(run, {"width": 4}, data, folder + "/student", steps=2)
+        >>> sum(p.numel() for p in student.model.parameters()) < sum(p.numel() for p in run.model.parameters())
+        True
     """
     began = time.perf_counter()
     run = distill_request(

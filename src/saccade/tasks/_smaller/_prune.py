@@ -42,15 +42,26 @@ Told = Callable[[str, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class PrunedRun:
-    """A run before and after heads were removed.
+    r"""The result of `prune`: a run before and after heads were removed.
 
     Attributes:
-        run: the pruned one.
-        pruning: what `saccade.prune` said.
+        run: the pruned run.
+        pruning: the report of `saccade.prune`.
         layers: all attention layers, also those that lost nothing.
-        metrics: of the task, on the validation data: "before", "removed", and where it learned on "trained".
+        metrics: of the task, on the validation data: "before", "removed", and "trained" if it was trained again.
         judged: how many examples these are.
         forward: the time of a forward on a batch of them, before and after.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     pruned = saccade.tasks.prune(run, folder + "/pruned", keep=1)
+        >>> [layer.heads for layer in pruned.layers]  # before and after
+        [(2, 1)]
     """
 
     run: TrainedRun
@@ -97,25 +108,37 @@ def prune(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> PrunedRun:
-    """Remove attention heads from a run's model for good; what is left is a run of its task, in another folder.
+    r"""Remove attention heads from a run's model for good; the result is a run of the same task, in another folder.
 
-    Heads go by the size of the derivative of the task's loss by a factor on each, over at most 512 training examples
-    (`saccade.head_importance`, `saccade.pruning.choose_heads`). The metrics are those on the validation data.
+    Heads are ranked by the size of the derivative of the task's loss by a factor on each, over at most 512 training
+    examples (`saccade.head_importance`, `saccade.pruning.choose_heads`). The metrics are those on the validation data.
 
     Args:
         run: of `train` or `distill`, or its folder.
-        out: the folder to write; one that exists is refused unless `overwrite`.
+        out: the folder to write; an existing one raises an error unless `overwrite`.
         keep: how many heads stay (an int), or as which share of all.
-        heads: those that go, as of `saccade.prune`, in the place of `keep`.
-        data: what ranks, judges and trains; None: the data that the run learned from, split as it was.
-        resume: go on where training was stopped.
-        reporter: told of training.
-        options: with `steps`, `epochs` or `minutes` the model learns on, by the settings of `train`.
+        heads: the heads to remove, as in `saccade.prune`, in the place of `keep`.
+        data: used for ranking, metrics and training; None: the data that the run learned from, split as it was.
+        overwrite: replace the run in `out`.
+        resume: continue where training was stopped.
+        reporter: gets the events of training.
+        options: with `steps`, `epochs` or `minutes` the model is trained again, by the settings of `train`.
 
     Raises:
         TypeError: an unknown option.
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input; as of `saccade.prune`.
         Diverged, Stopped: as of `saccade.training.carry_out`.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data = pathlib.Path(folder, "reviews.csv")
+        ...     _ = data.write_text("text,label\n" + "a good film,positive\na bad film,negative\n" * 20)
+        ...     small = dict(layers=1, heads=2, width=8, vocabulary=280, steps=2, precision="no")
+        ...     run = saccade.tasks.train("classify", data, folder + "/run", **small)
+        ...     pruned = saccade.tasks.prune(run, folder + "/pruned", keep=0.5)
+        >>> list(pruned.metrics)
+        ['before', 'removed']
     """
     wanted = PruneRequest(run.folder if isinstance(run, TrainedRun) else Path(run), Path(out), keep, heads)
     return without_heads(wanted, data, options, overwrite=overwrite, resume=resume).finished(reporter)
