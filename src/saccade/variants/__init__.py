@@ -84,7 +84,13 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
     DifferentialConfig,
     GatedConfig,
 )
-"""Every mechanism there is, in the order of the table."""
+"""Every mechanism there is, in the order of the table.
+
+Example:
+    >>> import saccade
+    >>> [mechanism.name for mechanism in saccade.variants.MECHANISMS][:3]
+    ['linear', 'performer', 'reformer']
+"""
 
 
 def parse(text: str, length: int | None = None) -> MechanismConfig:

@@ -5,6 +5,13 @@ Shape legend: D width of a head, M = `width(D)` number of features.
 Each is a frozen value and a function (..., D) -> (..., M). The attention of a map is sum_j phi(q).phi(k_j) v_j /
 sum_j phi(q).phi(k_j): the state of a head holds M x Dv numbers, and M decides how much of the past can be told apart
 (Arora et al., 2024, "Simple linear attention language models balance the recall-throughput tradeoff").
+
+Example:
+    >>> import torch, saccade
+    >>> x = torch.rand(1, 2, 5, 4)
+    >>> relu = saccade.variants.feature_maps.Relu()
+    >>> saccade.variants.linear_attention(x, x, x, feature_map=relu).shape
+    torch.Size([1, 2, 5, 4])
 """
 
 from __future__ import annotations
