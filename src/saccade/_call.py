@@ -25,7 +25,17 @@ from ._masks._placement import At, Slice
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The arguments of one call. Nothing in it may be changed."""
+    """The arguments of one attention call. Do not change them.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.integrations.transformers import AttentionCall
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
+        >>> call = AttentionCall(query, key, value, mask=saccade.Causal())
+        >>> out = saccade.attention(call.query, call.key, call.value, **call.arguments())
+        >>> out.shape
+        torch.Size([1, 2, 5, 8])
+    """
 
     query: Tensor  # (B, Hq, Lq, D)
     key: Tensor  # (B, Hkv, Lk, D)

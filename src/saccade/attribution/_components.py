@@ -8,10 +8,15 @@ _NAMES = {"token": "token embedding", "position": "position embedding", "type": 
 
 
 class Component(NamedTuple):
-    """What writes into the residual stream.
+    """A part of the model that writes into the residual stream.
 
-    `kind` is "token", "position" or "type" (the embedding's parts), "head", "feed_forward" or "biases". Heads and
+    `kind` is "token", "position" or "type" (the parts of the embedding), "head", "feed_forward" or "biases". Heads and
     feed-forward layers have a `layer`, heads a `head`, both counted from 0.
+
+    Example:
+        >>> from saccade.attribution import Component
+        >>> print(Component("head", layer=2, head=1), "|", Component("feed_forward", layer=0), "|", Component("token"))
+        head 2.1 | feed-forward 0 | token embedding
     """
 
     kind: str

@@ -18,7 +18,16 @@ from ..monitoring._tables import aligned
 
 
 class CallHeads(NamedTuple):
-    """An attention call as `saccade.watch` names it, its layer, and how many query heads it has."""
+    """An attention call by its name in `saccade.watch`, with its layer and its number of query heads.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> found = saccade.head_importance(model, torch.randn(3, 2, 5, 16), lambda model, x: model(x).square().mean())
+        >>> found.values.calls[0]
+        CallHeads(name='blocks.0.attention', layer=0, heads=4)
+    """
 
     name: str
     layer: int
@@ -26,7 +35,14 @@ class CallHeads(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One query head of a call, from 0."""
+    """One query head of a call, counted from 0.
+
+    Example:
+        >>> from saccade.attribution import Head
+        >>> head = Head("blocks.1.attention", layer=1, head=3)
+        >>> str(head)
+        '1.3'
+    """
 
     call: str
     layer: int
@@ -38,11 +54,22 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadMap:
-    """A number for each head; calls may have different numbers of heads.
+    """A number for each head. Calls may have different numbers of heads.
 
     Attributes:
         calls: in the order in which the model makes them.
         values: (N,) float64, the heads of all calls one after the other; NaN where a head was not measured.
+
+    Example:
+        >>> import torch
+        >>> from saccade.attribution import CallHeads, HeadMap
+        >>> calls = CallHeads("blocks.0.attention", 0, 2), CallHeads("blocks.1.attention", 1, 3)
+        >>> heads = HeadMap(calls, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
+        >>> heads.by_call()["blocks.1.attention"]
+        tensor([0.3000, 0.4000, 0.5000], dtype=torch.float64)
+        >>> heads.grid()
+        tensor([[0.1000, 0.2000,    nan],
+                [0.3000, 0.4000, 0.5000]], dtype=torch.float64)
     """
 
     calls: tuple[CallHeads, ...]

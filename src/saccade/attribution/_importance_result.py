@@ -19,10 +19,19 @@ class Removal(NamedTuple):
     """One step of greedy removal.
 
     Attributes:
-        head: which goes.
-        loss: mean over batches, without it and those that went before.
-        rise: of that above the whole model's.
-        low, high: the 95 % interval of the rise over batches; None of one batch.
+        head: the head that is removed.
+        loss: mean over batches, without it and the heads removed before.
+        rise: how much that is above the loss of the whole model.
+        low, high: the 95 % interval of the rise over batches; None for one batch.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=2))
+        >>> model, x = saccade.nn.Encoder(config, layers=1), torch.randn(3, 2, 5, 16)
+        >>> found = saccade.head_importance(model, x, lambda model, x: model(x).square().mean(), by="greedy", keep=1)
+        >>> step = found.removed[0]
+        >>> step.head.layer, step.low <= step.rise <= step.high
+        (0, True)
     """
 
     head: Head
@@ -46,6 +55,14 @@ class HeadImportance:
         batches: how many.
         removed: of "greedy", in the order in which they went.
         unobserved: attention that could not be reached, and why.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> found = saccade.head_importance(model, torch.randn(3, 2, 5, 16), lambda model, x: model(x).square().mean())
+        >>> found.by, found.batches, found.values.grid().shape
+        ('gradient', 3, torch.Size([2, 4]))
     """
 
     by: str

@@ -37,6 +37,17 @@ class Attribution:
             output matrix. A row sums to the head's contribution. Its heads are those of `heads`.
         logit: the model's own, as it computes it.
         fixed: what is held at its value in this run, since the logit is not linear in it.
+
+    Example:
+        >>> import saccade
+        >>> model = saccade.inspection.open_model()  # the embedded one
+        >>> found = saccade.attribute(model, "The cat sat on the", " mat")
+        >>> found.contributions.shape, found.head_map().shape
+        (torch.Size([38]), torch.Size([4, 8]))
+        >>> [str(component) for component, _ in found.top(2)]
+        ['feed-forward 1', 'feed-forward 3']
+        >>> abs(found.remainder) < 1e-4
+        True
     """
 
     pieces: tuple[str, ...]

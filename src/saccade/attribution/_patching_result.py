@@ -33,9 +33,14 @@ class Agreement(NamedTuple):
     """How well the effects by gradient agree with the exact ones, over the heads that both have.
 
     Attributes:
-        pearson: correlation of the effects. spearman: of their ranks. NaN where all heads have the same.
+        pearson: correlation of the effects. spearman: of their ranks. NaN where all heads have the same effect.
         top: how many heads count as the top ones: a quarter of all, at most 10.
         common: how many of the top ones, by the size of their effect, both name.
+
+    Example:
+        >>> from saccade.attribution import Agreement
+        >>> print(Agreement(pearson=0.93, spearman=0.9, top=8, common=7))
+        correlation .93, of ranks .90, 7 of the top 8 heads in common
     """
 
     pearson: float
@@ -62,6 +67,14 @@ class Patching:
         what, direction, positions: as asked for.
         through: the receivers of path patching, by call name.
         unobserved: attention that could not be reached, and why.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model, clean, corrupted = saccade.nn.Encoder(config, layers=2), torch.randn(1, 5, 16), torch.randn(1, 5, 16)
+        >>> found = saccade.patching(model, clean, corrupted, lambda out: out[0, -1, 0])
+        >>> found.what, found.direction, found.effects.grid().shape
+        ('output', 'denoising', torch.Size([2, 4]))
     """
 
     exact: HeadMap | None

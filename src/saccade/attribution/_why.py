@@ -43,6 +43,15 @@ class WhyAttends:
         weight: the model's own attention weight; 0 where the mask hides the key.
         visible: whether the query sees the key.
         fixed: what is held at its value in this run, since the logit is not linear in it.
+
+    Example:
+        >>> import saccade
+        >>> model = saccade.inspection.open_model()  # the embedded one
+        >>> found = saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(0, 4))
+        >>> [str(component) for component in found.components], found.matrix.shape
+        (['token embedding', 'biases'], torch.Size([2, 2]))
+        >>> abs(found.total - found.logit) < 1e-4
+        True
     """
 
     pieces: tuple[str, ...]

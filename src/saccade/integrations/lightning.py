@@ -52,18 +52,20 @@ class LightningLog:
 class AttentionCallback(*callback_classes()):  # type: ignore[misc]
     """Watches the attention of a LightningModule in every n-th optimizer step.
 
-    ::
-
-        trainer = Trainer(callbacks=[AttentionCallback(every=50)])
-
-    What is written, and when alarms fire, stands at `AttentionMonitor`. It goes to the trainer's loggers (Lightning's
-    default is TensorBoard): numbers to all of them, histograms and text to those whose `experiment` takes them as a
-    SummaryWriter does. Steps are counted as Lightning's loggers count them, from 0. With accumulated gradients a step
+    `AttentionMonitor` describes what is written, and when alarms fire. The trainer's loggers get it (Lightning's
+    default is TensorBoard): all of them the numbers, and those whose `experiment` takes them as a SummaryWriter does
+    the histograms and the text. Steps are counted as in Lightning's loggers, from 0. With accumulated gradients a step
     is watched in all its batches. A checkpoint keeps what later steps are compared with.
 
     Args:
         log: as in `AttentionMonitor`; None is the trainer's loggers.
         options: the fields of `MonitorSettings`; after an alarm of `stop_on` the trainer is asked to stop.
+
+    Example:
+        >>> from saccade.integrations.lightning import AttentionCallback
+        >>> callback = AttentionCallback(every=50, stop_on="error")  # Trainer(callbacks=[callback])
+        >>> callback.alarms
+        []
     """
 
     def __init__(self, log: Any = None, **options: Any):

@@ -44,22 +44,24 @@ class TrainerLog:
 class AttentionCallback(TrainerCallback):
     """Watches the attention of a model in every n-th optimizer step of a transformers Trainer.
 
-    ::
+    `AttentionMonitor` describes what is written, and when alarms fire. It is written for TensorBoard, into the folder
+    `attention` within the Trainer's own (TENSORBOARD_LOGGING_DIR, or `runs` in its output folder).
+    `callback.report_to(trainer)` sends the numbers to everything else that the Trainer reports to. Steps are counted as
+    in the Trainer, from 1; with accumulated gradients all batches of a step are watched. The Trainer's checkpoints hold
+    nothing of the monitor: after a resume alarms compare only with later steps.
 
-        trainer = Trainer(model, args, train_dataset=..., callbacks=[AttentionCallback(every=50)])
-
-    What is written, and when alarms fire, stands at `AttentionMonitor`. It goes to TensorBoard, into the folder
-    `attention` within the Trainer's own (TENSORBOARD_LOGGING_DIR, or `runs` in its output folder). What else the
-    Trainer reports to gets the numbers through `callback.report_to(trainer)`. Steps are counted as the Trainer does,
-    from 1; of a step with accumulated gradients all batches are watched. Checkpoints are those of the Trainer alone:
-    after a resume alarms compare with what comes then.
-
-    The Trainer does not tell callbacks of exceptions. If one ends the training in a watched step, call `close()`, or
-    train again: till then the forwards of the model are still being watched.
+    The Trainer does not tell callbacks of exceptions. If one ends the training in a watched step, call `close()` or
+    train again: until then the forwards of the model are still watched.
 
     Args:
         log: as in `AttentionMonitor`; None is TensorBoard in the folder above.
         options: the fields of `MonitorSettings`; after an alarm of `stop_on` the trainer is asked to stop.
+
+    Example:
+        >>> from saccade.integrations.trainer import AttentionCallback
+        >>> callback = AttentionCallback(every=50, stop_on="error")  # Trainer(model, args, callbacks=[callback], ...)
+        >>> callback.alarms
+        []
     """
 
     def __init__(self, log: Any = None, **options: Any):

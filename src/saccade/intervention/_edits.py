@@ -41,6 +41,14 @@ class Ablate(HeadEdit):
 
     Raises:
         ValueError: another word; when used, a tensor that does not fit, or "resample" of a batch of one.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(2, 5, 16)
+        >>> with saccade.intervene(model, {0: saccade.intervention.Ablate(heads=None)}):  # all heads
+        ...     out = model(x)
+        >>> bool((out == 0).all())
+        True
     """
 
     to: str | Tensor = "zero"
@@ -124,6 +132,15 @@ class Scale(HeadEdit):
 
     Raises:
         TypeError: factor is neither. ValueError: it is not finite, another word; when used, a tensor of another size.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(2, 5, 16)
+        >>> gates = torch.ones(4, requires_grad=True)
+        >>> with saccade.intervene(model, {0: saccade.intervention.Scale(None, gates)}):
+        ...     model(x).square().mean().backward()
+        >>> gates.grad.shape  # what each head is worth to this loss
+        torch.Size([4])
     """
 
     factor: float | Tensor = 1.0
@@ -165,11 +182,29 @@ class Scale(HeadEdit):
 
 @dataclass(frozen=True, eq=False)
 class Mask(HeadEdit):
-    """Heads that see less: a pair counts where the model's mask and this one show it. Rows left with nothing give 0.
+    """Let heads see less: a pair counts if both the model's mask and this one allow it.
+
+    Rows without any pair give 0.
 
     Args:
-        mask: a mask value (`Window(8, 0)`), or a boolean tensor (Lq, Lk) or 4-D, True = attend. Its rows and keys
-            stand where the call's stand: with a cache, the last rows of the sequence.
+        mask: a mask value (`Window(8, 0)`), or a boolean tensor (Lq, Lk) or 4-D, True = attend. Its rows and keys are
+            placed as those of the call: with a cache, the rows are the last ones of the sequence.
+
+    Raises:
+        TypeError: no mask.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(1, 5, 16)
+        >>> edit = saccade.intervention.Mask(heads=[0, 2], mask=saccade.Window(1, 0))
+        >>> with saccade.watch(model, keep=True) as seen, saccade.intervene(model, {0: edit}):
+        ...     out = model(x)
+        >>> (kept,) = seen.kept.values()
+        >>> (kept.weights()[0] > 0).sum(-1)  # (heads, rows): how many keys each row sees
+        tensor([[1, 2, 2, 2, 2],
+                [5, 5, 5, 5, 5],
+                [1, 2, 2, 2, 2],
+                [5, 5, 5, 5, 5]])
     """
 
     mask: MaskValue | Tensor | None = None
@@ -211,6 +246,18 @@ class Bias(HeadEdit):
 
     Raises:
         TypeError: none of these. ValueError: when used, one that does not fit.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(2, 5, 16)
+        >>> bias = torch.zeros(5, 5, requires_grad=True)
+        >>> with saccade.intervene(model, {0: saccade.intervention.Bias([1], bias)}):
+        ...     out = model(x)
+        >>> torch.allclose(out, model(x), atol=1e-6)  # a bias of 0 changes nothing
+        True
+        >>> out.square().mean().backward()
+        >>> bias.grad.shape
+        torch.Size([5, 5])
     """
 
     bias: BiasValue | Tensor | None = None
@@ -275,6 +322,16 @@ class Weights(HeadEdit):
 
     Raises:
         TypeError: no function. ValueError: when used, a gradient is wanted, or the result has another shape.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(2, 5, 16)
+        >>> def first_key(weights, rows):
+        ...     return torch.nn.functional.one_hot(torch.zeros_like(rows), 5).to(weights).expand_as(weights)
+        >>> with torch.no_grad(), saccade.intervene(model, {0: saccade.intervention.Weights(None, first_key)}):
+        ...     out = model(x)
+        >>> torch.allclose(out, out[:, :1].expand_as(out))  # every row gets the value of the first key
+        True
     """
 
     function: WeightsFunction | None = None

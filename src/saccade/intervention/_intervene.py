@@ -36,12 +36,22 @@ class CallName(NamedTuple):
 
 
 class Intervention(StepCounts):
-    """The edits of a model's calls, on while its block runs. A context manager; entered again, it goes on counting.
+    """Edits that change a model's calls while its block runs. `saccade.intervene` returns it.
+
+    It is a context manager; a second block continues the counts.
 
     Attributes:
         changed: by call name, how many calls were changed.
         unobserved: by name, what could not be reached: how often, and why.
         steps: forwards of the model, or of a module within it that was called by itself.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.intervene(model, {0: saccade.intervention.Ablate([1])}) as run:
+        ...     _ = model(torch.randn(2, 5, 16)), model(torch.randn(2, 7, 16))
+        >>> list(run.changed.values()), run.steps
+        ([2], 2)
     """
 
     edits_calls = True

@@ -50,6 +50,17 @@ class Patch(Edit):
         TypeError: source is no watch. ValueError: another word, a source that kept nothing; when used, a call that
             the source lacks, another batch, length, width or number of heads; when the block ends, a position beyond
             all texts of the block.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> clean, corrupted = torch.randn(2, 1, 5, 16)
+        >>> with torch.no_grad(), saccade.watch(model, keep=True) as source:
+        ...     expected = model(clean)
+        >>> with torch.no_grad(), saccade.intervene(model, {0: saccade.intervention.Patch(None, source)}):
+        ...     out = model(corrupted)
+        >>> torch.allclose(out, expected, atol=1e-6)  # all heads give the outputs of the clean run
+        True
     """
 
     heads: Heads
@@ -239,10 +250,21 @@ class Patch(Edit):
 
 
 def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
-    """The weights of a clean run and the values of this one: what reaches the output goes through values alone.
+    """Freeze the weights: heads attend as in another run, and read the values of this one.
 
     The same as `Patch(heads, source, "weights")` (Elhage et al., "A Mathematical Framework for Transformer Circuits",
     2021, freezing attention patterns).
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> clean, corrupted = torch.randn(2, 1, 5, 16)
+        >>> with torch.no_grad(), saccade.watch(model, keep=True) as source:
+        ...     _ = model(clean)
+        >>> with torch.no_grad(), saccade.intervene(model, {0: saccade.intervention.Freeze([0, 1], source)}) as run:
+        ...     out = model(corrupted)
+        >>> out.shape, run.unobserved
+        (torch.Size([1, 5, 16]), {})
     """
     return Patch(heads, source, "weights", items=items)
 

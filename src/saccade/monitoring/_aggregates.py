@@ -18,10 +18,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One statistic of one head of one call: how many samples, and what they were like.
+    """One statistic of one head of one call: the number of samples and their mean, spread, minimum and maximum.
 
     `spread` is the standard deviation of the samples (divided by their number), 0 for a single one. Without samples
     all but the count are NaN.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(model) as seen:
+        ...     _ = model(torch.randn(2, 5, 16))
+        >>> entropy = seen.aggregates[seen.calls[0].name][3]["entropy"]  # of head 3
+        >>> entropy.count, entropy.min <= entropy.mean <= entropy.max
+        (10, True)
     """
 
     count: int

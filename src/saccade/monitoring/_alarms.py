@@ -19,7 +19,7 @@ SEVERITIES: tuple[str, ...] = ("note", "warning", "error")
 
 @dataclass(frozen=True)
 class Alarm:
-    """One thing that is wrong with one head, from when it began.
+    """One problem of one head, from the step at which it begins.
 
     Attributes:
         kind: "entropy collapse", "saturated softmax", "logit growth", "uniform head", "dead head", "sink", "vanishing
@@ -27,10 +27,21 @@ class Alarm:
         severity: "note" (worth knowing, trained models have it), "warning", "error" (the numbers are lost).
         name, path, layer: of the call, see `CallSite`.
         head: query head; of "not finite" keys and values the key-value head.
-        step: when it began. last_step: when it was seen last. count: how many readings have had it.
-        over: whether it has gone since.
+        step: when it began. last_step: when it was seen last. count: in how many readings it was seen.
+        over: whether it has ended.
         message: what was measured, in a sentence. advice: what to do about it.
-        numbers: what was measured at first. limits: the thresholds it stands on.
+        numbers: what was measured at first. limits: the thresholds that decided.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> x = torch.randn(2, 32, 16)
+        >>> x[0, 3] = torch.nan
+        >>> with saccade.watch(model) as seen:
+        ...     _ = model(x)
+        >>> alarm = seen.alarms[0]
+        >>> alarm.kind, alarm.severity, alarm.step
+        ('not finite', 'error', 0)
     """
 
     kind: str
@@ -88,15 +99,26 @@ class _SiteHistory:
 
 
 class Alarms:
-    """Listens to the calls of a model and says when something is wrong.
+    """Reads the calls of a model and reports problems.
 
-    An alarm fires once for each head and kind. It is counted while it goes on, is over after `Thresholds.clear`
-    readings in a row without its cause, and can fire again then. Of NaN and infinities only the first place fires; what
-    follows from it is counted there. Memory does not grow with the number of steps, but for the alarms themselves.
+    An alarm fires once for each head and kind. It is counted while it lasts, and ends after `Thresholds.clear` readings
+    in a row without its cause; it can then fire again. For NaN and infinities only the first place fires; later places
+    are counted there. Memory does not grow with the number of steps, except for the alarms themselves.
 
     Args:
-        thresholds: when each fires; see there.
+        thresholds: when each alarm fires; None is `Thresholds()`.
         told: called with each alarm as it fires.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.monitoring import Alarms
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> x = torch.full((2, 32, 16), torch.nan)
+        >>> alarms = Alarms()
+        >>> with saccade.watch(model, alarms=False, on_record=alarms.observe):
+        ...     _ = model(x)
+        >>> [alarm.kind for alarm in alarms.fired]
+        ['not finite']
     """
 
     def __init__(self, thresholds: Thresholds | None = None, told: Callable[[Alarm], None] | None = None):

@@ -53,6 +53,12 @@ class Thresholds:
             vanished. Even heads have about 1 / sqrt(D), 0.06 to 0.5; those that have learned a task to the end, and
             get hardly any gradient for it, 0.0003.
         clear: readings in a row without the cause after which an alarm is over.
+
+    Example:
+        >>> from saccade.monitoring import Thresholds
+        >>> thresholds = Thresholds(logit=50.0)  # saccade.watch(model, alarms=thresholds) takes it
+        >>> thresholds.logit, thresholds.keys
+        (50.0, 8)
     """
 
     keys: int = 8

@@ -21,7 +21,17 @@ from .._weights import Chosen, attention_weights
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KeptCall:
-    """Copies of what went into one call, and of what came of it. Nothing in it has a graph."""
+    """Copies of the inputs and outputs of one call, without a graph. `saccade.watch(model, keep=True)` keeps them.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(model, keep=True) as seen:
+        ...     _ = model(torch.randn(2, 5, 16), saccade.Causal())
+        >>> (kept,) = seen.kept.values()
+        >>> kept.query.shape, kept.weights(head=0).shape
+        (torch.Size([2, 4, 5, 4]), torch.Size([2, 5, 5]))
+    """
 
     step: int
     query: Tensor  # (B, Hq, Lq, D)

@@ -25,7 +25,7 @@ LOGGER = logging.getLogger("saccade.monitoring")
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """What a monitor watches, and what alarms lead to.
+    """What a monitor watches, and what happens after alarms.
 
     Args:
         every: steps that are multiples of it are watched, and the first.
@@ -34,10 +34,16 @@ class MonitorSettings:
         histograms: whether to write those of q, k, v.
         thresholds: of the alarms; None is `Thresholds()`.
         on_alarm: called with each `Alarm` as it fires; None writes a line to the logger "saccade.monitoring".
-        stop_on: kinds or severities of alarms after which training should stop; it does so in the frameworks.
+        stop_on: kinds or severities of alarms after which training should stop; the callbacks of frameworks stop it.
 
     Raises:
         ValueError: every is no whole number from 1 on, or stop_on has an unknown kind.
+
+    Example:
+        >>> from saccade.monitoring import MonitorSettings
+        >>> settings = MonitorSettings(every=100, stop_on="error")
+        >>> settings.stopping
+        {'error'}
     """
 
     every: int = 50
@@ -63,26 +69,16 @@ class MonitorSettings:
 class AttentionMonitor:
     """Watches the attention of a model in every n-th training step, and writes what it finds.
 
-    ::
-
-        monitor = AttentionMonitor(model, "runs/attention", every=50)
-        for step, batch in enumerate(batches):
-            with monitor.step(step):
-                loss = loss_of(model, batch)
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    Between the watched steps nothing is in the model's way. Under `attention/<call>/`, <call> being the module's path
-    with numbers of two digits, each watched step writes: `entropy` and `entropy_lowest` (nats, mean over heads, and the
-    lowest head's), `evenness` (entropy over its greatest), `largest` (mean largest weight), `sink_mass` and
-    `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit`, `norm_query`, `norm_key`,
+    Between the watched steps the model runs as without a monitor. Under `attention/<call>/`, <call> being the module's
+    path with numbers of two digits, each watched step writes: `entropy` and `entropy_lowest` (nats, mean over heads,
+    and the lowest head's), `evenness` (entropy divided by its maximum), `largest` (mean largest weight), `sink_mass`
+    and `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit`, `norm_query`, `norm_key`,
     `norm_value`, `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`, `gradient_out` (L2
     norms, over the batch and all heads), and the histograms `query`, `key`, `value`. Alarms are text, and
-    `attention/alarms_open` counts those that go on.
+    `attention/alarms_open` counts those that have not ended.
 
-    Training goes on whatever happens here: alarms raise nothing, an error of the log ends the log, another one the
-    monitor, and each is told once. In several processes the first alone watches, and sees its own share of a batch.
+    Training always continues: alarms raise nothing. An error of the log ends the log, any other error ends the monitor,
+    and each is reported once. With several processes only the first watches, and sees its own share of a batch.
 
     Args:
         model: what is watched; modules within it that run on their own are as well.
@@ -90,8 +86,22 @@ class AttentionMonitor:
         options: the fields of `MonitorSettings`.
 
     Raises:
-        TypeError, ValueError: a log of another kind; an option that `MonitorSettings` does not take.
+        TypeError: a log of another kind.
+        ValueError: an option that `MonitorSettings` does not take.
         ModuleNotFoundError: a TensorBoard log without TensorBoard.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> monitor = saccade.monitoring.AttentionMonitor(model, log=False, every=2)  # a folder: TensorBoard
+        >>> for step in range(3):
+        ...     with monitor.step(step):
+        ...         model(torch.randn(2, 5, 16)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> monitor.alarms, monitor.should_stop
+        ([], None)
     """
 
     def __init__(self, model: nn.Module, log: Any = None, **options: Any):

@@ -18,7 +18,14 @@ BINS = 64
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bin m holds counts[m] entries from edges[m] to edges[m + 1]."""
+    """A histogram: bin m holds counts[m] entries from edges[m] to edges[m + 1].
+
+    Example:
+        >>> from saccade.monitoring import Histogram
+        >>> both = Histogram.together([(0.0, 1.0), (1.0, 2.0)], [(5,), (3,)])
+        >>> both.edges[0], both.edges[-1], sum(both.counts)
+        (0.0, 2.0, 8.0)
+    """
 
     edges: tuple[float, ...]
     counts: tuple[float, ...]
@@ -47,7 +54,18 @@ def _counts_below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.n
 
 @runtime_checkable
 class MonitorLog(Protocol):
-    """What a monitor writes to. Of each watched step `scalars` comes last, and always."""
+    """What a monitor writes to. In each watched step `scalars` is called last, and always.
+
+    Example:
+        >>> import saccade
+        >>> class PrintedLog:
+        ...     def scalars(self, values, step):
+        ...         print(step, len(values))
+        ...     def histograms(self, values, step): ...
+        ...     def text(self, tag, text, step): ...
+        >>> isinstance(PrintedLog(), saccade.monitoring.MonitorLog)
+        True
+    """
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -59,7 +77,15 @@ class MonitorLog(Protocol):
 class TensorBoardLog:
     """Writes to a `SummaryWriter`, or to anything with its `add_scalar`, `add_histogram_raw` and `add_text`.
 
-    What the writer lacks is left out.
+    Methods that the writer does not have are not called.
+
+    Example:
+        >>> from saccade.monitoring import TensorBoardLog
+        >>> class PrintedWriter:
+        ...     def add_scalar(self, tag, value, step):
+        ...         print(tag, value, step)
+        >>> TensorBoardLog(PrintedWriter()).scalars({"attention/00/entropy": 1.5}, step=50)
+        attention/00/entropy 1.5 50
     """
 
     def __init__(self, writer: Any):

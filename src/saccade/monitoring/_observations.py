@@ -12,7 +12,20 @@ from ._observed import CallObservations
 class Observations(CallObservations):
     """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
 
-    Printed, it is a summary; in a notebook a table. See `CallObservations` for its attributes.
+    `print` shows a summary, a notebook shows a table. See `CallObservations` for its attributes.
+
+    Example:
+        >>> import pathlib, tempfile, torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(model) as watched:
+        ...     _ = model(torch.randn(2, 5, 16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "watched.safetensors")
+        ...     print(watched.save(path))  # what could not be stored
+        ...     seen = saccade.monitoring.load(path)
+        {}
+        >>> type(seen).__name__, str(seen) == str(watched)
+        ('Observations', True)
     """
 
     def save(self, path: str | Path) -> dict[str, str]:
@@ -41,11 +54,23 @@ class Observations(CallObservations):
 
 
 def load(path: str | Path) -> Observations:
-    """What `Observations.save` wrote, on the CPU: `table`, `weights`, `print`, ... work as they did.
+    """Read what `Observations.save` wrote, onto the CPU: `table`, `weights`, `print`, ... work as before.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, not of this format, or of a later version; the message names the file.
+
+    Example:
+        >>> import pathlib, tempfile, torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(model, keep=True) as watched:
+        ...     _ = model(torch.randn(2, 5, 16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "watched.safetensors")
+        ...     _ = watched.save(path)
+        ...     seen = saccade.monitoring.load(path)
+        >>> [tuple(kept.query.shape) for kept in seen.kept.values()]
+        [(2, 4, 5, 4)]
     """
     seen = Observations()
     read(Path(path), seen)

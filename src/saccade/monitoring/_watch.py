@@ -46,7 +46,19 @@ class WatchSettings:
 
 
 class ModelWatch(Observations):
-    """A watch on a model, and what it saw. A context manager; entered again, it goes on counting."""
+    """A watch on a model, with what it saw. `saccade.watch` returns it.
+
+    It is a context manager; a second block continues the counts.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> watched = saccade.watch(model)
+        >>> with watched:
+        ...     _ = model(torch.randn(2, 5, 16))
+        >>> watched.steps, watched.alarms, watched.unobserved
+        (1, [], {})
+    """
 
     edits_calls = False
 

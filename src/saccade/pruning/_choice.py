@@ -17,14 +17,14 @@ from ._layers import AttentionLayer, prunable
 def choose_heads(
     model: nn.Module, importance: HeadImportance | Mapping[str, Tensor], keep: float
 ) -> dict[str, list[int]]:
-    """The least important heads of all layers, so that a share of `keep` stays, and one of each layer at least.
+    """Choose the least important heads of all layers, so that a share of `keep` stays.
 
-    Of grouped queries whole groups go, with their key-value head, or the weakest head of every group at once, so that
-    groups stay equal; always what costs least importance a head.
+    At least one head of each layer stays. With grouped queries, whole groups are removed with their key-value head, or the weakest head of every group at
+    once, so that groups stay equal. Each step takes what costs least importance a head.
 
     Args:
-        importance: what `saccade.head_importance` gives, or (H,) numbers of each layer's heads by its path, which are
-            added up.
+        importance: what `saccade.head_importance` gives, or (H,) numbers of each layer's heads by its path; the numbers
+            are added up.
         keep: how many query heads stay (an int), or as which share of all (a float in (0, 1]).
 
     Returns:
@@ -33,6 +33,18 @@ def choose_heads(
     Raises:
         ValueError: another keep, a layer without numbers, or with another number of them than it has heads, or with
             numbers that are not finite.
+
+    Example:
+        >>> import saccade, torch
+        >>> from saccade.pruning import choose_heads
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=1)
+        >>> importance = {"blocks.0.attention": torch.tensor([0.5, 0.1, 0.9, 0.2])}
+        >>> heads = choose_heads(model, importance, keep=0.5)
+        >>> heads
+        {'blocks.0.attention': [1, 3]}
+        >>> saccade.prune(model, heads).layers[0].heads
+        (4, 2)
     """
     if isinstance(importance, HeadImportance):
         importance = importance.costs()

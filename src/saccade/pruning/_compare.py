@@ -25,16 +25,23 @@ Told = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Before and after.
+    """A model before and after pruning. `compare_pruned` returns it.
 
     Attributes:
-        pruning: what `prune` said.
+        pruning: the result of `prune`.
         layers: all attention layers, also those that lost nothing.
-        length: tokens that `flops` is for.
+        length: the number of tokens that `flops` is for.
         flops: of all attention for one sequence of that length, (before, after); see `attention_flops`.
         loss: per predicted token of the text, in nats, (before, after); None without one.
         judged: tokens of the text it was measured on.
         forward: the time of a forward on a window of the text, before and after; None without one.
+
+    Example:
+        >>> import saccade
+        >>> from saccade.pruning import compare_pruned
+        >>> found = compare_pruned(saccade.inspection.open_model().lm, "0.1,0.2")
+        >>> found.layers[0].heads, found.flops[1] < found.flops[0], found.loss
+        ((8, 6), True, None)
     """
 
     pruning: Pruning
@@ -86,7 +93,7 @@ def compare_pruned(
     tokens: int = 32_768,
     told: Told = lambda what, done, total: None,
 ) -> Comparison:
-    """Prune a model in place, and say what became of it.
+    """Prune a model in place, and compare it with the model before.
 
     Args:
         model: of `saccade.models`.
@@ -94,12 +101,22 @@ def compare_pruned(
         keep: without heads, the share that stays, or how many heads.
         text: what the loss and the time are measured on, with a copy of the model as it was; where heads are ranked,
             its windows rank and judge in turn.
-        tokens: of the text that are read at most.
-        told: called with what goes on, how much of it is done, and how much there is.
+        tokens: how many tokens of the text are read at most.
+        told: called with the current work, how much of it is done, and how much there is.
 
     Raises:
         ValueError: as of `prune`, `choose_heads` and `text_windows`; heads and keep; a text of one window, where one
             has to rank the heads and another to judge.
+
+    Example:
+        >>> import saccade
+        >>> from saccade.pruning import compare_pruned
+        >>> model = saccade.inspection.open_model().lm
+        >>> found = compare_pruned(model, "0.1,0.2")
+        >>> for line in found.lines():
+        ...     print(line)
+        ('Parameters', '3,737,856 -> 3,672,320', '98.2%')
+        ('Attention, 256 tokens', '671,612,928 -> 629,637,120 FLOPs', '93.8%')
     """
     if heads is not None and keep is not None:
         raise ValueError(f"keep: heads are given, and keep={keep} says how many of them to choose; give one of both")

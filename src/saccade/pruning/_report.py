@@ -19,6 +19,13 @@ class PrunedLayer:
         name, path: of the layer.
         removed: heads, as they were numbered before.
         heads, kv_heads: query and key-value heads, (before, after).
+
+    Example:
+        >>> import saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4, kv_heads=2))
+        >>> layer = saccade.prune(saccade.nn.Encoder(config, layers=2), {1: [0, 1]}).layers[0]
+        >>> layer.path, layer.removed, layer.heads, layer.kv_heads
+        ('blocks.1.attention', (0, 1), (4, 2), (2, 1))
     """
 
     name: str
@@ -30,12 +37,19 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What `saccade.prune` did.
+    """What `saccade.prune` removed.
 
     Attributes:
         layers: those that lost heads.
         parameters: of the model, (before, after).
-        note: what becomes of the model in files, where it is not as before; else "".
+        note: what changes when the model is saved; "" where nothing changes.
+
+    Example:
+        >>> import saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> pruning = saccade.prune(saccade.nn.Encoder(config, layers=2), {1: [0, 2]})
+        >>> pruning.parameters, [layer.name for layer in pruning.layers]
+        ((8272, 7760), ['1'])
     """
 
     layers: tuple[PrunedLayer, ...]
@@ -70,12 +84,22 @@ def attention_flops(layers: Sequence[AttentionLayer], length: int, *, causal: bo
 
         2 W L + 2 H (D + Dv) P,   W numbers in the projections, P pairs of a query and a key it sees
 
-    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out, and a mechanism in the place
-    of softmax attention counts as if it were that.
+    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out. A mechanism in the place of
+    softmax attention counts as if it were softmax attention.
 
     Args:
+        layers: with the numbers of heads and weights, as `saccade.prune` finds them.
         length: L.
         causal: whether tokens see nothing later.
+
+    Example:
+        >>> import saccade
+        >>> from saccade.pruning import attention_flops
+        >>> from saccade.pruning._layers import prunable
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> layers = prunable(saccade.nn.Encoder(config, layers=1))
+        >>> attention_flops(layers, 8, causal=False)  # 2 · (4 · 16²) · 8 + 2 · 4 · (4 + 4) · 8²
+        20480
     """
     pairs = length * (length + 1) // 2 if causal else length**2
     return sum(2 * layer.projection_weights * length + layer.per_pair() * pairs for layer in layers)

@@ -18,12 +18,21 @@ from ..nn.attention import HeadsLeft
 
 
 class PrunedMultiheadAttention(nn.MultiheadAttention):
-    """What `saccade.prune` makes of an `nn.MultiheadAttention`: the same call, with H D columns between its matrices.
+    """An `nn.MultiheadAttention` after `saccade.prune`: the same call, with H D columns between its matrices.
 
-    PyTorch's class ties H D = E, and so does the function it calls; this one projects and calls
-    F.scaled_dot_product_attention itself. It is not made anew, but by pruning. Its transformer layers run it; their
-    fused inference path, which reads weights of E columns, is off for them. A mask of three axes is (B H, L, S), with
-    the heads that are left.
+    `saccade.prune` makes it; it has no constructor of its own. PyTorch's class ties H D = E, and so does the function
+    that it calls; this one projects and calls F.scaled_dot_product_attention itself. PyTorch's transformer layers run
+    it; their fused inference path, which reads weights of E columns, is off for them. A mask of three axes is (B H, L,
+    S), with the heads that are left.
+
+    Example:
+        >>> import saccade, torch
+        >>> model = torch.nn.TransformerEncoderLayer(16, nhead=4, batch_first=True)
+        >>> _ = saccade.prune(model, {0: [1, 2]})
+        >>> type(model.self_attn).__name__, model.self_attn.num_heads
+        ('PrunedMultiheadAttention', 2)
+        >>> model(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
     """
 
     def forward(

@@ -112,10 +112,22 @@ def verify(
 
 
 def assert_correct(target: Any, causal: bool | None = None, embed_dim: int | None = None, **options: Any) -> None:
-    """Raise where `verify`, which takes the same arguments, finds an error or nothing that it could test.
+    """Raise an error if `verify`, which takes the same arguments, finds an error or nothing that it can test.
 
     Raises:
         AssertionError: a promise is broken, or no attention was tested; its message is the report.
+
+    Example:
+        >>> import torch
+        >>> from saccade.verification import assert_correct
+        >>> attention = torch.nn.functional.scaled_dot_product_attention
+        >>> assert_correct(attention, causal=False, checks=["scale", "softmax"], isolated=False)
+        >>> def unscaled(q, k, v):
+        ...     return torch.softmax(q @ k.mT, dim=-1) @ v
+        >>> assert_correct(unscaled, causal=False, checks=["scale"], isolated=False)
+        Traceback (most recent call last):
+        ...
+        AssertionError: ...
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     report = verify(target, causal, embed_dim, **options)

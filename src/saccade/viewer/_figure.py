@@ -21,10 +21,17 @@ MOST_WORDS = 60
 
 
 def draw_figure(look: Look, kind: str) -> bytes:
-    """The map of ``look.layer``, ``look.head`` as ``kind`` "png" (300 dots an inch) or "svg".
+    r"""Draw the map of ``look.layer``, ``look.head`` as a file of ``kind`` "png" (300 dots an inch) or "svg".
 
-    A text of more than 60 words is cut to those around what tells most; the title says which words these are, and lines
-    part the passages. Needs matplotlib.
+    A text of more than 60 words is cut to the most telling ones and the words around them. The title gives their
+    numbers, and lines part the passages. Needs matplotlib.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> from saccade.viewer import draw_figure
+        >>> picture = draw_figure(look(open_model(), "The cat sat on the mat."), "png")
+        >>> picture[:4]
+        b'\x89PNG'
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -17,9 +17,26 @@ _OURS = (
 
 
 def check_target(path: str | Path, *, force: bool = False) -> Path:
-    """The file that will be written, after any link; raises ValueError or OSError now rather than after the work.
+    """Check before the work that a file can be written, and return its path with links resolved.
 
-    A file that Saccade made may be replaced; any other existing file only with ``force``.
+    A file that Saccade made may be replaced. Any other existing file needs ``force``.
+
+    Raises:
+        ValueError: no such folder, no ordinary file, a file that Saccade did not make, or one that cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.viewer import check_target
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     check_target(f"{folder}/map.html").name
+        'map.html'
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     notes = pathlib.Path(folder, "notes.html")
+        ...     _ = notes.write_text("my own")
+        ...     check_target(notes)
+        Traceback (most recent call last):
+        ...
+        ValueError: ...notes.html exists and was not made by Saccade; --force replaces it, --out writes elsewhere
     """
     target = Path(path).expanduser().resolve()
     if not target.parent.is_dir():
@@ -38,7 +55,20 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Put ``content`` at ``target`` in one step, so that nobody ever sees half of it."""
+    """Write ``content`` to ``target`` in one step: no reader sees half of it.
+
+    Raises:
+        ValueError: the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from saccade.viewer import write_whole
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     target = pathlib.Path(folder, "map.html")
+        ...     write_whole(target, b"<p>weights</p>")
+        ...     target.read_text()
+        '<p>weights</p>'
+    """
     try:
         with whole_file(target) as temporary:
             temporary.write_bytes(content)

@@ -29,6 +29,15 @@ def as_json(look: Look) -> dict[str, Any]:
     the first and last of each run of words that ``words`` and ``weights`` are of (rows miss what fell elsewhere); the
     words that ``received`` most, with their ``number`` in the text (0 and less: special tokens before it) and their
     share of all heads' weight; and ``outside``: sentences about the shown head. ``here`` is of all of the text.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> from saccade.viewer import as_json
+        >>> found = as_json(look(open_model(), "The cat sat on the mat."))
+        >>> list(found)
+        ['format', 'text', 'model', 'causal', 'source', 'words', 'findings', 'shown', 'whole', 'heads']
+        >>> found["findings"][0]["sentence"], found["shown"]
+        ("The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1", {'layer': 2, 'head': 1})
     """
     seen = look.seen
     return {

@@ -15,7 +15,14 @@ HEIGHT = 720  # pixels; the report scrolls
 
 
 def framed(look: Look) -> str:
-    """An element that any page can hold: the report's styles and its script cannot leave it, nor reach the page."""
+    """An HTML element that shows a look in a notebook. Its styles and its script stay inside the frame.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> from saccade.viewer import framed
+        >>> framed(look(open_model(), "The cat sat on the mat.")).split(" srcdoc")[0]
+        '<iframe title="What embedded model attends to" sandbox="allow-scripts"'
+    """
     page = render_report(look, "in a notebook", most=MOST_WEIGHTS)
     title = f"What {look.model} attends to"
     return (

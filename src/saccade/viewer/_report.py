@@ -29,7 +29,20 @@ _SIZES = ((30, "short"), (90, "middle"))
 
 
 def render_report(look: Look, version: str, *, most: int | None = None) -> str:
-    """The whole page as a string; nothing of the text can leave its place as text. It holds `most` weights or fewer."""
+    """One offline HTML page that shows a look. Everything from the text is escaped.
+
+    Args:
+        version: of Saccade, which the page names as its generator.
+        most: the largest number of weights in the page.
+
+    Example:
+        >>> import saccade
+        >>> from saccade.inspection import look, open_model
+        >>> from saccade.viewer import render_report
+        >>> page = render_report(look(open_model(), "The cat sat on the mat."), saccade.__version__)
+        >>> page[:15], "looks mostly at" in page
+        ('<!doctype html>', True)
+    """
     columns = look.columns(_most_words(look, MOST_WEIGHTS if most is None else most))
     heads = [_head(look, layer, head) for layer, head in look.seen.places()]
     place = {word: i for i, word in enumerate(columns)}

@@ -87,23 +87,32 @@ def meaning_of(
     ignored: frozenset[str] = frozenset(),
     **more: Any,
 ) -> AttentionCall:
-    """What `function(module, query, key, value, attention_mask, ...)` asks for, whichever implementation computes it.
+    """The attention call that `function(module, query, key, value, attention_mask, ...)` of transformers asks for.
 
-    The mask. None means causal where Lq > 1 and `is_causal` (the argument, else the module's, else True), the query
-    rows then being the first ones (a static cache's unused keys are cut off); full otherwise. A boolean tensor says who
-    attends. In a float tensor -inf and the least number of its dtype mean "masked", any other number is added to the
-    logits. To the eager functions a row of nothing but least numbers averages over all keys; here it sees nothing. Two
-    axes (B, Lk), as flash-attention gets them, are padding: causality and `sliding_window` come on top.
-    `sliding_window` otherwise is in the mask already, and counts the query's own key among its W.
+    The mask. None means causal where Lq > 1 and `is_causal` (the argument, else the module's, else True); the query
+    rows are then the first ones (a static cache's unused keys are cut off). Otherwise None means full attention. In a
+    boolean tensor True means attend. In a float tensor -inf and the least number of its dtype mean "masked"; any other
+    number is added to the logits. With the eager functions a row of nothing but least numbers averages over all keys;
+    here it sees nothing. Two axes (B, Lk), as flash-attention gets them, are padding: causality and `sliding_window`
+    are added to it. With any other mask `sliding_window` is in the mask already, and counts the query's own key among
+    its W.
 
-    Dropout is what a module in training drops: the eager functions never drop in evaluation.
+    Dropout applies only in training: the eager functions never drop in evaluation.
 
     Args:
-        module: the attention module that called; its `training`, `is_causal` and class are looked at.
-        ignored: names of further arguments to pass over.
+        module: the attention module that calls; its `training`, `is_causal` and class are read.
+        ignored: names of further arguments to ignore.
 
     Raises:
-        UnknownAttention: an argument, or a kind of mask, that is neither honoured nor known to be harmless.
+        UnknownAttention: an argument, or a kind of mask, that is neither supported nor known to be harmless.
+
+    Example:
+        >>> import torch
+        >>> from saccade.integrations.transformers import meaning_of
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
+        >>> call = meaning_of(torch.nn.Identity(), query, key, value, None, scaling=0.5)
+        >>> call.mask, call.scale
+        (Causal(), 0.5)
     """
     if not more.keys() <= HARMLESS:
         _refuse_unknown(module, more, ignored)

@@ -31,15 +31,32 @@ _BEFORE: dict[str, Any] = {}
 
 @contextmanager
 def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]:
-    """Within it, on this thread, models of transformers get `wrap(function)` for every attention function they look up.
+    """Within the block, on this thread, models of transformers look up `wrap(function)` as their attention function.
 
-    That is what `AttentionInterface.get_interface(name, default)` and `ALL_ATTENTION_FUNCTIONS[name]` give, whatever
-    the name, also the eager function of the model's own file. Wrappers nest, the innermost `with` is the outermost
-    function. Other threads are not touched, and the class is as it was after the last `with`, also after an exception.
-    A model that computes its attention itself never asks: nothing here can see it.
+    It wraps every function of `AttentionInterface.get_interface(name, default)` and `ALL_ATTENTION_FUNCTIONS[name]`,
+    for every name, also the eager function of the model's own file. Wrappers nest: the wrapper of the innermost `with`
+    is the outermost function. Other threads are not touched. The class is restored after the last `with`, also after an
+    exception. A model that computes its attention itself looks up no function, so its calls are not seen.
 
     Raises:
         ImportError: transformers is not installed.
+
+    Example:
+        >>> import torch, transformers
+        >>> from saccade.integrations.transformers import functions_wrapped_by
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+        ... )
+        >>> model = transformers.LlamaModel(config)
+        >>> def printing(function):
+        ...     def call(module, query, key, value, *args, **more):
+        ...         print(tuple(query.shape))
+        ...         return function(module, query, key, value, *args, **more)
+        ...     return call
+        >>> with functions_wrapped_by(printing):
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        (1, 2, 3, 8)
+        (1, 2, 3, 8)
     """
     _install()
     held = THREAD.held

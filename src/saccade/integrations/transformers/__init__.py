@@ -31,19 +31,36 @@ LEAST = (5, 0)
 
 
 def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) -> None:
-    """Make `attn_implementation="saccade"` known to transformers, for every model that looks its attention up there.
+    """Register "saccade" as an attention implementation of transformers.
 
-    `AutoModel.from_pretrained(..., attn_implementation="saccade")` and `model.set_attn_implementation("saccade")` then
-    work. Registering again replaces what was registered before.
+    Every model that looks its attention function up there then takes
+    `AutoModel.from_pretrained(..., attn_implementation="saccade")` and `model.set_attn_implementation("saccade")`. A
+    second call replaces the first.
 
     Args:
         attentions: what `output_attentions=True` returns for each layer: "weights", (B, Hq, Lq, Lk) as eager does, or
             "statistics", a `saccade.Statistics` in memory linear in the length.
-        ignore: names of arguments that a model hands to its attention function and that may be passed over.
+        ignore: names of arguments of attention functions that are ignored.
 
     Raises:
-        ValueError: another word for `attentions`. TypeError: `ignore` is one string.
+        ValueError: another word for `attentions`.
+        TypeError: `ignore` is one string.
         ImportError: transformers is missing or older than 5.0.
+
+    Example:
+        >>> import torch, transformers
+        >>> from saccade.integrations.transformers import register, unregister
+        >>> register()
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+        ... )
+        >>> model = transformers.LlamaModel(config)
+        >>> expected = model(torch.tensor([[1, 2, 3]])).last_hidden_state
+        >>> model.set_attn_implementation("saccade")
+        >>> out = model(torch.tensor([[1, 2, 3]])).last_hidden_state
+        >>> torch.allclose(out, expected, atol=1e-5)
+        True
+        >>> unregister()
     """
     seconds = {"weights": weights, "statistics": statistics}
     if attentions not in seconds:
@@ -57,7 +74,18 @@ def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) 
 
 
 def unregister() -> None:
-    """Take "saccade" out of transformers again. A model that is still set to it raises transformers' own KeyError."""
+    """Remove "saccade" from transformers again. A model that is still set to it then raises transformers' own KeyError.
+
+    Example:
+        >>> import transformers
+        >>> from saccade.integrations.transformers import register, unregister
+        >>> register()
+        >>> "saccade" in transformers.AttentionInterface()
+        True
+        >>> unregister()
+        >>> "saccade" in transformers.AttentionInterface()
+        False
+    """
     if "transformers" in sys.modules:
         for interface in _interfaces():
             interface._global_mapping.pop(NAME, None)

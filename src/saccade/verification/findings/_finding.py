@@ -18,7 +18,13 @@ FAMILIES = tuple(
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the target's source."""
+    """A line of the target's source.
+
+    Example:
+        >>> from saccade.verification import Location
+        >>> Location("attention.py", 7, "weights = torch.softmax(scores, dim=1)", "forward").line
+        7
+    """
 
     path: str
     line: int
@@ -28,7 +34,20 @@ class Location:
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken promise (or a convention worth knowing), with what shows it."""
+    """One broken promise, or a convention worth knowing, with its evidence.
+
+    Example:
+        >>> import torch, saccade
+        >>> def unscaled(q, k, v):
+        ...     return torch.softmax(q @ k.mT, dim=-1) @ v
+        >>> report = saccade.verify(unscaled, causal=False, checks=["scale"], isolated=False)
+        >>> finding = report.findings[0]
+        >>> finding.check, finding.severity
+        ('scale', 'error')
+        >>> print(finding.message)
+        Logits are 1 times q.k, where 0.25 is expected, one over the root of the head width, 16:
+        they are not scaled at all.
+    """
 
     check: str  # the check's name
     family: str  # one of FAMILIES
@@ -41,11 +60,24 @@ class Finding:
 
 
 class Inapplicable(Exception):
-    """A check cannot be put to this target; the message says why, for the report."""
+    """A check cannot be run on this target. The message gives the reason for the report.
+
+    Example:
+        >>> from saccade.verification import Inapplicable
+        >>> str(Inapplicable("it has no dropout"))  # Outcome.reason of a check that raises it
+        'it has no dropout'
+    """
 
 
 class TargetError(Exception):
-    """The target raised. `error` is what, as "TypeError: ...", `location` the deepest line of its own source."""
+    """The target raised an error. `error` holds it, as "TypeError: ...", `location` the deepest line of its own source.
+
+    Example:
+        >>> from saccade.verification import TargetError
+        >>> error = TargetError("ValueError: heads must divide the width", None)
+        >>> error.error
+        'ValueError: heads must divide the width'
+    """
 
     def __init__(self, error: str, location: Location | None):
         super().__init__(error)
@@ -57,7 +89,15 @@ class UnreadableResult(TargetError):
 
 
 class Undecided(ValueError):
-    """More than one way to call the target fits, or none. `candidates` are (reading in words, option that picks it)."""
+    """More than one way to call the target fits, or none. `candidates` are (reading in words, option that picks it).
+
+    Example:
+        >>> from saccade.verification import Undecided
+        >>> error = Undecided("the layout is open", [("(batch, length, width)", "--layout BLD")])
+        >>> print(error)
+        the layout is open
+          (batch, length, width): --layout BLD
+    """
 
     def __init__(self, message: str, candidates: Iterable[tuple[str, str]] = ()):
         self.candidates = tuple(candidates)
@@ -71,7 +111,17 @@ class Undecided(ValueError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check went."""
+    """The result of one check.
+
+    Example:
+        >>> import torch, saccade
+        >>> attention = torch.nn.functional.scaled_dot_product_attention
+        >>> outcome = saccade.verify(attention, checks=["scale"], isolated=False).outcomes[0]
+        >>> outcome.name, outcome.status
+        ('scale', 'passed')
+        >>> print(outcome.promise)
+        In every head, logits are q.k over the square root of the head width.
+    """
 
     name: str
     family: str

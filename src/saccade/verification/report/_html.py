@@ -15,7 +15,18 @@ _WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not ap
 
 
 def as_page(report: Results, generator: str = "Saccade") -> str:
-    """A whole page without scripts; everything of the target's is escaped. `generator` is who made it, by version."""
+    """A report as a whole HTML page without scripts. Everything from the target is escaped.
+
+    Args:
+        generator: the program that made the page, with its version.
+
+    Example:
+        >>> import torch, saccade
+        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
+        >>> page = saccade.verification.as_page(report)
+        >>> page[:15], "<script" in page
+        ('<!doctype html>', False)
+    """
     return _rendered("page.html.j2", report, generator)
 
 

@@ -41,6 +41,13 @@ def as_json(report: Results) -> dict[str, Any]:
 
     Where `saccade verify --json` could not decide how to call the target (exit status 2), it prints another object:
     undecided (what is open) and candidates, a list of reading and option, the option that decides for that reading.
+
+    Example:
+        >>> import torch, saccade
+        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
+        >>> found = saccade.verification.as_json(report)
+        >>> found["ok"], found["errors"], found["checks"][0]["status"]
+        (True, 0, 'passed')
     """
     counts = {kind: sum(one.severity == kind for one in report.findings) for kind in ("error", "warning", "note")}
     return {

@@ -14,7 +14,15 @@ _IMPOSSIBLE = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def as_junit(report: Results) -> str:
-    """Valid XML: broken checks are failures, those that do not apply are skipped, warnings and notes are output."""
+    """A report as JUnit XML. Broken checks are failures, inapplicable ones are skipped, warnings and notes are output.
+
+    Example:
+        >>> import torch, saccade
+        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
+        >>> print(saccade.verification.as_junit(report))
+        <?xml version="1.0" encoding="utf-8"?>
+        <testsuites name="saccade verify" tests="1" failures="0" ...
+    """
     cases = [_case(outcome, report) for outcome in report.outcomes]
     named = {outcome.name for outcome in report.outcomes}
     others = [one for one in report.findings if one.check not in named]

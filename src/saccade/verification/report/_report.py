@@ -11,10 +11,15 @@ from ._text import as_text, verdict
 
 @dataclass(frozen=True, repr=False)
 class Report(Results):
-    """What `verify` found.
+    """The result of `saccade.verify`. `print(report)` shows it as a table.
 
-    `ok` is whether attention was put to the test and no error found; warnings and notes do not count. `str(report)`,
-    and so `print`, give the table.
+    `ok` is True if attention was tested and no error was found; warnings and notes do not count.
+
+    Example:
+        >>> import torch, saccade
+        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
+        >>> report.ok, len(report.outcomes), report.errors
+        (True, 1, ())
     """
 
     def __repr__(self) -> str:

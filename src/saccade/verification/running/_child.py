@@ -34,8 +34,19 @@ GRACE = 2.0  # seconds: a child that is over its limit writes where it is, befor
 
 @dataclass(frozen=True)
 class Limits:
-    """What a target may use: `seconds` for loading it, for finding out how it is called, and for each check; `gib` of
-    memory above what the process has at its start (on Linux; elsewhere only the time is limited)."""
+    """What a target may use.
+
+    `seconds` is for loading it, for finding out how it is called, and for each check. `gib` is memory above what the
+    process has at its start (on Linux; elsewhere only the time is limited).
+
+    Raises:
+        ValueError: a number that is not above 0.
+
+    Example:
+        >>> from saccade.verification import Limits
+        >>> Limits(seconds=10.0)  # saccade.verify(..., limits=Limits(seconds=10.0))
+        Limits(seconds=10.0, gib=4.0)
+    """
 
     seconds: float = 60.0
     gib: float = 4.0

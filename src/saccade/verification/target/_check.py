@@ -11,9 +11,17 @@ from ._subject import Subject
 
 @dataclass(frozen=True)
 class Check:
-    """A promise, and how it is put to the test.
+    """A promise of attention, and how it is tested.
 
-    `run` yields findings; it yields none where the promise is kept and raises `Inapplicable` where it cannot be asked.
+    `run` yields findings. It yields none if the promise is kept, and raises `Inapplicable` if it cannot be tested.
+
+    Example:
+        >>> from saccade.verification.checks import CHECKS
+        >>> check = next(check for check in CHECKS if check.name == "scale")
+        >>> check.family
+        'scale'
+        >>> print(check.promise)
+        In every head, logits are q.k over the square root of the head width.
     """
 
     name: str

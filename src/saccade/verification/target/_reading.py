@@ -17,9 +17,17 @@ Meaning = Literal["attend", "ignore", "additive"]
 
 @dataclass(frozen=True)
 class Promise:
-    """What the author says of the target. None: nothing is said, and the observed behaviour decides.
+    """What the author promises of the target. None: no promise, and the observed behaviour decides.
 
     Unset `positions`: a note says whether the order matters. Unset `kv_order`: "repeat" is a warning.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.verification import Promise
+        >>> def doubled(q, k, v):
+        ...     return torch.softmax(2.0 * q @ k.mT, dim=-1) @ v
+        >>> saccade.verify(doubled, causal=False, promise=Promise(scale=2.0), checks=["scale"], isolated=False).ok
+        True
     """
 
     causal: bool | None = None
@@ -33,7 +41,17 @@ class Promise:
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user says of how to call it; the rest is found. `Reading` says all of it."""
+    """What the user says about how to call the target. The rest is found by trials; a `Reading` says all of it.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.verification import Hints
+        >>> def attend(q, k, v):  # (batch, length, heads, width)
+        ...     return torch.einsum("bhqk,bkhd->bqhd", (torch.einsum("bqhd,bkhd->bhqk", q, k) / 4).softmax(-1), v)
+        >>> how = Hints(form="attention", layout="BLHD", embed_dim=16)
+        >>> saccade.verify(attend, causal=False, how=how, checks=["scale"], isolated=False).ok
+        True
+    """
 
     form: Form | None = None
     layout: str | None = None
@@ -48,9 +66,16 @@ class Hints:
 class MaskReading:
     """One mask argument.
 
-    `axes` says its shape by letters out of B H Q K and 1: "QK", "BQK", "B1QK", "BHQK", "11QK", "BK", "B11K", ...; "B"
-    alone is a length for each batch item. `meaning` is what callers give: the promise or the documentation where they
-    say it, else what it does.
+    `axes` gives its shape by letters out of B H Q K and 1: "QK", "BQK", "B1QK", "BHQK", "11QK", "BK", "B11K", ...; "B"
+    alone is a length for each batch item. `meaning` is the one that callers rely on: the promise or the documentation
+    where they name it, else the behaviour.
+
+    Example:
+        >>> from saccade.verification import MaskReading
+        >>> MaskReading("key_padding_mask", axes="BK", meaning="ignore").by_pair
+        False
+        >>> MaskReading("attn_mask", axes="QK", meaning="additive", dtype="float32").by_pair
+        True
     """
 
     argument: str | int  # keyword, or place among the positional arguments
@@ -74,13 +99,21 @@ class MaskReading:
 class CacheReading:
     """How keys and values of earlier calls reach a later one.
 
-    kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), at
-    first what `make` gives, None without it. kind "made": `argument` takes an object that `make` gives, changed in
-    place. kind "inside": the module keeps it; `reset` names the method that empties it. `position` names an argument
-    that takes the first position of the call (`start_pos`), `positions` one that takes the numbers of all of its
-    positions, and their axes, "BL" or "L", where there are such; `flag` one that must be True for caching
-    (`use_cache`); `out` says where the output is then, if it is elsewhere; `step` a method that is called with one
-    position at a time in place of the module.
+    kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute). In
+    the first call it takes what `make` gives, and None without `make`. kind "made": `argument` takes an object that
+    `make` gives, changed in place. kind "inside": the module keeps it; `reset` names the method that empties it.
+
+    `position` names an argument that takes the first position of the call (`start_pos`). `positions` names one that
+    takes the numbers of all of its positions, with its axes, "BL" or "L". `flag` names one that must be True for
+    caching (`use_cache`). `out` says where the output is with a cache, if it is elsewhere. `step` names a method that
+    is called with one position at a time in place of the module.
+
+    Example:
+        >>> from saccade.verification import CacheReading
+        >>> CacheReading("passed", argument="past", returned=1, flag="use_cache").kind
+        'passed'
+        >>> CacheReading("inside", reset="clear").reset
+        'clear'
     """
 
     kind: Literal["passed", "made", "inside"]
@@ -97,11 +130,19 @@ class CacheReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a target is called and what its numbers mean.
+    """How a target is called, and what its numbers mean.
 
     form "attention": (q, k, v[, mask]), attention proper without projections of its own.
     form "self": forward(x); "cross": forward(x, context); "qkv": forward(query, key, value), each projected inside.
     form "tokens": a whole model, of token numbers.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.verification import Reading
+        >>> attention = torch.nn.functional.scaled_dot_product_attention
+        >>> how = Reading("attention", layout="BHLD", width=16, heads=4, kv_heads=4)
+        >>> saccade.verify(attention, causal=False, how=how, checks=["scale"], isolated=False).ok
+        True
     """
 
     form: Form

@@ -29,13 +29,23 @@ GRACE = 5.0  # seconds that the end waits for what is being answered
 
 
 class Viewer:
-    """A running viewer: a server on a thread of its own, until `close`, or until no page is open any more.
+    """A running viewer: a server on its own thread, until `close`, or until no page is open any more.
 
-    A context manager, which closes it. Made by `saccade.view`.
+    `saccade.view` starts it. As a context manager it closes at the end of the block.
 
     Attributes:
-        url: what a browser opens, the token included: whoever has it sees everything that the viewer shows.
+        url: what a browser opens, with the token: everyone who has it sees everything that the viewer shows.
         lets_others_in: whether it listens on an address that other machines may reach.
+
+    Example:
+        >>> import torch, saccade
+        >>> layer = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> with saccade.watch(layer, keep=True) as watched:
+        ...     _ = layer(torch.randn(1, 5, 16), saccade.Causal())
+        >>> with saccade.view(watched, words="The cat sat on it".split(), browser=False, block=False) as viewer:
+        ...     print(viewer.lets_others_in)
+        Viewer  http://127.0.0.1:...
+        False
     """
 
     def __init__(

@@ -22,7 +22,15 @@ HEIGHT = 860  # pixels of the frame in a notebook; the page scrolls
 
 
 def render_steps(steps: Steps, version: str = "") -> str:
-    """The whole page as a string; nothing of the text can leave its place as text."""
+    """One offline HTML page that shows steps. Everything from the text is escaped.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> from saccade.viewer import render_steps
+        >>> page = render_steps(example())
+        >>> page[:15], "Attention by hand" in page
+        ('<!doctype html>', True)
+    """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset("step.html.j2")).render(
         generator=f"{GENERATOR} {version}".strip(),
@@ -34,7 +42,14 @@ def render_steps(steps: Steps, version: str = "") -> str:
 
 
 def framed_steps(steps: Steps) -> str:
-    """An element that a notebook can hold: the page's styles and its script cannot leave it."""
+    """An HTML element that shows steps in a notebook. Its styles and its script stay inside the frame.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> from saccade.viewer import framed_steps
+        >>> framed_steps(example()).split(" srcdoc")[0]
+        '<iframe title="Attention by hand: the query A = [1, 0] and two keys" sandbox="allow-scripts"'
+    """
     return (
         f'<iframe title="{escape(steps.title)}" sandbox="allow-scripts" srcdoc="{escape(render_steps(steps))}" '
         f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'

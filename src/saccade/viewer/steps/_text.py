@@ -26,7 +26,15 @@ _COLOURS = {"query": "#3d8bea", "key": "#d07a1f", "value": "#1f9d77", "weight": 
 
 
 def steps_as_text(steps: Steps, width: int = 80) -> str:
-    """Everything as plain text."""
+    """All steps as plain text. ``width`` is in characters.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> from saccade.viewer import steps_as_text
+        >>> print(steps_as_text(example()))
+        Attention by hand: the query A = [1, 0] and two keys
+        ...
+    """
     out = io.StringIO()
     # In Jupyter rich would show every line as an output of its own, whatever file it is given.
     console = CleanedConsole(
@@ -37,7 +45,17 @@ def steps_as_text(steps: Steps, width: int = 80) -> str:
 
 
 def print_steps(console: Console, steps: Steps) -> None:
-    """All steps, one after another."""
+    """Print all steps in a terminal, one after another.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> from saccade.inspection import example
+        >>> from saccade.viewer import print_steps
+        >>> print_steps(Console(file=sys.stdout, width=80), example())
+        Attention by hand: the query A = [1, 0] and two keys
+        ...
+    """
     _print_title(console, steps)
     for number, step in enumerate(steps, 1):
         console.print()
