@@ -86,8 +86,8 @@ class AttentionMonitor:
         options: the fields of `MonitorSettings`.
 
     Raises:
-        TypeError: a log of another kind.
-        ValueError: an option that `MonitorSettings` does not take.
+        TypeError: a log of another kind, or an unknown option.
+        ValueError: a value that `MonitorSettings` does not take.
         ModuleNotFoundError: a TensorBoard log without TensorBoard.
 
     Example:

@@ -19,8 +19,9 @@ def choose_heads(
 ) -> dict[str, list[int]]:
     """Choose the least important heads of all layers, so that a share of `keep` stays.
 
-    At least one head of each layer stays. With grouped queries, whole groups are removed with their key-value head, or the weakest head of every group at
-    once, so that groups stay equal. Each step takes what costs least importance a head.
+    At least one head of each layer stays. With grouped queries, whole groups are removed with their key-value head, or
+    the weakest head of every group at once, so that groups stay equal. Each step removes what costs least importance a
+    head.
 
     Args:
         importance: what `saccade.head_importance` gives, or (H,) numbers of each layer's heads by its path; the numbers
