@@ -13,19 +13,9 @@ from public import PUBLIC, homes, names
 import saccade
 
 SOURCES = Path(saccade.__file__).parent
-# Rooms of which some names have no example yet; an entry that is no longer true fails.
-INCOMPLETE = {
-    *("saccade.attribution", "saccade.intervention", "saccade.pruning", "saccade.monitoring", "saccade.verification"),
-    *("saccade.viewer", "saccade.integrations.transformers"),
-}
 
 
-def rooms() -> list[object]:
-    unfinished = pytest.mark.xfail(strict=True, reason="some names have no example yet")
-    return [pytest.param(room, marks=unfinished if room in INCOMPLETE else ()) for room in PUBLIC]
-
-
-@pytest.mark.parametrize("package", rooms())
+@pytest.mark.parametrize("package", PUBLIC)
 def test_every_public_class_and_function_has_an_example(package):
     module = importlib.import_module(package)
     here = {name: getattr(module, name) for name in names(package) if homes()[package, name] == package}
