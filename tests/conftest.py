@@ -23,6 +23,7 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
     # And so does what inductor imports.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is not supported in Python 3.14:FutureWarning")
     if hasattr(config, "workerinput"):
         # One of several processes: together they take as many threads as there are cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.workerinput["workercount"]))

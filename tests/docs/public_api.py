@@ -116,6 +116,8 @@ def returned(value: Any) -> str:
 
 def written(annotation: Any) -> str:
     """An annotation as its source has it."""
+    if isinstance(annotation, typing.ForwardRef):  # of a NamedTuple, before Python 3.14
+        return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
