@@ -34,7 +34,7 @@ ADVICE = {
     r"\brefus(?:es?|ed|ing|als?)\b": 'write "raises an error" or "is not supported"',
     r"\bwhat (?:\w+ )?(?:is|was|are|were) (?:not )?(?:said|told|asked|found|refused)\b": "name the thing: an option,"
     " a setting",
-    r"\b(?:is|are|was|were|be|been|being) told\b": "say who sets it: you pass, the option sets",
+    r"\b(?:is|are|was|were|be|been|being) told\b(?! apart)": "say who sets it: you pass, the option sets",
     r"\bfor who\b": 'write "for people who" or "if you"',
     r"\b(?:nobody|no one) (?:brought|asked|says|said|told|named|chose|publishes|wants)\b": "use the passive or drop it",
     r"\bwithout end\b": 'write "unbounded" or "endlessly"',

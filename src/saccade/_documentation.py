@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ._extras import NotInstalled, installing
+from ._extras import NotInstalled
 
 PACKAGE = Path(__file__).parent
 SITE = PACKAGE / "_site"
@@ -48,8 +48,8 @@ def built_site(version: str, *, anew: bool = False) -> Path:
         return SITE
     if not checkout:
         raise FileNotFoundError(
-            f"this installation of Saccade has no built pages; in the folder of Saccade: {installing('docs')} "
-            "&& python -m mkdocs build --site-dir src/saccade/_site && pip install ."
+            "this installation of Saccade has no built pages; they come with it after these commands in the folder of "
+            'Saccade: pip install -c constraints.txt ".[docs]" && .ci/site src/saccade/_site && pip install .'
         )
     for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         if importlib.util.find_spec(module.partition(".")[0]) is None:

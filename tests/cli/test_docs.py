@@ -81,7 +81,7 @@ def test_pages_of_another_version_are_not_opened(site, tmp_path, monkeypatch, op
     (site / "version.txt").write_text("0.0.1", encoding="utf-8")
     monkeypatch.setattr(_documentation, "CHECKOUT", tmp_path)  # of no sources
     assert cli.main(["docs"]) == 2
-    assert "mkdocs build --site-dir src/saccade/_site" in capsys.readouterr().err
+    assert ".ci/site src/saccade/_site && pip install ." in capsys.readouterr().err
     assert not opened
 
 

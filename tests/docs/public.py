@@ -10,6 +10,8 @@ PUBLIC = (
     "saccade.nn",
     "saccade.positions",
     "saccade.variants",
+    "saccade.variants.feature_maps",
+    "saccade.variants.patterns",
     "saccade.batching",
     "saccade.models",
     "saccade.tasks",
@@ -24,6 +26,8 @@ PUBLIC = (
     "saccade.viewer",
     "saccade.acceleration",
     "saccade.integrations.transformers",
+    "saccade.integrations.lightning",
+    "saccade.integrations.trainer",
 )
 
 

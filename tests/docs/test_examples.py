@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
+import inspect
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,8 +37,20 @@ def fresh_accelerate():
         state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
+def below_assignments(module: ModuleType) -> Iterator[doctest.DocTest]:
+    """The examples of constants and aliases, in strings that only a reader of the source sees."""
+    body = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body
+    for before, after in pairwise(body):
+        if isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+            text = inspect.cleandoc(ast.literal_eval(after.value)) if isinstance(after.value, ast.Constant) else ""
+            name = f"{module.__name__}, line {after.lineno}"
+            yield doctest.DocTestParser().get_doctest(text, vars(module).copy(), name, module.__file__, after.lineno)
+
+
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_examples_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    results = doctest.testmod(importlib.import_module(name), optionflags=OPTIONS)
-    assert results.attempted and not results.failed
+    module, runner = importlib.import_module(name), doctest.DocTestRunner(optionflags=OPTIONS)
+    for example in (*doctest.DocTestFinder(exclude_empty=True).find(module), *below_assignments(module)):
+        runner.run(example)
+    assert runner.tries and not runner.failures

@@ -13,6 +13,8 @@ from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, Te
 if TYPE_CHECKING:
     from torch import nn
 
+__all__ = ["AttentionCallback"]
+
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 

@@ -16,6 +16,8 @@ try:
 except ImportError:
     raise ImportError(f"transformers: is not installed ({installing('hf')})") from None
 
+__all__ = ["AttentionCallback"]
+
 FOLDER = "attention"
 
 

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["Dpfp", "EluPlusOne", "FeatureMap", "Relu", "Softmax", "Taylor", "named"]
+
 
 class FeatureMap(ABC):
     """The base class of feature maps: features (..., M) of queries or keys (..., D). Abstract.

@@ -20,6 +20,17 @@ from collections.abc import Sequence
 from .._masks import Causal, Chunks, Columns, Dilated, Fixed, Global, Mask, PerHead, RandomBlocks, Strided, Window
 from .._masks._data import whole
 
+__all__ = [
+    "bigbird",
+    "longformer",
+    "sliding_window",
+    "sparse_fixed",
+    "sparse_fixed_heads",
+    "sparse_strided",
+    "sparse_strided_heads",
+    "streaming",
+]
+
 
 def sliding_window(size: int) -> Mask:
     """The last `size` keys, the query's own among them: `p - size < j <= p`. At most `size` keys a row.
