@@ -138,9 +138,10 @@ def accelerate(
 
     These go to PyTorch because its function is as fast: in float32, fewer than 96 queries or fewer than 2^17 query-key
     pairs in all heads; in half precision without gradients, fewer than 2^14 pairs, or fewer than 48 queries beside more
-    than 128 keys; one query (or a few of grouped heads) that reads fewer than 2^21 numbers in float32, 2^18 in float16
-    or 2^16 in bfloat16; a float mask with entries other than 0 and -inf in float32, or in half precision without
-    gradients below 2^21 pairs. PyTorch computes dropout densely, so with dropout calls are taken from 2^12 pairs on.
+    than 128 keys; one query (or a few of grouped heads) that reads fewer than 2^21 numbers in float32 or 2^18 in half
+    precision (2^16 for a single query in bfloat16); a float mask with entries other than 0 and -inf in float32, or in
+    half precision without gradients below 2^21 pairs. PyTorch computes dropout densely, so with dropout calls are taken
+    from 2^12 pairs on.
 
     **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
     weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
