@@ -136,6 +136,13 @@ def accelerate(
     heads), and outputs at real tokens are equal to rounding. Calls that Saccade has no kernel for, or would not speed
     up, go to PyTorch unchanged; `run.left` counts them by reason.
 
+    These go to PyTorch because its function is as fast: in float32, fewer than 96 queries or fewer than 2^17 query-key
+    pairs in all heads; in half precision without gradients, fewer than 2^14 pairs, or fewer than 48 queries beside more
+    than 128 keys; one query (or a few of grouped heads) that reads fewer than 2^21 numbers in float32 or 2^18 in half
+    precision (2^16 for a single query in bfloat16); a float mask with entries other than 0 and -inf in float32, or in
+    half precision without gradients below 2^21 pairs. PyTorch computes dropout densely, so with dropout calls are taken
+    from 2^12 pairs on.
+
     **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
     weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
     only its real tokens (at padded places they give 0). Each except a plain linear layer is computed both ways in its
@@ -159,7 +166,8 @@ def accelerate(
         weights: "bfloat16" has linear layers read weights rounded to bfloat16 (relative 2^-9) and multiply in float32:
             half the bytes, which is what a step of decoding costs. None: as they are.
         keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,
-            and `state_dict()` and gradients raise an error. They are put back bit for bit at the end.
+            and `state_dict()` and gradients raise an error. They are put back bit for bit at the end. Shared weights
+            and those of `nn.MultiheadAttention` stay as they are then.
 
     Returns:
         An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.

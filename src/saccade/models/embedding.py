@@ -109,9 +109,9 @@ def embed(
     r"""A vector for each text, in float32.
 
     Texts are sorted by length and computed without padding, one behind the other in one row. Pooling, normalisation,
-    the longest text and a dense layer are as the files of sentence-transformers in the model's folder say; otherwise a
-    vector is the mean of all tokens' last hidden states, special tokens included. Longer texts are cut. A text without
-    any token, such as "" for a tokenizer without special ones, has the vector 0.
+    the longest text, a dense layer and a prompt before each text are as the files of sentence-transformers in the
+    model's folder say; otherwise a vector is the mean of all tokens' last hidden states, special tokens included.
+    Longer texts are cut. A text without any token, such as "" for a tokenizer without special ones, has the vector 0.
 
     Args:
         texts: N texts.

@@ -100,7 +100,13 @@ def new_graph_model(
         kind: "saccade-gat" or "saccade-graphormer".
         head: "node-classification" or "graph-classification"; None is only the body.
         labels: how many, or their names.
-        settings: as in the family's config.json, such as num_features=16.
+        settings: as in the family's config.json. Both have `hidden_size` (in GAT of all heads together),
+            `num_attention_heads`, `num_hidden_layers`, `hidden_act` (in GAT "elu" or "relu"), `hidden_dropout_prob` and
+            `attention_probs_dropout_prob`. GAT: `num_features`; `num_output_heads` of the last layer, whose heads are
+            averaged; `attention_type`, "gat" or "gatv2"; `self_loops`; `negative_slope`. Graphormer: `node_types` or
+            `node_features`; `edge_types`, `edge_features` or neither; `edge_width`; `intermediate_size`; `max_degree`
+            and `max_hops`, above which all values share one embedding or bias; `path_length`, how many first edges of
+            a path count; `attention_hops`, how far a node sees.
 
     Raises:
         ValueError: an unknown kind, head or value of a setting.

@@ -37,6 +37,11 @@ def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) 
     `AutoModel.from_pretrained(..., attn_implementation="saccade")` and `model.set_attn_implementation("saccade")`. A
     second call replaces the first.
 
+    Models that look up no attention function raise an error: Bloom, MPT, CodeGen, XGLM, Longformer, BigBird and others;
+    so do those that choose a class of attention when they are built: GPT-J, Falcon, GPT-Neo, SAM. Models that request
+    no mask either (DeBERTa, XLNet) compute their own attention, as before. Arguments that a model's eager function
+    ignores are ignored; `ignore` is for models without such a function.
+
     Args:
         attentions: what `output_attentions=True` returns for each layer: "weights", (B, Hq, Lq, Lk) as eager does, or
             "statistics", a `saccade.Statistics` in memory linear in the length.

@@ -1,7 +1,9 @@
 """How a folder makes one vector of a text: the files that sentence-transformers puts beside a model.
 
-modules.json lists the steps: the model, pooling, at most one dense layer each, normalisation. Reimers and Gurevych,
-"Sentence-BERT" (2019).
+modules.json lists the steps: the model, pooling, at most one dense layer each, normalisation. 1_Pooling/config.json has
+the pooling, sentence_bert_config.json (or sentence_roberta_config.json and the like) the number of tokens. 2_Normalize
+scales vectors to length 1, 2_Dense is a matrix. config_sentence_transformers.json has the default prompt. Reimers and
+Gurevych, "Sentence-BERT" (2019).
 """
 
 from __future__ import annotations
