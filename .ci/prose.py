@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-LONGEST_SENTENCE, LONGEST_GUIDE = 35, 1000  # words; 900 is what a guide should have
+LONGEST_SENTENCE, LONGEST_GUIDE = 35, 900  # words
+_READER = re.compile(r"\b(?:for|who|you|your)\b", re.IGNORECASE)  # what a sentence that says whom a page is for has
 
 # References are looked up, not read through: they may be longer than a guide.
 REFERENCES = {
@@ -29,6 +30,9 @@ REFERENCES = {
     "docs/variants-table.md",
     "docs/verify-faults.md",
 }
+
+# Pages that need no "For people who ...".
+FRONT = {"README.md", "CHANGELOG.md"}
 
 ADVICE = {
     r"\brefus(?:es?|ed|ing|als?)\b": 'write "raises an error" or "is not supported"',
@@ -157,6 +161,8 @@ def whole_page(page: str, name: str) -> Iterator[Violation]:
     first = rest.strip().splitlines()[:1]
     if not title.startswith("# ") or not first or _NO_PARAGRAPH.match(first[0]):
         yield Violation(1, title, "after the title, say in a paragraph whom the page is for and what it answers")
+    elif name not in FRONT and not _READER.search(sentences(plain(rest.strip().partition("\n\n")[0]))[0]):
+        yield Violation(1, title, "the first sentence says whom the page is for: For people who ..., If you ...")
 
 
 def violations(page: str, name: str) -> list[Violation]:
