@@ -65,7 +65,8 @@ def statistics(
         received: whether to sum what each key receives, which takes a second pass over the keys.
         top: how many keys with the largest weights to keep of each row. Of equal ones the first key comes first; where
             a row sees fewer, the rest is weight 0 and key -1.
-        histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another pass.
+        histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another pass,
+            in plain PyTorch. Bins are 64 even ones from min to max; for weights the octaves 0, 2^-32, 2^-31, ..., 1.
         backend: "native" (float32, bfloat16, float16 on a CPU), "chunked" (tiles in plain PyTorch: any dtype and
             device), "reference" (dense, O(Lq Lk) memory: the specification), or "auto": the first that takes the call.
 

@@ -64,6 +64,9 @@ def study_coreference(
 ) -> Coreference:
     """Count for every head of `model` how often it looks from an anaphor to one of its antecedents.
 
+    A text longer than the model reads at once is read in pieces. Anaphora without an antecedent in their piece are left
+    out and counted.
+
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.3.
 
     Args:

@@ -115,7 +115,26 @@ def study_corpus(
 ) -> CorpusScores:
     """Score every head of ``model`` on every text.
 
-    The same texts and seed give the same numbers.
+    The same texts and seed give the same numbers. Memory is linear in a text's length. A score is an average weight.
+    Rows count if their token is not special, sees more than 8 keys, and sees a target. With p_ij the weight of key j in
+    row i, and T_i the targets of row i:
+
+        score = mean_i sum_(j in T_i) p_ij        chance = mean_i |T_i| / (keys that row i sees)
+
+    | score | targets of row i, or formula | source |
+    |---|---|---|
+    | previous, next, self | token i - 1, i + 1, i | Clark et al. 2019, 3.1; Voita et al. 2019 |
+    | first | the first token (`<s>`, `[CLS]`, or the text's own) | Xiao et al. 2023 |
+    | delimiter | line breaks, and special tokens but the first | Clark et al. 2019, 3.2 |
+    | punctuation | other tokens without a letter or digit that are not blank | Clark et al. 2019, 3.2 |
+    | duplicate | earlier occurrences of the same token, if it has a letter or digit | Wang et al. 2023 |
+    | induction | the tokens right after those, before i | Olsson et al. 2022 |
+    | repeat induction, repeat duplicate | the same in the second copy of shuffled tokens | Olsson et al. 2022 |
+    | broad | entropy of the row over the log of its number of keys | Clark et al. 2019, 3.3 |
+    | dormant | share of tokens with a small head output | Sandoval-Segura et al. 2025; Guo et al. 2024 |
+
+    The shuffled tokens are up to 48 of the text, written twice: word order cannot help a copying head there. An output
+    is small if its norm, before the output projection, is below 0.2 of the mean of its layer's heads.
 
     Args:
         seed: of the repeated random tokens.

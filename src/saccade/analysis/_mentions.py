@@ -61,6 +61,10 @@ class Document(NamedTuple):
 def read_coreference(path: str | Path) -> list[Document]:
     """Read the documents of a file with mentions: .conllu with CorefUD's `Entity`, or JSON lines.
 
+    A JSON line is a text with its clusters. A mention is ``[start, stop]`` in characters, or ``[start, stop, head
+    start, head stop]``; without these its head word is the last. In CoNLL-U the tree gives the head words, and of a
+    mention in several parts only the first counts.
+
     Raises:
         ValueError: a damaged file, mentions that are no words of their text, or no entity with two mentions.
 

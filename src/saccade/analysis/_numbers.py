@@ -24,7 +24,11 @@ COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "ch
 def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Probe) -> dict[str, Any]:
     """The numbers of a study as plain dictionaries and lists, as `saccade look --json` prints them.
 
-    docs/studying.md describes each entry. None stands for a number that is not known.
+    Of `CorpusScores`: ``texts``, ``skipped``, ``thirds`` and ``heads``, each with ``role``, ``decided_by`` and
+    ``scores`` (``mean``, ``deviation``, ``half_width`` of the 95 % interval, ``quantiles``, ``chance``,
+    ``above_chance``, ``texts``). Of `ModelComparison`: ``thirds`` and ``changes``. Of `Syntax`: ``relations``. Of
+    `Coreference`: ``kinds``, each with ``best``, ``offset`` and ``heads``: right answers by layer and head. Of `Probe`:
+    ``layers``. None stands for a number that is not known.
 
     Example:
         >>> from saccade.analysis import Text, as_numbers, study_corpus

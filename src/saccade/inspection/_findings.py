@@ -77,6 +77,10 @@ class HeadHabits(NamedTuple):
 def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
     """The most telling findings of a map, at least one. The first is about a head if any head stands out.
 
+    Links are ranked by `telling`. A weight is reported if it stands at least .30 above chance,
+    ``(weight - chance) / (1 - chance)``, and if heads with random logits show such a weight in fewer than 1 text of
+    100. An average is reported if it is above .50 and clear of chance. If nothing qualifies, the only finding says so.
+
     Args:
         roles: what ``measure_roles`` returns. Only a head with a measured role is said to have a habit of copying.
         limit: the largest number of findings.

@@ -191,7 +191,8 @@ def look(
     """Look at ``text`` through ``model``.
 
     A text of more than 1,000 words, or one whose map of every head would take half a gigabyte, gets no full map. Its
-    findings come from statistics in linear memory, and the map is that of a part.
+    findings come from statistics in linear memory: averages by kind of token, entropy, distance, the words that get
+    most from all heads, and the strongest links. The map is that of a part.
 
     Args:
         head: (layer, head) to show large; None: the most telling one.

@@ -29,12 +29,16 @@ def open_model(source: str | Path | None = None) -> TextModel:
     """Open a model to look through: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
 
     None opens the embedded model. A name is looked up on the hub only if it has the form ``org/name`` and is no local
-    folder.
+    folder. A transformers folder has config.json, model.safetensors and tokenizer.json. BERT-like, GPT-like and
+    Llama-like checkpoints work with the attention implementations eager, sdpa, flex_attention and saccade; sdpa
+    replaces flash attention. Of an encoder-decoder the encoder is read.
 
     Raises:
         FileNotFoundError: no such folder, or a file missing from it.
-        ValueError: damaged or foreign files, a model without visible attention, a hub that cannot be reached, or
-            transformers not installed.
+        ValueError: damaged or foreign files; a model without attention (Mamba), or with attention that cannot be
+            observed (BLOOM, DeBERTa); weights that are missing, of another shape or not finite; a tokenizer without
+            character positions; code that would be downloaded; a hub that cannot be reached; transformers not
+            installed.
 
     Example:
         >>> from saccade.inspection import open_model

@@ -72,10 +72,12 @@ class AttentionMonitor:
     Between the watched steps the model runs as without a monitor. Under `attention/<call>/`, <call> being the module's
     path with numbers of two digits, each watched step writes: `entropy` and `entropy_lowest` (nats, mean over heads,
     and the lowest head's), `evenness` (entropy divided by its maximum), `largest` (mean largest weight), `sink_mass`
-    and `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit`, `norm_query`, `norm_key`,
-    `norm_value`, `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`, `gradient_out` (L2
-    norms, over the batch and all heads), and the histograms `query`, `key`, `value`. Alarms are text, and
-    `attention/alarms_open` counts those that have not ended.
+    and `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit` (of all heads), `norm_query`,
+    `norm_key`, `norm_value`, `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`,
+    `gradient_out` (L2 norms over the batch and all heads; a float16 loss scale is divided out), and the histograms
+    `query`, `key`, `value` of all entries. `per_head=True` adds the numbers of each head under
+    `attention/<call>/head_03/`. Alarms are text under `attention/alarms`, and `attention/alarms_open` counts those that
+    have not ended. Calls that are not observed are named once in Python's `logging`.
 
     Training always continues: alarms raise nothing. An error of the log ends the log, any other error ends the monitor,
     and each is reported once. With several processes only the first watches, and sees its own share of a batch.

@@ -12,7 +12,8 @@ from ._observed import CallObservations
 class Observations(CallObservations):
     """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
 
-    `print` shows a summary, a notebook shows a table. See `CallObservations` for its attributes.
+    `print` shows the alarms, then each call with the range over its heads and the heads with the least and greatest
+    values, then what was not observed. A notebook shows a table. See `CallObservations` for its attributes.
 
     Example:
         >>> import pathlib, tempfile, torch, saccade
@@ -30,6 +31,8 @@ class Observations(CallObservations):
 
     def save(self, path: str | Path) -> dict[str, str]:
         """Write everything into one safetensors file, whole or not at all; `saccade.monitoring.load` reads it.
+
+        A mask that is a function is stored as booleans, up to 64 Mi of them.
 
         Returns:
             What could not be stored, and why: kept calls with a mask or bias that is a function, and large.

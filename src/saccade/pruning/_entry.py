@@ -26,7 +26,7 @@ def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pr
         model: or a part of one (the whole where it is to be saved: its configuration holds the heads):
             `saccade.nn`'s attention, blocks and stacks, any model of `saccade.models`, `nn.MultiheadAttention` (which
             becomes a `PrunedMultiheadAttention`) and modules that hold it, and transformers' models that are built like
-            BERT, GPT-2 or Llama.
+            BERT, GPT-2, Llama or BART (RoBERTa, Mistral, Qwen, Gemma, OPT, ViT, ...), with eager, sdpa and "saccade".
         heads: {4: [1, 3], 5: [0]}, [(4, 1), (4, 3), (5, 0)] or "4.1,4.3,5.0", counted from 0. A layer is its number, as
             `saccade.watch` and `saccade look` count; of an encoder-decoder "encoder.4", "decoder.4" or "cross.4"; or a
             path, or a dotted part of one, that no other layer has. One head of each layer must stay.

@@ -42,7 +42,8 @@ def view(
     """Show attention in an interactive viewer: every head at any zoom, of a text of any length.
 
     In a notebook it is a widget, which needs no open port. Elsewhere a server on this machine answers one page, which
-    the browser opens; its address holds a random token, and requests without it get no answer. From a prompt `view`
+    the browser opens; its address holds a random token, and requests without it get no answer. The page cannot read
+    files, and loads nothing from elsewhere. A widget needs the kernel and waits while a cell runs. From a prompt `view`
     returns at once and the viewer runs until it is closed; in a script it returns when the page was closed or at
     Ctrl-C, as `matplotlib.pyplot.show` does.
 
