@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LONGEST_SENTENCE, LONGEST_GUIDE = 35, 900  # words
-_READER = re.compile(r"\b(?:for|who|you|your)\b", re.IGNORECASE)  # what a sentence that says whom a page is for has
+_READER = re.compile(
+    r"^For |\b(?:who|you|your|readers?)\b", re.IGNORECASE
+)  # in a sentence that says whom a page is for
 
 # References are looked up, not read through: they may be longer than a guide.
 REFERENCES = {

@@ -56,7 +56,7 @@ def test_each_pattern_finds_one_bad_sentence():
 
 @pytest.mark.parametrize("good", GOOD)
 def test_plain_sentences_are_not_reported(good):
-    assert not prose.violations(f"# Title\n\n{good}\n", "docs/page.md")
+    assert not prose.violations(f"# Title\n\nFor you. {good}\n", "docs/page.md")
 
 
 def test_code_is_not_prose():
@@ -67,7 +67,7 @@ def test_code_is_not_prose():
 
 def test_long_sentences_are_reported_with_their_line_and_short_ones_beside_them_are_not():
     short, long = "Ten words make a sentence that anybody can read here. ", "Word " + "word " * 34 + "word. "
-    page = f"# Title\n\n{short * 9}\n\n- {short}{long}{short}\n"
+    page = f"# Title\n\nFor you. {short * 9}\n\n- {short}{long}{short}\n"
     (found,) = prose.violations(page, "docs/page.md")
     assert found.line == 5 and found.advice.startswith("36 words")
     assert not prose.violations(page.replace("word word", "word", 1), "docs/page.md")
@@ -75,10 +75,10 @@ def test_long_sentences_are_reported_with_their_line_and_short_ones_beside_them_
 
 
 def test_long_guides_are_reported_and_long_references_are_not():
-    page = "# Title\n\n" + "Two words. " * 499 + "One.\n"
+    page = "# Title\n\nFor you. " + "Two words. " * 448 + "One.\n"
     assert not prose.violations(page, "docs/page.md")
     (found,) = prose.violations(page.replace("One.", "Two words."), "docs/page.md")
-    assert found.words == "1001 words"
+    assert found.words == "901 words"
     assert not prose.violations(page + page, "docs/contract.md")
 
 
@@ -88,4 +88,10 @@ def test_long_guides_are_reported_and_long_references_are_not():
 def test_a_page_starts_with_a_paragraph(begin):
     (found,) = prose.violations(f"# Title\n\n{begin}\n\nText.\n", "docs/page.md")
     assert "whom the page is for" in found.advice
-    assert not prose.violations(f"# Title\n\n`code` does it.\n\n{begin}\n", "docs/page.md")
+    assert not prose.violations(f"# Title\n\nFor `code`.\n\n{begin}\n", "docs/page.md")
+
+
+def test_the_first_sentence_of_a_page_says_whom_it_is_for():
+    (found,) = prose.violations("# Title\n\nSaccade has pages. You read them.\n", "docs/page.md")
+    assert found.advice.startswith("the first sentence")
+    assert not prose.violations("# Title\n\nIf you read pages,\nread on. Saccade has them.\n", "docs/page.md")

@@ -9,9 +9,11 @@ from saccade.variants._table import capabilities
 PAGE = Path(__file__).parents[2] / "docs" / "variants-table.md"
 HEAD = """# What each variant can and cannot do
 
-Written by `python tests/variants/capability_table.py` from what the code says of itself (`Traits`), which
-`tests/variants/test_every_mechanism.py` holds to be true. L is the length, d the width of a head; other letters are the
-mechanism's own parameters. Time and memory are those of a forward pass.
+For people who choose a mechanism of attention ([how to choose](variants.md)). L is the length, d the width of a head;
+other letters are the mechanism's own parameters. Time and memory are those of a forward pass.
+
+`python tests/variants/capability_table.py` writes this page from the code (`Traits`);
+`tests/variants/test_every_mechanism.py` tests that the entries are true.
 
 """
 

@@ -101,7 +101,7 @@ class CorpusScores:
         return by_thirds(self.scores[name])
 
     def role(self, layer: int, head: int) -> tuple[str, str]:
-        """(role, the score that decided it), by the thresholds of `saccade.inspection.RULES`; see docs/studying.md."""
+        """(role, the score that decided it), by the thresholds of `saccade.analysis.ROLES`."""
         return role_of({name: float(above[layer, head]) for name, above in self._known.items()}, ROLES)
 
     @cached_property

@@ -18,7 +18,7 @@ from ._tally import AnswerShare, AnswerTally
 
 QUANTILES = (0.1, 0.5, 0.9)
 COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "chance", "count")
-"""The columns of the tables that `saccade look --csv` writes."""
+"""The columns of the tables that `saccade look --out FILE.csv` writes."""
 
 
 def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Probe) -> dict[str, Any]:

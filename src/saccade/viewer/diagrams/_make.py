@@ -52,37 +52,7 @@ def diagram(
     theme: str = "auto",
     target: str | None = None,
 ) -> Diagram:
-    """A picture of attention, drawn from a real module with its real shapes, parameter counts and numbers.
-
-    Args:
-        source: what is drawn: a module (`saccade.nn.MultiHeadAttention`, a block, a whole model, also of torch.nn), a
-            model that `saccade.models.load` opened, a mask or a configuration of `saccade.variants`; or a kind, or a
-            `model` by name. None is the embedded model.
-        kind: "attention" (one head), "multi-head" (a layer), "block", "transformer" (the whole model), "decoder-step"
-            (one token with the cache) or "variants" (which pairs each computes). None is what suits the source.
-        text: what "attention", "multi-head" and "decoder-step" read, 12 tokens at most; None is a short sentence. A
-            module of attention alone reads five random embeddings.
-        model: instead of `source`: a folder, a name on the Hugging Face hub, or, for "block" and "transformer", a
-            published architecture without weights: "vaswani", "bert", "gpt2", "llama", "t5", "bart", "marian", "vit",
-            "wav2vec2", "esm", "patchtst", "gat", "graphormer".
-        head: (layer, head) or "layer.head", from 0, of a decoder also "decoder.layer.head" or ("decoder", layer, head),
-            as `saccade.step` has them; None is the head that weighs several words most evenly.
-        theme: "auto" follows the reader's setting, "light" or "dark" do not.
-        target: of "decoder-step" and an encoder-decoder, what it has written so far, the new token last; None is what
-            the model writes first.
-
-    Returns:
-        A `Diagram`, shown by notebooks, with `svg`, `html`, `png()`, `description` and `save(path)`.
-
-    Raises:
-        ValueError: an unknown kind, theme or head, a text that is too long for a picture, a model without attention.
-        TypeError: a source that is none of these. FileNotFoundError: no such folder.
-
-    ::
-
-        saccade.diagram("attention", text="She said it was cold").save("attention.svg")
-        saccade.diagram(torch.nn.Transformer())
-    """
+    """`saccade.diagram`: arguments and errors stand there."""
     check_theme(theme)
     if isinstance(source, str) and source in KINDS and kind is None:
         source, kind = None, source
