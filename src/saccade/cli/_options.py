@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from ._errors import with_options
+from ._examples import write_examples
 
 T = TypeVar("T")
 
@@ -88,6 +89,14 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+class Group(TyperGroup):
+    """Commands, whose help ends with an example of each."""
+
+    def format_epilog(self, context: Any, formatter: Any) -> None:
+        write_examples(context, formatter)
+        super().format_epilog(context, formatter)
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings of their groups, as plain text.
 
@@ -132,3 +141,7 @@ class GroupedCommand(TyperCommand):
         for heading in sorted(headings, key=lambda name: name == "Options"):
             with formatter.section(heading):
                 formatter.write_dl(headings[heading])
+
+    def format_epilog(self, context: Any, formatter: Any) -> None:
+        write_examples(context, formatter)
+        super().format_epilog(context, formatter)
