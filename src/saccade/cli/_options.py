@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .._extras import NotInstalled
 from ._errors import with_options
 from ._examples import write_examples
 
@@ -108,6 +110,9 @@ class GroupedCommand(TyperCommand):
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
+        except NotInstalled as missing:
+            missing.msg = re.sub("^this(?= needs )", context.command_path, missing.msg)
+            raise
         except (ValueError, TypeError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
                 error.args = (with_options(error.args[0], self._option_names(context)),)
