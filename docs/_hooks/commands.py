@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from saccade.cli._app import EXAMPLES, app
+from saccade.cli._app import app
+from saccade.cli._examples import examples_of
 
 _ABOUT = "`saccade COMMAND --help` prints what stands here."
 
@@ -30,8 +31,6 @@ def pages() -> dict[str, str]:
 def _page(name: str, command: Any, above: Any) -> str:
     context = type(above)(command, info_name=name, parent=above)
     parts = [f"# saccade {name}", *_described(command, context)]
-    if examples := _examples(name):
-        parts.append("```text\n" + "\n".join(examples) + "\n```")
     if hasattr(command, "list_commands"):
         for below in command.list_commands(context):
             one = command.get_command(context, below)
@@ -49,6 +48,8 @@ def _described(command: Any, context: Any) -> Iterator[str]:
     for text in (command.help, command.epilog):
         if text:
             yield _text(text)
+    if examples := examples_of(context.command_path.partition(" ")[2]):
+        yield "```sh\n" + "\n".join(examples) + "\n```"
 
 
 def _parameters(command: Any, context: Any, level: str, place: str) -> Iterator[str]:
@@ -64,10 +65,6 @@ def _parameters(command: Any, context: Any, level: str, place: str) -> Iterator[
         anchor = re.sub(r"\W+", "-", f"{place} {heading}".lower())
         head = f"| {'argument' if heading == 'Arguments' else 'option'} | what it does |"
         yield f"{level} {heading} {{#{anchor}}}\n\n{head}\n|---|---|\n" + "\n".join(groups[heading])
-
-
-def _examples(name: str) -> list[str]:
-    return [line.strip() for line in EXAMPLES.splitlines() if re.match(rf"\s*saccade {name}\b", line)]
 
 
 def _text(text: str) -> str:

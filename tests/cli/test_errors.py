@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import typer
 
 from saccade import __version__, cli
-from saccade._extras import NotInstalled
+from saccade._extras import NotInstalled, installing
 from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require, with_options
 from saccade.cli._task_commands import TASK_COMMANDS
@@ -229,8 +230,23 @@ def test_version(capsys):
 
 def test_a_missing_extra_is_the_command_that_installs_it():
     require("json", "plot")
-    with pytest.raises(NotInstalled, match=r'pip install -c constraints.txt "\.\[plot\]" in the folder of Saccade$'):
+    with pytest.raises(NotInstalled, match=r'pip install "matplotlib>=3.9" "resvg-py>=0.5"$'):
         require("a_module_nobody_has", "plot")
+    assert installing("study") == 'pip install "conllu>=6.0" "transformers>=5.0" "scikit-learn>=1.5"'  # study names hf
+
+
+def test_a_command_names_itself_where_an_extra_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["view", "the cat"]) == 2
+    assert one_error_line(capsys).startswith("saccade: error: saccade view needs starlette, which is not installed")
+
+
+def test_on_the_path_alone_an_extra_comes_from_the_sources(monkeypatch):
+    def unknown(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.requires", unknown)
+    assert installing("plot") == 'pip install -c constraints.txt ".[plot]" in the folder of Saccade'
 
 
 def test_an_os_error_without_a_path_is_its_reason():

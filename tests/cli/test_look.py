@@ -149,7 +149,7 @@ def test_a_figure_for_a_paper_and_the_report(bpe, capsys, tmp_path, name):
 
 def test_a_figure_without_matplotlib_is_one_line(bpe, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert 'pip install -c constraints.txt ".[plot]"' in refused(capsys, SENTENCE, "--model", bpe, "--out", "map.svg")
+    assert 'pip install "matplotlib>=3.9"' in refused(capsys, SENTENCE, "--model", bpe, "--out", "map.svg")
     assert list(tmp_path.iterdir()) == []
 
 

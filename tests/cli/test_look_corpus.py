@@ -175,7 +175,7 @@ def test_what_is_wrong_is_one_line(capsys, arguments, words):
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(capsys, monkeypatch, module, arguments):
     find = importlib.util.find_spec
     monkeypatch.setattr(_errors.importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    expected = f'this needs {module}, which is not installed: pip install -c constraints.txt ".[study]"'
+    expected = f'saccade look needs {module}, which is not installed: pip install "conllu>=6.0"'
     assert expected in refused(capsys, *arguments)
 
 

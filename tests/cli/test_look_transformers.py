@@ -152,5 +152,5 @@ def test_models_that_are_none(models, capsys, tmp_path, monkeypatch):
     checkpoints.falcon(tmp_path / "falcon")  # of no family of Saccade's
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = refused(capsys, SENTENCE, "--model", "falcon")
-    assert 'this needs transformers, which is not installed: pip install -c constraints.txt ".[hf]"' in told
+    assert 'this needs transformers, which is not installed: pip install "transformers>=5.0"' in told
     assert not (tmp_path / "saccade-report.html").exists()

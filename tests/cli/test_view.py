@@ -355,4 +355,4 @@ def test_a_source_and_its_target(run, tmp_path):
 def test_a_missing_extra_is_one_line(run, module, monkeypatch):
     find = cli._app.view.require.__globals__["importlib"].util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == module else find(name))
-    refused(run, TEXT, told=rf'{module}, which is not installed: pip install -c constraints.txt "\.\[view\]"')
+    refused(run, TEXT, told=rf'{module}, which is not installed: pip install "anywidget>=0.9.13"')

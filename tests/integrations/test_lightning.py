@@ -220,6 +220,6 @@ def test_without_lightning_the_extra_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        ImportError, match=r'lightning: is not installed \(pip install -c constraints.txt "\.\[lightning\]"'
+        ImportError, match=r'lightning: is not installed \(pip install "lightning>=2.5"'
     ):
         integration.callback_classes()

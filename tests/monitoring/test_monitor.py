@@ -410,7 +410,7 @@ def test_tensorboard_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_pa
 
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
-    told = r'tensorboard: is not installed \(pip install -c constraints.txt "\.\[train\]".*\); log=False needs none'
+    told = r'tensorboard: is not installed \(pip install "accelerate>=1.0".*\); log=False needs none'
     with pytest.raises(ModuleNotFoundError, match=told):
         AttentionMonitor(model(), tmp_path)
 

@@ -208,5 +208,5 @@ def test_without_matplotlib_the_extra_is_named():
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    told = 'drawing needs matplotlib: pip install -c constraints.txt ".[plot]" in the folder of Saccade'
+    told = 'drawing needs matplotlib: pip install "matplotlib>=3.9" "resvg-py>=0.5"'
     assert done.stdout == f"{told}\n"

@@ -278,7 +278,7 @@ def test_a_missing_extra_is_named_before_anything_is_read(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
     with pytest.raises(
-        ImportError, match=rf'{module}, which is not installed: pip install -c constraints.txt "\.\[view\]"'
+        ImportError, match=rf'{module}, which is not installed: pip install "anywidget>=0.9.13"'
     ):
         saccade.view(TEXT, block=False)
 

@@ -156,7 +156,7 @@ def test_without_anywidget_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(_view, "_in_notebook", lambda: True)
     monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
     with pytest.raises(
-        ImportError, match=r'anywidget, which is not installed: pip install -c constraints.txt "\.\[view\]"'
+        ImportError, match=r'anywidget, which is not installed: pip install "anywidget>=0.9.13"'
     ):
         saccade.view(TEXT)
 

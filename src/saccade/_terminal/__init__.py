@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
-__all__ = ["cleaned_streams", "printable", "uncleaned"]
+from ._waiting import WaitingLine
+
+__all__ = ["cleaned_streams", "printable", "standard_input", "uncleaned"]
 
 # C0 but tab and line feed, DEL, C1, bidirectional embeddings, overrides and isolates; and halves of surrogate pairs,
 # which is how Python holds bytes of file names that are not UTF-8: 0x9B is C1's CSI.
@@ -23,32 +25,52 @@ def printable(text: str) -> str:
 
 def uncleaned(stream: TextIO) -> TextIO:
     """The stream itself, for data in a pipe and for a console that cleans on its own."""
-    return stream.stream if isinstance(stream, _Cleaned) else stream
+    if not isinstance(stream, _Cleaned):
+        return stream
+    stream.begin()
+    return stream.stream
+
+
+def standard_input() -> TextIO:
+    """Where a user may type now: no line of ours is on the terminal."""
+    uncleaned(sys.stderr)
+    return sys.stdin
 
 
 @contextlib.contextmanager
 def cleaned_streams() -> Iterator[None]:
-    """Whatever is written to `sys.stdout` and `sys.stderr` is cleaned: messages, warnings and other libraries' logs."""
+    """Whatever is written to `sys.stdout` and `sys.stderr` is cleaned: messages, warnings and other libraries' logs.
+
+    Until the first of it, a line on a terminal counts the seconds.
+    """
     outer = sys.stdout, sys.stderr
+    waiting = None if sys.stderr is None else WaitingLine(uncleaned(sys.stderr))
+
+    def begin() -> None:
+        if waiting is not None:
+            waiting.end()
+
     # Other libraries' bars return to the start of the line and climb; no message of ours is written like that.
     sys.stdout, sys.stderr = (
-        cast(TextIO, _Cleaned(uncleaned(stream), bars=bars)) if stream is not None else stream
+        cast(TextIO, _Cleaned(uncleaned(stream), begin, bars=bars)) if stream is not None else stream
         for stream, bars in zip(outer, (False, True), strict=True)
     )
     try:
         yield
     finally:
+        begin()
         sys.stdout, sys.stderr = outer
 
 
 class _Cleaned:
     """A text stream that cleans what is written; all else is the stream's own."""
 
-    def __init__(self, stream: TextIO, *, bars: bool):
-        self.stream = stream
+    def __init__(self, stream: TextIO, begin: Callable[[], None], *, bars: bool):
+        self.stream, self.begin = stream, begin
         self._bars = bars
 
     def write(self, text: str) -> int:
+        self.begin()
         moves = _BAR.match(text).end() if self._bars else 0  # type: ignore[union-attr]
         self.stream.write(text[:moves] + printable(text[moves:]))
         return len(text)

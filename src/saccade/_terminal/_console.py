@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -29,5 +30,5 @@ class Console(rich.console.Console):
 
 def progress_bar(*columns: ProgressColumn, quiet: bool = False) -> Progress:
     """A bar on standard error where that is a terminal; it is gone when its block ends."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, **({"file": io.StringIO()} if quiet else {}))
     return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
 from . import (
@@ -27,49 +26,10 @@ from . import (
     verify,
     view,
 )
-
-EXAMPLES = """
-Examples:
-
-  saccade look "I will go if you will go with me."
-
-  saccade view my-novel.txt
-
-  saccade diagram attention --text "She said it was cold" --out attention.svg
-
-  saccade step "The cat sat because it was soft." --word it
-
-  saccade heads "The cat sat on the mat. The cat sat on the" --why the:2 mat
-
-  saccade generate "It was a dark night"
-
-  saccade train lm my-novel.txt --out runs/novel
-
-  saccade train classify reviews.csv --out runs/reviews
-
-  saccade test runs/reviews test.csv
-
-  saccade distill runs/reviews layers=1 reviews.csv --out runs/smaller
-
-  saccade predict runs/reviews "a film to remember"
-
-  saccade embed texts.txt --model MODEL_FOLDER --out vectors.npy
-
-  saccade prune MODEL_FOLDER --keep .5 --data my-novel.txt --out smaller
-
-  saccade verify attention.py:SelfAttention --arg embed_dim=64
-
-  saccade bench --quick
-
-  saccade compare --quick
-
-  saccade docs window mask
-
-  saccade doctor
-"""
+from ._options import Group
 
 
-class _Shell(TyperGroup):
+class _Shell(Group):
     """Ctrl-C is exit status 130 and nothing else; click would print an empty line."""
 
     def invoke(self, context: Any) -> Any:
@@ -81,9 +41,7 @@ class _Shell(TyperGroup):
 
 app = typer.Typer(
     cls=_Shell,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXAMPLES,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

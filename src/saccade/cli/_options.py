@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from .._extras import NotInstalled
 from ._errors import with_options
+from ._examples import write_examples
 
 T = TypeVar("T")
 
@@ -88,6 +91,14 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+class Group(TyperGroup):
+    """Commands, whose help ends with an example of each."""
+
+    def format_epilog(self, context: Any, formatter: Any) -> None:
+        write_examples(context, formatter)
+        super().format_epilog(context, formatter)
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings of their groups, as plain text.
 
@@ -99,6 +110,9 @@ class GroupedCommand(TyperCommand):
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
+        except NotInstalled as missing:
+            missing.msg = re.sub("^this(?= needs )", context.command_path, missing.msg)
+            raise
         except (ValueError, TypeError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
                 error.args = (with_options(error.args[0], self._option_names(context)),)
@@ -132,3 +146,7 @@ class GroupedCommand(TyperCommand):
         for heading in sorted(headings, key=lambda name: name == "Options"):
             with formatter.section(heading):
                 formatter.write_dl(headings[heading])
+
+    def format_epilog(self, context: Any, formatter: Any) -> None:
+        write_examples(context, formatter)
+        super().format_epilog(context, formatter)

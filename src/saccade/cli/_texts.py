@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._terminal import standard_input
 from ._errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def text_or_file(argument: str) -> InputText:
 def _from_standard_input(command: str, *, asked: bool) -> InputText:
     if sys.stdin is None or (sys.stdin.isatty() and not asked):
         raise UserError(f'no text came: saccade {command} "The cat sat on the mat."')
-    text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
+    text = _clean(_decoded(standard_input().buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
     return InputText(text, again_arguments(" ".join(text.split()[:12])), "from standard input")
 
 

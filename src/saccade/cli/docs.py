@@ -9,19 +9,9 @@ import typer
 from ._errors import UserError
 from ._options import GroupedCommand
 
-EPILOG = """
-Examples:
-
-  saccade docs
-
-  saccade docs window mask
-
-  saccade docs saccade.nn.SelfAttention --path
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("docs", cls=GroupedCommand, epilog=EPILOG, short_help="Open the documentation of this version.")(docs)
+    app.command("docs", cls=GroupedCommand, short_help="Open the documentation of this version.")(docs)
 
 
 def docs(

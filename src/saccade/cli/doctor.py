@@ -9,19 +9,9 @@ import typer
 
 from ._options import GroupedCommand
 
-EXAMPLE = """
-Examples:
-
-  saccade doctor
-
-  saccade doctor --json > installation.json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor", cls=GroupedCommand, short_help="Check the installation, for a bug report.", epilog=EXAMPLE)(
-        doctor
-    )
+    app.command("doctor", cls=GroupedCommand, short_help="Check the installation, for a bug report.")(doctor)
 
 
 def doctor(

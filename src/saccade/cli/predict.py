@@ -36,12 +36,12 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as in a pipe, in a terminal too.")] = False,
 ) -> None:
     """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
-    from .._terminal import uncleaned
+    from .._terminal import standard_input, uncleaned
     from ..tasks._examples import text_lines
     from ..tasks._runs._predicting import predicted
 
     target = picture_target(picture)
-    inputs = text_lines(sys.stdin.read()) if given == "-" else _file_or_text(given)
+    inputs = text_lines(standard_input().read()) if given == "-" else _file_or_text(given)
     found = predicted(run, inputs, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
     for one in found.values:

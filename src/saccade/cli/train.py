@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ._errors import UserError, require
-from ._options import GroupedCommand, flattened, from_command_line
+from ._options import Group, GroupedCommand, flattened, from_command_line
 from ._search import train_search
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
@@ -53,7 +53,7 @@ KEPT = (
 
 
 def register(app: typer.Typer) -> None:
-    train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
+    train = typer.Typer(cls=Group, no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=GroupedCommand, epilog=EPILOG)(flattened(language_model))
     for task, command in TASK_COMMANDS.items():
         train.command(task, cls=GroupedCommand, epilog=EPILOG, short_help=command.summary)(
