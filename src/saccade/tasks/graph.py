@@ -43,8 +43,9 @@ class ClassifyNodes(Task):
     """Classes of the nodes of a graph.
 
     A test reads the nodes that are marked `test`, usually of the same file; another graph needs the same features.
-    Each step learns from all training nodes, so an epoch is a step. Graphormer takes seconds a step from some thousand
-    nodes on. In a picture, lines are as wide as attention weights.
+    Each step reads the whole graph and learns from all training nodes, so an epoch is a step; looks come every 20
+    steps. Graphormer takes seconds a step from some thousand nodes on. In a picture, lines are as wide as attention
+    weights.
 
     Args:
         kind: "gat" (Velickovic et al. 2018), "gatv2" (Brody et al. 2022) or "graphormer" (Ying et al. 2021).

@@ -64,6 +64,7 @@ class SoundItem(NamedTuple):
 class Speech(TranscriptTask):
     """Sounds of classes, or with `text` their transcripts.
 
+    Several channels are averaged, and other rates resampled by a polyphase filter; a warning counts both.
     Capitals and signs of texts are learned as they are written; characters that training did not have count as errors.
     Texts are split off at random, classes alike. The model reads each sound with mean 0 and deviation 1, so loudness is
     not changed. Validation and test sounds are not changed. The regression is a baseline of texts if there are at most
