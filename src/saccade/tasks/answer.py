@@ -61,6 +61,10 @@ class ContextRow:
 class Answer(EncoderTask):
     """Answers to questions, as spans of a context.
 
+    Each window of a context is read with the question. If a window does not hold the answer, the target is its first
+    token (Devlin et al. 2019). Questions with and without an answer have separate scores. `predict` returns `answer`,
+    its characters `start` to `end`, and `probability` among all possible spans.
+
     Args:
         long: "slide": overlapping windows over contexts that are too long, and the best span of all is the answer;
             "cut": tokens behind the limit are not read; "refuse": an error.

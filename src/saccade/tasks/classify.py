@@ -37,6 +37,9 @@ Item = tuple[list[list[int]], Any]
 class Classify(ClassTask, EncoderTask):
     r"""Texts of classes.
 
+    A picture of words shows integrated gradients from the mean of all embeddings. If the model predicts the same class
+    without the words, they add little. BART reads a text twice and has no such picture.
+
     Args:
         text: column of a table.
         several: what stands between the labels of a text that may have any number of them; such a task is a

@@ -39,6 +39,11 @@ Item = tuple[Tensor, Tensor]
 class Forecast(ExampleTask):
     r"""The next steps of the series in a table.
 
+    The last share of the rows, at least `horizon` of them, is the validation part; its windows may look back into
+    training rows. Windows start at every row. The loss is the mean squared error of scaled values. Dates may be hours,
+    days, work days, weeks, months or years apart. A test or a prediction finds the series by name. A picture draws the
+    last two windows that do not overlap.
+
     Args:
         date: the column of dates, in ISO 8601, at even steps.
         columns: names of the series, separated by commas as a line of a .csv; None: all columns except the dates.

@@ -42,6 +42,11 @@ METRICS = {"loss": "accuracy", "accuracy": "accuracy", "f1": "macro F1"}  # by o
 class ClassifyNodes(Task):
     """Classes of the nodes of a graph.
 
+    A test reads the nodes that are marked `test`, usually of the same file; another graph needs the same features.
+    Each step reads the whole graph and learns from all training nodes, so an epoch is a step; looks come every 20
+    steps. Graphormer takes seconds a step from some thousand nodes on. In a picture, lines are as wide as attention
+    weights.
+
     Args:
         kind: "gat" (Velickovic et al. 2018), "gatv2" (Brody et al. 2022) or "graphormer" (Ying et al. 2021).
         layers: of a new model; GAT's last one gives the classes.
@@ -53,7 +58,8 @@ class ClassifyNodes(Task):
         scale: of features: "columns" makes each have mean 0 and deviation 1 over the training graph; "rows" divides
             those of a node by the sum of their sizes, as is usual for counts of words; "none".
         directed: whether only an edge's target reads its source; otherwise both read each other.
-        l2: the penalty on large weights in training: l2 / 2 times the sum of their squares, without vectors.
+        l2: the penalty on large weights in training: l2 / 2 times the sum of their squares, without vectors. It is
+            added to AdamW's own decay, which `decay=0` switches off.
         metric: what the best weights are chosen by: "loss", "accuracy" or "f1" (the mean over classes). Accuracy on
             some hundred nodes is a coarse number; it peaks by chance while the loss still falls.
         labels: the classes, in the order of the model's logits; learned from the training nodes, like the fields below.

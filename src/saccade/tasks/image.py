@@ -55,6 +55,12 @@ class ImageItem(NamedTuple):
 class ClassifyImages(MediaTask):
     """Images of classes.
 
+    A new model has one channel if no training image has colours. Mean and deviation of the pixels are stored in
+    `preprocessor_config.json`; a checkpoint uses its own, and its own size. Palettes and 16 bits become 8-bit channels,
+    and transparent pixels white. Decoded images stay in memory up to 2 GiB. Validation and test images are not changed.
+    A picture shows the six images that the model is most wrong about; if fewer are wrong, right ones it is least sure
+    of.
+
     Args:
         file, skip_broken: as in every task of files.
         label, label_smoothing, class_weights, metric: as in every task of classes.

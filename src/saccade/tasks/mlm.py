@@ -74,6 +74,10 @@ Window = tuple[list[int], bool]
 class Mlm(EncoderTask):
     r"""Masked tokens of texts.
 
+    For validation, long texts are cut into stretches of 256 words (or `longest`), and a share of them is split off.
+    Empty lines are skipped. Some guessed tokens are not hidden, so that the model cannot rely on the mask. Logits are
+    computed only for guessed tokens.
+
     Args:
         text: the column of texts, of a table.
         masked: share of a text's tokens that are guessed, at least one: of ten of them eight are hidden by the mask,

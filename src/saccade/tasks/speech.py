@@ -64,6 +64,13 @@ class SoundItem(NamedTuple):
 class Speech(TranscriptTask):
     """Sounds of classes, or with `text` their transcripts.
 
+    Several channels are averaged, and other rates resampled by a polyphase filter; a warning counts both.
+    Capitals and signs of texts are learned as they are written; characters that training did not have count as errors.
+    Texts are split off at random, classes alike. The model reads each sound with mean 0 and deviation 1, so loudness is
+    not changed. Validation and test sounds are not changed. The regression is a baseline of texts if there are at most
+    100 different ones, with five training sounds each on average. The head of a checkpoint starts with random weights
+    unless its vocabulary is the same. A published model without an attention mask gets each sound alone.
+
     Args:
         file, skip_broken: as in every task of files; broken are also empty, silent and too long sounds.
         label, label_smoothing, class_weights, metric: as in every task of classes.

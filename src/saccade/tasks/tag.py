@@ -73,6 +73,9 @@ class WordItem:
 class Tag(EncoderTask):
     r"""Entities in texts, and other tags of words by BIO or IOBES.
 
+    The first piece of each word predicts its tag; the loss ignores the others. Each kind keeps at least one sentence to
+    learn from. `predict` returns `entities` (characters `start` to `end`), `words`, `tags` and their `probabilities`.
+
     Args:
         column: of a file with columns: the one that holds the tag, counted from 1; None is the last.
         words: how texts that are not yet split become words: by "signs" (spaces, and every punctuation mark is a word)

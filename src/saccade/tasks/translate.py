@@ -50,6 +50,9 @@ Item = tuple[list[int], list[int] | None]
 class Translate(TextTask):
     r"""Texts into another language.
 
+    A look computes the loss of all validation pairs, and BLEU and chrF of up to 500, evenly spread and translated
+    without beams. Batches hold pairs of similar length. The word-by-word baseline is IBM model 1.
+
     Args:
         source, target: of a table the columns, of two aligned files the endings, such as "de" and "en".
         prefix: what stands before each text, for checkpoints that need one: "translate German to English: ".

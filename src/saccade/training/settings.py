@@ -37,7 +37,8 @@ class Execution:
 
     Args:
         precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
-            "bf16" where the machine is fast at it, else "no"; a run that is resumed keeps what it began with.
+            "bf16" where the machine is fast at it (GPUs that have it, AVX512-BF16, AMX), else "no"; a run that is
+            resumed keeps what it began with.
         accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
         compile: let `torch.compile` make the forward and backward pass.
         checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,

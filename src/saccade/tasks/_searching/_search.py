@@ -126,7 +126,9 @@ def search(
     r"""Train a model for a task many times, with other settings each time, and keep the best run in a folder.
 
     The first trial has the usual settings, some are drawn at random, and the others depend on earlier results (TPE).
-    Trials are judged by the validation data. A trial whose looks are worse than the median of the others' is stopped.
+    Trials are judged by the validation data. Once six trials have ended, a trial is stopped if its best look is worse
+    than the median of the others after as many looks. `importance` needs four trials that ended, not all equally well;
+    a setting with a small share may keep its default. Ctrl-C stops after a step, and `resume` continues.
     Two searches with the same seed, data and machine try the same settings, unless there are `minutes`.
 
     Args:

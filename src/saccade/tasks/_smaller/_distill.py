@@ -41,6 +41,10 @@ def distill(
     The loss is (1 - weight) times the task's own plus weight T² KL(teacher / T || student / T) of the outputs (Hinton
     et al., "Distilling the Knowledge in a Neural Network", 2015). Everything else is as in `train`.
 
+    `hidden` adds the distance of last hidden states: 1 - cos, or the squared difference after a learned projection
+    where widths differ. `relations` adds the distance of the last layers' attention weights and of the likeness of
+    their values (MiniLM, Wang et al. 2020); where head counts differ, both are split again (MiniLMv2).
+
     Args:
         teacher: a run of `answer`, `classify`, `image`, `mlm`, `speech` (of classes) or `tag`, or its folder.
         student: what differs from the teacher's configuration, such as {"layers": 2} or "layers=2,width=128" (`layers`,

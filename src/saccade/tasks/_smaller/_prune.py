@@ -112,6 +112,7 @@ def prune(
 
     Heads are ranked by the size of the derivative of the task's loss by a factor on each, over at most 512 training
     examples (`saccade.head_importance`, `saccade.pruning.choose_heads`). The metrics are those on the validation data.
+    Half of the heads saves half of attention's work, and nothing in the feed-forward layers.
 
     Args:
         run: of `train` or `distill`, or its folder.
