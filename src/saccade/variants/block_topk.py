@@ -337,6 +337,9 @@ def _permuted(rows: Tensor, order: Tensor) -> Tensor:
 class BlockTopKConfig(MechanismConfig):
     """`block_topk_attention` as the mechanism of `saccade.nn` (MoBA).
 
+    The mean of a block may hide a key, and the choice has no gradient. A decoding step reads k blocks and the sums of
+    all blocks.
+
     Args:
         block: tokens in a block.
         k: blocks that a query reads, its own among them.

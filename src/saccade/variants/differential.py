@@ -62,7 +62,7 @@ def differential_attention(
 
     `out_h = (1 - l0) RMSNorm((softmax(q1 k1^T s) - l softmax(q2 k2^T s)) v)` with s = d^-0.5 and
     `l = exp(lq1 . lk1) - exp(lq2 . lk2) + l0`: Ye, Dong, Xia, Sun, Zhu, Huang and Wei, "Differential Transformer"
-    (2024), equations 1 to 3.
+    (2024), equations 1 to 3. The rows of the difference are not distributions.
 
     Args:
         query: (B, 2 H, Lq, d), the two maps of head h at 2 h and 2 h + 1.

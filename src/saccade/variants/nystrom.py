@@ -260,7 +260,8 @@ class NystromConfig(MechanismConfig):
 
     Args:
         landmarks: m.
-        iterations: of the pseudo-inverse; None is a singular value decomposition.
+        iterations: of the pseudo-inverse; None is a singular value decomposition. More than the default, or None,
+            amplify noise, and diverge for logits of hundreds.
         convolution: odd width of the depthwise convolution over values, the paper's skip connection (33 is usual), for
             self-attention. It begins at 0: an untrained model has only the approximation. None: no convolution.
 

@@ -277,6 +277,8 @@ def _check_numbers(buckets: int | None, rounds: int, chunk: int) -> None:
 class ReformerConfig(MechanismConfig):
     """`lsh_attention` as the mechanism of `saccade.nn`.
 
+    It has first derivatives only. A decoding step hashes all cached tokens, O(L).
+
     Args:
         buckets: even; None: twice as many as an item has chunks. A model that decodes, or reads prefixes of what it was
             trained on, needs a number: with None its tokens move to other buckets as the text grows.

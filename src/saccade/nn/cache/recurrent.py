@@ -20,7 +20,8 @@ from .new_rows import NewRows
 class RecurrentLayer(LayerCache):
     """The state of a recurrent mechanism: memory that does not grow with the tokens.
 
-    A step costs the same however long the past is. Decoding equals the parallel forward.
+    A step costs the same however long the past is. Decoding equals the parallel forward. Prompts of unequal length and
+    gradients over all steps work.
 
     Args:
         mechanism: whose state it is.
