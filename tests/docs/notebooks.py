@@ -93,10 +93,10 @@ def as_page(notebook: nbformat.NotebookNode) -> str:
                 drawn += 1
             else:
                 parts.append(f"```text\n{_text(output).rstrip()}\n```")
-    title, _, rest = "\n\n".join(parts).partition("\n\n")
+    title, introduction, rest = "\n\n".join(parts).split("\n\n", 2)
     place = os.path.relpath(HOUR, PAGE.parent)
     link = f"This page is a notebook: [open it]({place}), change numbers and run the cells."
-    return f"{title}\n\n{link}\n\n{rest}\n"
+    return f"{title}\n\n{introduction}\n\n{link}\n\n{rest}\n"
 
 
 def write_page(notebook: nbformat.NotebookNode) -> None:
