@@ -25,8 +25,8 @@ class StaticLayer(LayerCache):
     Under torch.compile and on CUDA all shapes stay the same from step to step: the whole buffer is returned, with a
     boolean tensor that hides the unused part, and lengths are tensors, so that a decoding step is compiled once. There
     the capacity cannot be checked: beyond it outputs become NaN, and the next call outside of the compiled function
-    raises. Eager and compiled steps may take turns. In a compiled step a tensor as mask or bias must cover the capacity,
-    relative biases become a dense row (Hq, 1, C), and holes in padding are not checked.
+    raises. Eager and compiled steps may take turns. In a compiled step a tensor as mask or bias must cover the
+    capacity, relative biases become a dense row (Hq, 1, C), and holes in padding are not checked.
 
     Views handed out before see later writes into their slots (after a rollback or a reset). Keeps no gradients.
 
