@@ -63,17 +63,21 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
 @looped(
     ("name", "content", "message"),
     [
-        ("a.csv", "review,stars\nx,1\n", r"a.csv: no column 'text'; it has 'review', 'stars'$"),
+        ("a.csv", "review,stars\nx,1\n", r"a.csv: no columns 'text' and 'label'; it has 'review', 'stars'$"),
         ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
-        ("a.csv", "", r"a.csv: no column 'text'; there are no columns$"),
+        ("a.csv", "", r"a.csv: no columns 'text' and 'label'; there are no columns$"),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
         ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
         ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),
         ("a.tsv", 'text\tlabel\nx\ta\n"y\tb\nz\n', r"a.tsv: line 4 has 1 cells, expected 2 as in the first line$"),
         ("a.csv", "text,label\nx,a\ny\n", r"a.csv: line 3 has 1 cells, expected 2 as in the first line$"),
-        ("a.csv", "text,label\nx,a\ny,\n", r"a.csv: line 3: expected a label, a word or an integer, got ''$"),
+        (
+            "a.csv",
+            "text,label\nx,a\ny,\n",
+            r"a.csv: line 3: 'label' is empty, expected a label \(1 of 2 rows are so\); remove",
+        ),
         ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
-        ("a.csv", "text,label\nx,a\ny, \n", r"a.csv: line 3: expected a label, a word or an integer, got ' '$"),
+        ("a.csv", "text,label\nx,a\ny, \n", r"a.csv: line 3: 'label' is empty, expected a label"),
         ("a.csv", "text,label,text\nx,a,y\n", r"a.csv: the column 'text' is there twice$"),
         (
             "a.csv",
@@ -158,6 +162,10 @@ def test_empty_texts_may_be_left_out(learned, tmp_path):
     assert len(report.tested.data) == 2
     with pytest.raises(ValueError, match="text 2: the text is empty"):
         tasks.predict(learned, ["fine", ""])
+    data = write_csv(tmp_path / "unlabelled.csv", [("a good film", "positive"), ("fine", " "), ("poor", "negative")])
+    with pytest.raises(ValueError, match=r"line 3: 'label' is empty.* \(1 of 3 rows are so\).*let skip_empty leave"):
+        tasks.test(learned, data)
+    assert len(tasks.test(learned, data, skip_empty=True, baseline=False).tested.data) == 2
     data = write_csv(tmp_path / "none.csv", [(" ", "negative")])
     with pytest.raises(ValueError, match="none.csv: line 2: no text is left, all 1 are empty"):
         tasks.test(learned, data, skip_empty=True)

@@ -72,13 +72,23 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     assert cli.main(["predict", str(out)]) == 0
     assert [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()] == ["negative", "positive"]
     assert cli.main(["predict", str(out), unseen, "--set", "text=review"]) == 2
-    assert capsys.readouterr().err == f"saccade: error: {unseen}: no column 'review'; it has 'text', 'label'\n"
+    advice = "name yours with --set, as --set text=COLUMN"
+    assert capsys.readouterr().err == (
+        f"saccade: error: {unseen}: no column 'review'; it has 'text', 'label'; {advice}\n"
+    )
 
 
 def test_errors_are_one_line(learned, files, tmp_path, capsys):
     out, run, unseen = tmp_path / "out", str(learned.folder), str(files / "unseen.csv")
     cases = [
-        (command(files, out, "--text", "review"), "reviews.csv: no column 'review'; it has 'text', 'label'"),
+        (
+            command(files, out, "--text", "review"),
+            "reviews.csv: no column 'review'; it has 'text', 'label'; name yours with --text COLUMN",
+        ),
+        (
+            command(files, out, "--text", "review", "--label", "mood"),
+            "no columns 'review' and 'mood'; it has 'text', 'label'; name yours with --text COLUMN --label COLUMN",
+        ),
         (command(files, out, "--minutes", "0"), "minutes: must be finite and positive, got 0.0"),
         (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),
         (

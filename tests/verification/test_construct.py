@@ -198,5 +198,7 @@ def test_an_argument_that_nothing_takes_is_no_guess() -> None:
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
-    with pytest.raises(Undecided, match="nothing takes the argument 'embd_dim'"):
+    with pytest.raises(Undecided, match="nothing takes the argument 'embd_dim': a call takes query, key, value"):
         discover(attention, arguments={"embd_dim": 64})
+    with pytest.raises(Undecided, match="its constructor takes embed_dim, num_heads, .*and a call takes query, key"):
+        discover(torch.nn.MultiheadAttention(24, 4), arguments={"embd_dim": 64})

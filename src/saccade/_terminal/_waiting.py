@@ -13,8 +13,8 @@ BEGIN = 1.0  # seconds without output until the line appears; help and usage err
 class WaitingLine:
     """Counts seconds on `stream`, if that is a terminal, until `end` is called; then the line is gone."""
 
-    def __init__(self, stream: TextIO, begin: float = BEGIN):
-        self._stream, self._begin = stream, begin
+    def __init__(self, stream: TextIO, begin: float | None = None):
+        self._stream, self._begin = stream, BEGIN if begin is None else begin
         self._began = time.monotonic()
         self._writing = threading.Lock()
         self._ended = threading.Event()

@@ -7,12 +7,12 @@ from typing import Any
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "look": (
         'saccade look "I will go if you will go with me."',
-        "saccade look my-novel.txt --to 150 --out novel.html",
+        "saccade look my-novel.txt --to 80 --out novel.html",
         "saccade look --corpus my-texts --out scores.csv",
     ),
     "view": (
         'saccade view "The cat sat on the mat because it was soft"',
-        "saccade view my-novel.txt --to 150",
+        "saccade view my-novel.txt --to 80",
         'saccade view "The cat sat on the mat." --against "The cat sat on the hat."',
     ),
     "step": (
@@ -21,7 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "heads": (
         'saccade heads "The cat sat on the mat. The cat sat on the" --why the:2 mat',
-        'saccade heads "The cat sat on the mat. The cat sat on the" --importance --by ablation',
+        'saccade heads "The cat sat on the mat. The cat sat on the" --importance',
     ),
     "diagram": (
         'saccade diagram attention --text "She said it was cold"',

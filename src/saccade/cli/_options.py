@@ -115,8 +115,18 @@ class GroupedCommand(TyperCommand):
             raise
         except (ValueError, TypeError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (with_options(error.args[0], self._option_names(context)),)
+                error.args = (with_options(error.args[0], self._option_names(context)) + self._naming(error, context),)
             raise
+
+    def _naming(self, error: Any, context: Any) -> str:
+        """What to give for columns that a table lacks: the options whose values they are."""
+        lacking = getattr(error, "columns", ())
+        options = [one for one in self.get_params(context) if one.metavar in ("COLUMN", "LANGUAGE")]
+        naming = [f"{one.opts[0]} {one.metavar}" for one in options if context.params.get(one.name) in lacking]
+        if naming:
+            return f"; name yours with {' '.join(naming)}"
+        takes_changes = any("--set" in one.opts for one in self.get_params(context))
+        return "; name yours with --set, as --set text=COLUMN" if lacking and takes_changes else ""
 
     def _option_names(self, context: Any) -> dict[str, str]:
         """How the command line has each argument of the library."""

@@ -41,7 +41,7 @@ class TextClassOptions:
     several: str | None = option(
         None, "Texts have any number of labels, separated by this.  [default: one class each]", metavar="SEPARATOR"
     )
-    skip_empty: bool = option(False, "Leave out texts without a word.", "--skip-empty")
+    skip_empty: bool = option(False, "Leave out texts without a word, and rows without a label.", "--skip-empty")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,11 +54,11 @@ class ModelOptions:
     """Model"""
 
     layers: int = option(4, "Decoder blocks.")
-    heads: int = option(8, "Query heads of each block.")
+    heads: int = option(4, "Query heads of each block.")
     kv_heads: int | None = option(None, "Key/value heads.  [default: as many]")
-    width: int = option(256, "Width of the residual stream.")
+    width: int = option(128, "Width of the residual stream.")
     hidden: int | None = option(None, "Width inside feed-forward.  [default: 8/3 of --width]")
-    context: int = option(256, "Tokens the model sees at once.")
+    context: int = option(128, "Tokens the model sees at once.")
     dropout: float = option(0.1, "Dropout on embedding and residual stream.")
     mechanism: str | None = option(
         None,
@@ -80,11 +80,11 @@ class ModelOptions:
 class LearningOptions:
     """Learning"""
 
-    steps: int = option(2000, "Optimizer steps.")
+    steps: int = option(300, "Optimizer steps.")
     minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
     batch: int = option(16, "Windows in each step, over all processes.")
-    rate: float = option(1e-3, "Highest learning rate.")
-    warmup: int = option(100, "Steps up to it.")
+    rate: float = option(2e-3, "Highest learning rate.")
+    warmup: int = option(40, "Steps up to it.")
     decay: float = option(0.1, "Weight decay.")
     beta2: float = option(0.98, "AdamW's second beta.")
     clip: float = option(1.0, "Largest gradient norm.")
@@ -130,7 +130,7 @@ class MachineOptions:
 class EvaluationOptions:
     """Looking and keeping"""
 
-    every: int = option(250, "Steps between looks at the validation text.")
+    every: int = option(100, "Steps between looks at the validation text.")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
     patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: never]")
     improvement: float = option(0.0, "What counts as one, in nats per token.")

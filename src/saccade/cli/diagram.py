@@ -21,7 +21,12 @@ def register(app: typer.Typer) -> None:
 
 
 def diagram(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help=f"{', '.join(KINDS)}.", show_default=False, autocompletion=lambda: list(KINDS)
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Option(

@@ -38,6 +38,14 @@ class TextExample:
     place: str
 
 
+class MissingColumns(ValueError):
+    """A table without columns that a task reads; `columns` are their names, from which a command knows its options."""
+
+    def __init__(self, message: str, columns: Sequence[str]):
+        super().__init__(message)
+        self.columns = tuple(columns)
+
+
 def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
     """The place of each row and its values in `columns`, of a .csv, .tsv or .jsonl.
 
@@ -112,8 +120,8 @@ def read_content(path: Path) -> str:
 
 def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     (_, names), *rows = _rows(path, content) or [(1, [])]
+    _check_columns(path, columns, names)
     for name in columns:
-        _check_column(path, name, names)
         if names.count(name) > 1:
             raise ValueError(f"{path}: the column {name!r} is there twice")
     places = [names.index(name) for name in columns]
@@ -179,12 +187,14 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
             raise ValueError(f"{where}: not JSON ({error})") from None
         if not isinstance(values, dict):
             raise ValueError(f"{where}: expected an object with {' and '.join(map(repr, columns))}, got {line:.40}")
-        for name in columns:
-            _check_column(Path(where), name, values)
+        _check_columns(Path(where), columns, values)
         yield where, tuple(values[name] for name in columns)
 
 
-def _check_column(path: Path, name: str, names: Any) -> None:
-    if name not in names:
+def _check_columns(path: Path, columns: Sequence[str], names: Any) -> None:
+    missing = [name for name in columns if name not in names]
+    if missing:
         listed = ", ".join(repr(known) for known in list(names)[:_LISTED])
-        raise ValueError(f"{path}: no column {name!r}; " + (f"it has {listed}" if listed else "there are no columns"))
+        wanted = f"column{'s' if len(missing) > 1 else ''} {' and '.join(map(repr, missing))}"
+        has = f"it has {listed}" if listed else "there are no columns"
+        raise MissingColumns(f"{path}: no {wanted}; {has}", missing)

@@ -44,7 +44,7 @@ class Classify(ClassTask, EncoderTask):
         text: column of a table.
         several: what stands between the labels of a text that may have any number of them; such a task is a
             `ClassifySeveral`. None: each text has one class.
-        skip_empty: leave out texts without a word; otherwise they raise an error.
+        skip_empty: leave out texts without a word and rows without a label; otherwise they raise an error.
         long: "slide": overlapping windows over texts that are too long; a text's logits are the means over them; "cut":
             only their beginnings are read; "refuse": an error.
         label, label_smoothing, class_weights, metric: as in every task of classes.
@@ -92,7 +92,7 @@ class Classify(ClassTask, EncoderTask):
                 TextExample(read_content(file), name, place) for file, name, place in TEXTS.in_class_folders(path)
             ]
         else:
-            rows = read_table(path, (self.text, self.label))
+            rows = self._with_labels(read_table(path, (self.text, self.label)))
             examples = [
                 TextExample(_text(text, place), self.label_in(label, place), place) for place, (text, label) in rows
             ]
@@ -107,6 +107,19 @@ class Classify(ClassTask, EncoderTask):
                 f"{place}: expected a label, a word or an integer, got {cell!r:.40}; give several for more than one"
             )
         return label_of(cell, place)
+
+    def _with_labels(self, rows: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, tuple[Any, ...]]]:
+        """The rows that have a label. ValueError where one has none, unless they are to be left out."""
+        if self.takes_several:  # no label is an answer, too
+            return rows
+        empty = [place for place, (_, label) in rows if label is None or not str(label).strip()]
+        if empty and not self.skip_empty:
+            raise ValueError(
+                f"{empty[0]}: {self.label!r} is empty, expected a label ({len(empty)} of {len(rows)} rows are so); "
+                "remove such rows, or let skip_empty leave them out"
+            )
+        without = set(empty)
+        return [row for row in rows if row[0] not in without]
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
         """The examples that have a word. ValueError where one has none, unless they are to be left out."""

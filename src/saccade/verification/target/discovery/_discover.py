@@ -117,8 +117,10 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in parameters:
             known = ", ".join(parameters) or "none"
+            made = ", ".join(inspect.signature(type(target)).parameters) if isinstance(target, nn.Module) else ""
+            constructor = f"its constructor takes {made}, and " if made else ""
             raise Undecided(
-                f"nothing takes the argument {name!r}: it is none of the constructor's, and a call takes {known}",
+                f"nothing takes the argument {name!r}: {constructor}a call takes {known}",
                 [("leave it out, or name one that is taken", "--arg NAME=VALUE")],
             )
 

@@ -1,0 +1,145 @@
+"""Help with examples that the commands themselves can read, shell completion, and what a terminal sees meanwhile."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from saccade._terminal import standard_input
+from saccade._terminal._waiting import WaitingLine
+from saccade.cli import _app, main
+from saccade.cli._examples import EXAMPLES
+
+ESCAPE = "\x1b"
+
+
+def every_command() -> Iterator[tuple[str, Any, Any]]:
+    """Name, command and context, of sub-commands too ("train lm")."""
+    group: Any = typer.main.get_command(_app.app)
+    above = group.make_context("saccade", [], resilient_parsing=True)
+    for name in group.list_commands(above):
+        command = group.get_command(above, name)
+        context = type(above)(command, info_name=name, parent=above)
+        if not hasattr(command, "list_commands"):
+            yield name, command, context
+            continue
+        for below in command.list_commands(context):
+            yield f"{name} {below}", command.get_command(context, below), context
+
+
+def test_every_command_has_examples_that_its_parser_takes():
+    commands = {name: (command, context) for name, command, context in every_command()}
+    assert commands.keys() == EXAMPLES.keys()
+    for name, examples in EXAMPLES.items():
+        command, context = commands[name]
+        for line in examples:
+            assert len(line) <= 78, f"wider than a terminal: {line}"
+            words = shlex.split(line)
+            assert words[: 1 + name.count(" ") + 1] == ["saccade", *name.split()]
+            arguments = words[2 + name.count(" ") :]
+            arguments = arguments[: arguments.index(">")] if ">" in arguments else arguments
+            command.make_context(name.split()[-1], arguments, parent=context.parent)  # raises a usage error
+
+
+@pytest.mark.parametrize("name", ["", "train", *EXAMPLES])
+def test_help_ends_with_examples(name, capsys):
+    assert main([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Examples:\n  saccade {name}".rstrip() in shown
+    assert ESCAPE not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("saccade ver", {"verify"}),
+        ("saccade train cl", {"classify"}),
+        ("saccade train classify --lab", {"--label", "--label-smoothing"}),
+        ("saccade verify --form c", {"cross"}),
+        ("saccade diagram multi", {"multi-head"}),
+        ("saccade view my-no", set()),  # the shell completes files itself
+    ],
+)
+def test_completion_of_bash(words, expected):
+    settings = {"_SACCADE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['saccade']; from saccade.cli import main; code = main(); "
+    code += "assert 'torch' not in sys.modules; sys.exit(code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **settings}, capture_output=True, text=True, check=False
+    )
+    assert (set(done.stdout.split()), done.stderr) == (expected, "")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch) -> _Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return _Terminal()
+
+
+def test_a_line_counts_seconds_until_something_is_shown(terminal):
+    line = WaitingLine(terminal, begin=0.01)
+    deadline = time.monotonic() + 30
+    while not terminal.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    line.end()
+    shown = terminal.getvalue()
+    assert shown.startswith("\rworking, 0 s") and ESCAPE not in shown
+    blank = shown.rpartition("\r")[0].rpartition("\r")[2]
+    assert blank and not blank.strip() and shown.endswith("\r")
+    time.sleep(0.05)
+    assert terminal.getvalue() == shown
+
+
+def test_no_line_where_output_is_piped():
+    piped = io.StringIO()
+    line = WaitingLine(piped, begin=0.001)
+    time.sleep(0.05)
+    line.end()
+    assert piped.getvalue() == ""
+
+
+@pytest.mark.parametrize("shown", ["a message", "a result", "an error", "what a user types"])
+def test_the_line_is_gone_before_other_output(shown, terminal, monkeypatch):
+    monkeypatch.setattr("saccade._terminal._waiting.BEGIN", 0.01)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("typed"))
+    app = typer.Typer()
+
+    @app.command()
+    def wait() -> None:
+        time.sleep(0.3)
+        if shown == "a message":
+            typer.echo("done", err=True)
+        elif shown == "a result":
+            from saccade.cli._outputs import result_console
+
+            result_console().print("done")
+        elif shown == "an error":
+            raise ValueError("done")
+        else:
+            typer.echo(f"{standard_input().read()} done")
+        time.sleep(0.1)
+
+    from saccade.cli._run import run
+
+    run([], app)
+    before, _, after = terminal.getvalue().partition("done")
+    assert "working, 0 s" in before and "working" not in after
+    last = before.rpartition("\r")[2]
+    assert last.strip() in ("", "saccade: error:", "typed")
