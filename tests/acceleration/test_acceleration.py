@@ -138,7 +138,13 @@ def test_install_is_for_the_thread_that_calls_it_and_uninstall_for_any(x):
 
 def test_the_counts_print_themselves(x):
     run = saccade.accelerate()
-    assert str(run) == "saccade.accelerate(): no call of attention was seen"
+    assert str(run) == "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen"
+    small = saccade.accelerate(torch.nn.Linear(3, 5))
+    with small:
+        pass
+    assert str(small).endswith(
+        "modules of the model:\n    none: no linear layer is large enough, and no other part is known"
+    )
     assert repr(run) == "<saccade.accelerate(), off: 0 of 0 calls of attention taken>"
     with run:
         big = torch.randn(1, 8, 128, 16)

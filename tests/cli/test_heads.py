@@ -98,6 +98,12 @@ def test_the_overview_is_the_gradient_of_the_texts_own_loss_and_the_attribution(
         assert shown[head.layer, head.head] == pytest.approx(-signed, abs=6e-4)
 
 
+def test_a_pipe_loses_nothing_of_a_long_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main(["heads", "The cat sat on the mat. The cat sat on the"]) == 0
+    assert "\N{HORIZONTAL ELLIPSIS}" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_ablation_is_a_run_without_the_head(capsys, embedded):
     module, ids, _ = embedded

@@ -111,11 +111,14 @@ class Acceleration(CallCounts):
 
     def __str__(self) -> str:
         text = self._calls()
-        return text if self._model is None else "\n".join([text, "modules of the model:", *self._model.lines()])
+        if self._model is None:
+            return text
+        none = ["    none: no linear layer is large enough, and no other part is known"]
+        return "\n".join([text, "modules of the model:", *(list(self._model.lines()) or none)])
 
     def _calls(self) -> str:
         if not self.calls:
-            return "saccade.accelerate(): no call of attention was seen"
+            return "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen"
         share = f"{self.taken / self.calls:.0%}"
         lines = [f"saccade.accelerate(): {self.taken} of {self.calls} calls of attention taken ({share})"]
         kernels = f" ({_kernels.instructions()})"

@@ -66,7 +66,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "train classify": (
         "saccade train classify reviews.csv --out runs/reviews",
-        "saccade train classify reviews.csv --text comment --label stars --out runs/reviews",
+        "saccade train classify reviews.csv --text comment --label stars --out runs/r",
     ),
     "train tag": ("saccade train tag words.conll --out runs/tagger",),
     "train answer": ("saccade train answer questions.jsonl --out runs/answers",),

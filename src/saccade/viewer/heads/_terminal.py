@@ -200,7 +200,8 @@ def print_bars(
             )
             text.append(f"  {line.said}" if line.said else "", style="dim")
         text.rstrip()
-        text.truncate(console.width, overflow="ellipsis")
+        if console.is_terminal:  # in a pipe or a file a long line loses nothing
+            text.truncate(console.width, overflow="ellipsis")
         console.print(text, soft_wrap=True, highlight=False)
 
 
