@@ -219,7 +219,5 @@ def test_without_lightning_the_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "pytorch_lightning")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ImportError, match=r'lightning: is not installed \(pip install "lightning>=2.5"'
-    ):
+    with pytest.raises(ImportError, match=r'lightning: is not installed \(pip install "lightning>=2.5"'):
         integration.callback_classes()

@@ -228,7 +228,5 @@ def test_options_are_checked_before_training():
 def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "saccade.integrations.trainer")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ImportError, match=r'transformers: is not installed \(pip install "transformers>=5.0"'
-    ):
+    with pytest.raises(ImportError, match=r'transformers: is not installed \(pip install "transformers>=5.0"'):
         importlib.import_module("saccade.integrations.trainer")

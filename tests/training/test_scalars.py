@@ -130,8 +130,6 @@ def test_a_log_that_cannot_be_written_ends_and_training_does_not(tmp_path):
 def test_without_tensorboard_nothing_is_touched(run, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
-    with pytest.raises(
-        ValueError, match=r'tensorboard: is not installed \(pip install "accelerate>=1.0"'
-    ):
+    with pytest.raises(ValueError, match=r'tensorboard: is not installed \(pip install "accelerate>=1.0"'):
         train_language_model(run)
     assert not run.out.exists()

@@ -277,9 +277,7 @@ def test_a_client_that_is_missing_is_told_at_the_start(session, monkeypatch):
 def test_a_missing_extra_is_named_before_anything_is_read(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
-    with pytest.raises(
-        ImportError, match=rf'{module}, which is not installed: pip install "anywidget>=0.9.13"'
-    ):
+    with pytest.raises(ImportError, match=rf'{module}, which is not installed: pip install "anywidget>=0.9.13"'):
         saccade.view(TEXT, block=False)
 
 

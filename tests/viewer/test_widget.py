@@ -155,9 +155,7 @@ def test_without_anywidget_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.setattr(_view, "_in_notebook", lambda: True)
     monkeypatch.setattr(_view, "open_session", lambda *_, **__: pytest.fail("read before it was checked"))
-    with pytest.raises(
-        ImportError, match=r'anywidget, which is not installed: pip install "anywidget>=0.9.13"'
-    ):
+    with pytest.raises(ImportError, match=r'anywidget, which is not installed: pip install "anywidget>=0.9.13"'):
         saccade.view(TEXT)
 
 
