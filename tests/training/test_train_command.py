@@ -58,6 +58,16 @@ def test_starting_from_a_model_and_copying_first(train, tmp_path, capsys):
     assert "3 steps before the text, on random tokens over and over; in 50% of the windows" in card
 
 
+def test_sizes_that_are_not_given_are_those_of_the_model_to_start_from(train, story, tmp_path, capsys):
+    assert train("--steps", 2, "--characters") == 0
+    given = ["--from", str(tmp_path / "out"), "--steps", "2", "--out", str(tmp_path / "next")]
+    assert cli.main(["train", "lm", str(story), *given, "--dropout", "0"]) == 0
+    first, second = (load(tmp_path / name).model.config.to_dict() for name in ("out", "next"))
+    assert second == {**first, "dropout": 0.0}
+    assert cli.main(["train", "lm", str(story), *given, "--overwrite", "--context", "11"]) == 2
+    assert "context 23 (asked for 11)" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_same_seed_writes_the_same_model(train, tmp_path):
     for name in ("first", "second"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ class FileOptions:
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
     resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
     initial: Path | None = option(
-        None, "Start from this model's weights and tokenizer.  [default: random weights]", "--from"
+        None, "Start from this model's weights, tokenizer and sizes.  [default: random weights]", "--from"
     )
 
 
@@ -74,6 +75,17 @@ class ModelOptions:
         # A context that cannot be is refused by name when the model is made.
         mechanism = None if self.mechanism is None else parse(self.mechanism, max(self.context, 1))
         return {**vars(self), "mechanism": mechanism}
+
+
+def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
+    """Those of a model folder that are among the names; none where it cannot be read, which its opening reports."""
+    from ..models.own.checkpoint import CONFIG
+
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        return {name: config[name] for name in names & {"layers", "heads", "kv_heads", "width", "hidden", "context"}}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)

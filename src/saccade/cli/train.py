@@ -35,6 +35,7 @@ from ._train_options import (
     Text,
     TextOptions,
     settings_of,
+    sizes_of,
 )
 from ._train_rate import learning_rate
 from ._training_run import EPILOG, ending
@@ -66,6 +67,7 @@ def register(app: typer.Typer) -> None:
 
 
 def language_model(
+    call: typer.Context,
     text: Text,
     files: FileOptions,
     data: TextOptions,
@@ -83,12 +85,16 @@ def language_model(
     from ..training.processes import is_main_process
     from ..training.progress import ConsoleReporter
 
+    sizes = shape.fields
+    if files.initial is not None:
+        sizes |= sizes_of(files.initial, set(sizes) - from_command_line(call))
+
     def one(files: FileOptions, changes: dict[str, Any]) -> Evaluation | None:
         run = LanguageRun(
             text,
             files.out,
             settings_of(data, dataclasses.replace(learning, **changes), machine, keeping),
-            shape.fields,
+            sizes,
             hold_out=tuple(data.hold_out or ()),
             vocabulary=data.pieces,
             overwrite=files.overwrite,
