@@ -105,7 +105,9 @@ def test_not_the_one_before() -> None:
 def test_a_mask_built_for_another_length() -> None:
     target = hiding(lambda length: (triangle(length) & (torch.arange(length) < 16)) | torch.eye(length).bool())
     error = only_error(run(CHECK, target))
-    assert "built for another length" in error.message and "At length 2, 3, 6, 7, 17 all is seen." in error.message
+    assert (
+        "built for another length" in error.message and "At length 2, 3, 6, 7, 17 it sees everything." in error.message
+    )
 
 
 def test_a_window_that_grows_with_the_length_is_an_error() -> None:

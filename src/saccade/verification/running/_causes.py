@@ -146,4 +146,6 @@ def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Fin
         return replace(outcome, status="n/a", reason="what it found probably follows from another error")
     first = next(one for one in before if one.check == outcome.name and _is_error(one))
     told = next((one for one in findings if _same(one, first)), None)
-    return replace(outcome, status="n/a", reason=f"stopped by the error told under {told.check if told else 'another'}")
+    return replace(
+        outcome, status="n/a", reason=f"stopped by the error reported under {told.check if told else 'another'}"
+    )

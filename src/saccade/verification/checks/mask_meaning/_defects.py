@@ -121,7 +121,7 @@ def named(probe: MaskArgumentProbe) -> MaskDefect:
             "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)",
         )
     return _mixed(probe) or MaskDefect(
-        f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
+        f"The visible pairs fit no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
         f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
     )
 

@@ -158,7 +158,8 @@ def _settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tup
     ways = [(words, option, way) for words, option, way in _ways(clues, unknown) if _works(trials, way)]
     if len(ways) > 1:
         raise Undecided(
-            f"what {', '.join(unknown)} is cannot be told from the signature, and more than one way of calling works",
+            f"what {', '.join(unknown)} is cannot be inferred from the signature, and more than one way of calling "
+            "works",
             [(words, option) for words, option, _ in ways],
         )
     if not ways:

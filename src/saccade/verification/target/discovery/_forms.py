@@ -436,8 +436,9 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     only = _one_length(trials, clues)
     if only is not None:
         return Undecided(
-            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: nothing"
-            " can be asked of it as it is",
+            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: it "
+            "cannot be tested "
+            "as it is",
             [
                 (f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
                 ("a size of its constructor that is another number", "--arg NAME=VALUE"),
@@ -446,7 +447,7 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     returned = _of_no_position(trials, clues)
     if returned:
         return Undecided(
-            f"{returned}, where every check compares outputs by position: nothing can be asked of it as it is",
+            f"{returned}, where every check compares outputs by position: it cannot be tested as it is",
             [("a function of yours that gives an output for each position", "--adapter FILE.py:NAME")],
         )
     message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"

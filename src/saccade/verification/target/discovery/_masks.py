@@ -301,7 +301,7 @@ def _in_words(argument: TargetArgument, masks: list[MaskReading], promised: Mean
         return
     why = f'as documented ("{first.words}")' if first.documented else "by what it does"
     if not first.documented and first.behaves is None:
-        why = "as is usual or nearest, because it hides no key wholly either way"
+        why = "the usual or nearest meaning, because neither meaning hides a key completely"
     if first.meaning == promised and first.meaning not in (first.documented, first.behaves):
         why = "as promised"
     said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]
