@@ -102,7 +102,7 @@ class Group(TyperGroup):
 class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings of their groups, as plain text.
 
-    What the library says of its arguments is told of the options.
+    Error messages of the library about its arguments are changed to name the options.
     """
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
