@@ -133,7 +133,7 @@ def test_help_shows_options_by_theme(capsys):
         "Model:",
         "Learning:",
         "Memory and speed:",
-        "Looking and keeping:",
+        "Evaluation and checkpoints:",
         "Options:",
     ]
     places = [told.index(f"\n{heading}\n") for heading in headings]

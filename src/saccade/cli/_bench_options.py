@@ -25,24 +25,26 @@ class CaseOptions:
 
     length: str | None = option(
         None,
-        "Tokens: 1000, 4k, or 4x (keys and values fill 4 last-level caches).  [default: 512,2k,8k; decode: 1x,4x]",
+        "Tokens: 1000, 4k, or 4x (keys and values fill the last-level cache 4 times).  [default: 512,2k,8k; "
+        "decode: 1x,4x]",
         metavar="LIST",
     )
-    queries: str | None = option(None, "Query rows.  [default: as many as keys; decode: 1]", metavar="LIST")
-    batch: str = option("1", "Sequences.", metavar="LIST")
+    queries: str | None = option(None, "Number of queries.  [default: as many as keys; decode: 1]", metavar="LIST")
+    batch: str = option("1", "Batch size in sequences.", metavar="LIST")
     heads: str = option("8", "Query heads.", metavar="LIST")
     kv_heads: str | None = option(None, "Key/value heads.  [default: as many as query heads]", metavar="LIST")
-    width: str = option("64", "Columns of query and key.", metavar="LIST")
-    value_width: str | None = option(None, "Columns of value.  [default: as many as of query and key]", metavar="LIST")
-    dtype: str = option("float32", "float32, bfloat16, float16 or float64.", metavar="LIST")
+    width: str = option("64", "Head width of query and key.", metavar="LIST")
+    value_width: str | None = option(None, "Head width of value.  [default: as --width]", metavar="LIST")
+    dtype: str = option("float32", "Data type: float32, bfloat16, float16 or float64.", metavar="LIST")
     mask: str = option(
         "causal",
-        "full, causal, window:W, padding:half, documents:N, prefix:N, alibi, bias; joined by +.",
+        "Mask: full, causal, window:W, padding:half, documents:N, prefix:N, alibi or bias; combine several with +.",
         metavar="LIST",
     )
     stage: str = option(
         "forward",
-        "forward, backward, forward+backward, recorded (a forward that a backward may follow) or decode.",
+        "What is timed: forward, backward, forward+backward, recorded (a forward pass that records for a "
+        "backward pass) or decode.",
         "--pass",
         metavar="LIST",
     )
@@ -52,14 +54,17 @@ class CaseOptions:
 class ContenderOptions:
     """Contenders"""
 
-    backend: str = option("native,auto", "Saccade's backends.", metavar="LIST")
+    backend: str = option("native,auto", "Backends of Saccade to measure.", metavar="LIST")
     instruction_set: str | None = option(
-        None, "Instruction sets to force for native: avx2, for example.", "--set", metavar="LIST"
+        None,
+        "Instruction sets to force for native, such as avx2.  [default: chosen for this processor]",
+        "--set",
+        metavar="LIST",
     )
     against: str | None = option(
         None,
-        "sdpa, flex (compiles each shape), dense, onnxruntime, openvino; or none.  [default: sdpa,flex,dense; "
-        "quick: not flex; targets: all but dense]",
+        "Implementations to compare with: sdpa, flex (compiles each shape), dense, onnxruntime, openvino; or "
+        "none.  [default: sdpa,flex,dense; quick: not flex; targets: all but dense]",
         metavar="LIST",
     )
 
@@ -68,34 +73,42 @@ class ContenderOptions:
 class BenchMeasuringOptions:
     """Measuring"""
 
-    threads: int | None = option(None, "Threads.  [default: as many as PyTorch takes]")
-    seconds: float | None = option(None, "Time for each case.  [default: 3; quick: 0.3]")
-    rounds: int | None = option(None, "Rounds at least.  [default: 5; quick: 3]")
-    memory: bool = option(False, "Measure the peak memory, too; --plot does.", "--memory")
-    most_memory: float = option(4.0, "GiB of weights or masks beyond which one is left out.")
+    threads: int | None = option(None, "Number of threads.  [default: PyTorch's setting]")
+    seconds: float | None = option(None, "Seconds for each case.  [default: 3; quick: 0.3]")
+    rounds: int | None = option(None, "Minimum number of rounds.  [default: 5; quick: 3]")
+    memory: bool = option(False, "Also measure peak memory; --plot implies it.", "--memory")
+    most_memory: float = option(4.0, "Skip an implementation whose weights or masks need more than this many GiB.")
     quick: bool = option(False, "Fewer rounds, lengths and contenders.", "--quick")
-    clock: str = option("wall", "wall, or cpu: one thread's own time, for a machine in use.")
+    clock: str = option("wall", "wall, or cpu: CPU time of one thread, for a busy machine.")
 
 
 @dataclasses.dataclass(frozen=True)
 class TargetOptions:
     """Targets"""
 
-    targets: bool = option(False, "Measure what the native kernels are held to, not the cases above.", "--targets")
-    only: list[str] | None = option(
-        None, "Only the targets whose name has all of these words; may be given again.", metavar="WORDS"
+    targets: bool = option(
+        False, "Measure the performance targets of the native kernels, not the cases above.", "--targets"
     )
-    resume: bool = option(False, "Keep what the --json FILE of an earlier run on this machine has.", "--resume")
+    only: list[str] | None = option(
+        None, "Only the targets whose name has all of these words; repeat it for more.", metavar="WORDS"
+    )
+    resume: bool = option(
+        False,
+        "Keep the results in the --json FILE of an earlier run on this machine, and measure the rest.",
+        "--resume",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchOutputOptions:
     """Output: files are replaced"""
 
-    as_json: str | None = option(None, "Every reading, for programs; - prints it.", "--json", metavar="FILE")
-    markdown: Path | None = option(None, "The results as a page.", metavar="FILE")
-    plot: Path | None = option(None, "Time and memory against length: .png or .svg (matplotlib).", metavar="FILE")
-    read: Path | None = option(None, "Measure nothing: show the results of a --json FILE.", "--from", metavar="FILE")
+    as_json: str | None = option(None, "Write every measurement as JSON; - prints it.", "--json", metavar="FILE")
+    markdown: Path | None = option(None, "Write the results as a Markdown page.", metavar="FILE")
+    plot: Path | None = option(
+        None, "Plot time and memory against length: .png or .svg (needs matplotlib).", metavar="FILE"
+    )
+    read: Path | None = option(None, "Show the results of a --json FILE, without measuring.", "--from", metavar="FILE")
 
 
 def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, targets: bool) -> MeasurementSettings:

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 class DataOptions:
     """Data: one of random numbers, a file, or a model that reads a text"""
 
-    random: str | None = option(None, "Normal numbers: batch, heads, width of a head.", metavar="B,H,D")
+    random: str | None = option(None, "Random normal q, k and v: batch, heads, head width.", metavar="B,H,D")
     tensors: Path | None = option(
-        None, "query, key and value (B, H, L, D) in a .safetensors or .pt file.", metavar="FILE"
+        None, "A .safetensors or .pt file with query, key and value (B, H, L, D).", metavar="FILE"
     )
     model: str | None = option(
         None,
-        "Those of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
+        "Use q, k and v of this model: a folder or a name on the Hugging Face hub.  [default: the embedded model]",
         metavar="DIR_OR_HUB_ID",
     )
-    text: Path | None = option(None, "The text it reads.  [default: the start of a novel]", metavar="FILE")
-    layer: int | None = option(None, "Its layer, counted from 0.  [default: the middle one]", metavar="N")
+    text: Path | None = option(None, "The text that the model reads.  [default: the start of a novel]", metavar="FILE")
+    layer: int | None = option(None, "Layer of the model, counted from 0.  [default: the middle one]", metavar="N")
     causal: bool | None = option(
         None,
-        "Whether no token sees a later one.  [default: as the model; otherwise causal]",
+        "Whether tokens attend only to earlier tokens and themselves.  [default: as the model; otherwise causal]",
         "--causal/--bidirectional",
         show_default=False,
     )
@@ -43,27 +43,31 @@ class ComparedOptions:
 
     mechanism: list[str] | None = option(
         None,
-        "Only this one and exact attention: linear, or linear:feature_map=relu; may be given again.",
+        "Compare only this mechanism with exact attention: linear, or linear:feature_map=relu; repeat it for more.",
         metavar="NAME[:SETTING]",
     )
-    layers: bool = option(True, "LSTM, GRU, convolutions and a connected layer, too.", "--layers/--no-layers")
-    lengths: str | None = option(None, "Tokens: 1000 or 4k.  [default: 256,1k,4k,8k; quick: 256,1k,2k]", metavar="LIST")
-    abilities: bool = option(False, "Measure nothing: show what each mechanism can and cannot do.", "--list")
+    layers: bool = option(
+        True, "Also compare LSTM, GRU, convolutions and a fully connected layer.", "--layers/--no-layers"
+    )
+    lengths: str | None = option(
+        None, "Lengths in tokens: 1000 or 4k.  [default: 256,1k,4k,8k; quick: 256,1k,2k]", metavar="LIST"
+    )
+    abilities: bool = option(False, "Show what each mechanism can and cannot do, without measuring.", "--list")
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareMeasuringOptions:
     """Measuring"""
 
-    threads: int | None = option(None, "Threads.  [default: as many as PyTorch takes]")
-    seconds: float | None = option(None, "Time for each length and kind of call.  [default: 1; quick: 0.1]")
-    rounds: int | None = option(None, "Rounds at least.  [default: 3; quick: 2]")
-    most_memory: float = option(4.0, "GiB beyond which something is left out.")
-    longest_call: float = option(10.0, "Seconds of a call beyond which something is left out.")
-    tolerance: float = option(0.1, "Relative error up to which the advice takes an approximation.")
-    seed: int = option(0, "Of everything that is drawn.")
+    threads: int | None = option(None, "Number of threads.  [default: PyTorch's setting]")
+    seconds: float | None = option(None, "Seconds for each length and kind of call.  [default: 1; quick: 0.1]")
+    rounds: int | None = option(None, "Minimum number of rounds.  [default: 3; quick: 2]")
+    most_memory: float = option(4.0, "Skip a mechanism that needs more than this many GiB.")
+    longest_call: float = option(10.0, "Skip a mechanism of which one call takes more than this many seconds.")
+    tolerance: float = option(0.1, "Largest relative error at which the advice recommends an approximation.")
+    seed: int = option(0, "Seed of all random numbers.")
     quick: bool = option(
-        False, "Fewer rounds and lengths: about a minute on two idle cores, two or more on busy ones.", "--quick"
+        False, "Fewer rounds and lengths: about one minute on two idle cores, two or more on busy ones.", "--quick"
     )
 
 
@@ -71,10 +75,12 @@ class CompareMeasuringOptions:
 class CompareOutputOptions:
     """Output: files are replaced"""
 
-    as_json: str | None = option(None, "Every reading, for programs; - prints it.", "--json", metavar="FILE")
-    markdown: Path | None = option(None, "The results as a page.", metavar="FILE")
-    plot: Path | None = option(None, "The trade-offs as a figure: .png or .svg (matplotlib).", metavar="FILE")
-    read: Path | None = option(None, "Measure nothing: show a --json FILE, or for tasks --records.", metavar="FILE")
+    as_json: str | None = option(None, "Write every measurement as JSON; - prints it.", "--json", metavar="FILE")
+    markdown: Path | None = option(None, "Write the results as a Markdown page.", metavar="FILE")
+    plot: Path | None = option(None, "Plot the trade-offs: .png or .svg (needs matplotlib).", metavar="FILE")
+    read: Path | None = option(
+        None, "Show a --json FILE, or with --task a --records file, without measuring.", metavar="FILE"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,16 +89,16 @@ class TaskOptions:
 
     task: list[str] | None = option(
         None,
-        "copy, duplication, recall, induction, needle, or all; several with commas, or given again.",
+        "copy, duplication, recall, induction, needle or all; separate several with commas, or repeat the option.",
         metavar="NAME",
     )
-    steps: int | None = option(None, "Of training, at most, for each learning rate.  [default: 600]")
+    steps: int | None = option(None, "Maximum training steps for each learning rate.  [default: 600]")
     rates: str | None = option(
-        None, "Learning rates, tried in turn until one solves.  [default: .01,.003]", metavar="LIST"
+        None, "Learning rates, tried in turn until one solves the task.  [default: .01,.003]", metavar="LIST"
     )
-    seeds: int = option(1, "Runs of each; the table has their median.")
+    seeds: int = option(1, "Runs of each mechanism; the table shows their median.")
     records: Path | None = option(
-        None, "Append each run to this .jsonl; those that stand there are not repeated.", metavar="FILE"
+        None, "Append each run to this .jsonl; runs that it already has are not repeated.", metavar="FILE"
     )
 
 

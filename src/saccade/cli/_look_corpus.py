@@ -26,23 +26,29 @@ class CorpusOptions:
     """Studies of many texts"""
 
     corpus: list[Path] | None = option(
-        None, "Score every head over text files, or folders of .txt files.", metavar="FILES"
+        None, "Score every head on text files, or on folders of .txt files.", metavar="FILES"
     )
     against: str | None = option(
-        None, "With --corpus: what changed from --model to this checkpoint.", metavar="DIR_OR_HUB_ID"
+        None,
+        "With --corpus: a second checkpoint; show how its heads differ from those of --model.",
+        metavar="DIR_OR_HUB_ID",
     )
-    syntax: Path | None = option(None, "Heads against the relations of a treebank in CoNLL-U.", metavar="FILE")
+    syntax: Path | None = option(
+        None, "Compare heads with the syntactic relations of a CoNLL-U treebank.", metavar="FILE"
+    )
     coreference: Path | None = option(
-        None, "Heads against antecedents: JSON lines, or CoNLL-U of CorefUD.", metavar="FILE"
+        None, "Compare heads with coreference antecedents: JSON lines, or CoNLL-U of CorefUD.", metavar="FILE"
     )
     probe: Path | None = option(
-        None, "What each layer knows: lines of word, tab, label; or a .conllu.", metavar="LABELS"
+        None,
+        "Train a probe on each layer. The file has a word, a tab and a label per line, or is a .conllu.",
+        metavar="LABELS",
     )
-    column: str = option("upos", "The column of a .conllu to probe for: upos or deprel.")
-    texts: int = option(64, "Pieces of the corpus at most, spread evenly over it.")
-    tokens: int = option(256, "Tokens of a piece at most.")
-    words: int = option(10_000, "Words at most that a probe takes.")
-    seed: int = option(0, "Of random repeats, splits and intervals.")
+    column: str = option("upos", "The column of a .conllu that the probe predicts: upos or deprel.")
+    texts: int = option(64, "Maximum number of passages, spread evenly over the corpus.")
+    tokens: int = option(256, "Maximum tokens of a passage.")
+    words: int = option(10_000, "Maximum number of words for a probe.")
+    seed: int = option(0, "Seed of random repeats, splits and intervals.")
 
     @property
     def asked(self) -> bool:

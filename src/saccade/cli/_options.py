@@ -33,13 +33,13 @@ class CommonOptions:
 
     model: str | None = option(
         None,
-        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
-        "[default: the embedded model]",
+        "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name).  [default: "
+        "the embedded model]",
         metavar="DIR_OR_HUB_ID",
     )
     out: Path | None = option(None, "What a command writes; each says it anew, in this place.")
-    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
-    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+    force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
+    as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,14 +10,15 @@ import typer
 from ._errors import UserError, require
 
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run: --out of `saccade train`.", show_default=False)
+    Path,
+    typer.Argument(metavar="RUN", help="The folder of a run, as written by `saccade train --out`.", show_default=False),
 ]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="An option of the task that differs from training's, such as text=review; may be given again.",
+        help="Change an option of the task from its value in training, such as text=review; repeat it for more.",
         show_default=False,
     ),
 ]

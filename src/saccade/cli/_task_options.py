@@ -17,17 +17,17 @@ class NewRunOptions:
     """Files and folders"""
 
     out: Path = option(cast(Path, ...), "The folder to write the model into.", show_default=False)
-    validation: Path | None = option(None, "Judge by this file.  [default: a --share of DATA]", metavar="DATA")
-    share: float | None = option(None, "How much of DATA is not trained on but judged by.  [default: as the teacher]")
+    validation: Path | None = option(None, "The validation data.  [default: a --share of DATA]", metavar="DATA")
+    share: float | None = option(None, "Share of DATA that is held out for validation.  [default: as for the teacher]")
     overwrite: bool = option(False, "Replace the run in --out.", "--overwrite")
-    resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
+    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskFileOptions(NewRunOptions):
     """Files and folders"""
 
-    share: float = option(0.1, "How much of DATA is not trained on but judged by.")
+    share: float = option(0.1, "Share of DATA that is held out for validation.")
     initial: str | None = option(
         None,
         "Start from the weights and the tokenizer of a run, a published model's folder, or a name on the Hugging Face "
@@ -43,7 +43,9 @@ class TuningOptions:
 
     last: int | None = option(None, "Train only the last N blocks and the head.  [default: all weights]")
     lora: int | None = option(
-        None, "Train the head, and a change of this rank of each matrix in the blocks (LoRA).  [default: all weights]"
+        None,
+        "Train the head and a low-rank update of this rank for each matrix in the blocks (LoRA).  [default: "
+        "all weights]",
     )
 
 
@@ -53,17 +55,23 @@ class TaskLearningOptions:
 
     # {...}: of the task's recipe
 
-    epochs: int | None = option(None, "Times through the data.  [default: {epochs}]")
-    steps: int | None = option(None, "Optimizer steps, in the place of --epochs.")
-    minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
+    epochs: int | None = option(None, "Passes over the data.  [default: {epochs}]")
+    steps: int | None = option(None, "Optimizer steps, instead of --epochs.")
+    minutes: float | None = option(
+        None, "Stop after this many minutes, if training has not ended before.  [default: no limit]"
+    )
     batch: int | None = option(None, "Examples in each step, over all processes.  [default: {batch}]")
-    rate: float | None = option(None, "Highest learning rate.  [default: {rate}]")
-    warmup: int | None = option(None, "Warm-up steps.  [default: a tenth of the epochs that are usual, at most 100]")
+    rate: float | None = option(None, "Peak learning rate.  [default: {rate}]")
+    warmup: int | None = option(
+        None, "Warm-up steps.  [default: a tenth of the steps in the default epochs, at most 100]"
+    )
     decay: float = option(0.01, "Weight decay.")
-    beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
-    clip: float = option(LearningOptions.clip, "Largest gradient norm.")
-    seed: int = option(0, "Of the split, batches, weights and dropout.")
-    seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
+    beta2: float = option(LearningOptions.beta2, "Second beta of AdamW.")
+    clip: float = option(LearningOptions.clip, "Maximum gradient norm; larger gradients are scaled down to it.")
+    seed: int = option(0, "Seed of the split, batches, weights and dropout.")
+    seeds: int | None = option(
+        None, "Train this many times, with seeds from --seed upwards, into folders seed-N of --out.  [default: one run]"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,25 +80,27 @@ class SearchOptions:
 
     search: int | None = option(
         None,
-        "Train so many times with other rates, batches and sizes, and keep the best run. Options that are given are "
-        "not tried; --minutes are for all runs together.",
+        "Train this many times with different rates, batches and sizes, and keep the best run. Options you "
+        "give keep their value; --minutes is the limit for all runs together.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluationOptions:
-    """Looking and keeping"""
+    """Evaluation and checkpoints"""
 
-    every: int | None = option(None, "Steps between looks at the validation data.  [default: {every}]")
+    every: int | None = option(None, "Steps between evaluations on the validation data.  [default: {every}]")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
-    patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: {patience}]")
+    patience: int | None = option(
+        None, "Stop after this many evaluations without an improvement.  [default: {patience}]"
+    )
     improvement: float = option(0.0, "The smallest change of the metric that counts as an improvement.")
     tensorboard: bool | None = option(
         None, "Write a log for TensorBoard.  [default: if installed]", "--tensorboard/--no-tensorboard"
     )
     log_every: int = option(EvaluationOptions.log_every, "Steps between entries of the log.")
     watch: int | None = option(
-        None, "Steps between looks at every head's attention, for the log and alarms.  [default: never]"
+        None, "Steps between recordings of every head's attention, for the log and alarms.  [default: never]"
     )
 
 

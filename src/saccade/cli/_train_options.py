@@ -25,7 +25,7 @@ class FileOptions:
 
     out: Path = option(Path("runs/lm"), "The folder to write the model into.")
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
-    resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
+    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
     initial: Path | None = option(
         None, "Start from this model's weights and tokenizer.  [default: random weights]", "--from"
     )
@@ -36,12 +36,12 @@ class TextOptions:
     """Text and tokens"""
 
     hold_out: list[Path] | None = option(
-        None, "Validate on this file, do not train on it; may be given again.  [default: the last tenth]"
+        None, "Use this file only for validation; repeat it for more.  [default: the last tenth of TEXT]"
     )
-    characters: bool = option(False, "Tokens are characters, not BPE pieces.", "--characters")
+    characters: bool = option(False, "Use characters as tokens, not BPE pieces.", "--characters")
     vocabulary: int = option(2048, "Size of the BPE vocabulary.")
-    repeats: float = option(0.0, "Share of windows that say something twice (teaches copying).")
-    copying: int = option(0, "Steps on repeated random tokens before the text (the same).")
+    repeats: float = option(0.0, "Share of training windows that contain a passage twice; this teaches copying.")
+    copying: int = option(0, "Steps on repeated random tokens before training on the text; this also teaches copying.")
 
     @property
     def pieces(self) -> int | None:
@@ -55,14 +55,14 @@ class ModelOptions:
 
     layers: int = option(4, "Decoder blocks.")
     heads: int = option(8, "Query heads of each block.")
-    kv_heads: int | None = option(None, "Key/value heads.  [default: as many]")
+    kv_heads: int | None = option(None, "Key/value heads of each block.  [default: as many as query heads]")
     width: int = option(256, "Width of the residual stream.")
-    hidden: int | None = option(None, "Width inside feed-forward.  [default: 8/3 of --width]")
-    context: int = option(256, "Tokens the model sees at once.")
-    dropout: float = option(0.1, "Dropout on embedding and residual stream.")
+    hidden: int | None = option(None, "Width inside the feed-forward layers.  [default: 8/3 of --width]")
+    context: int = option(256, "Context length in tokens.")
+    dropout: float = option(0.1, "Dropout probability on embedding and residual stream.")
     mechanism: str | None = option(
         None,
-        "What takes the place of softmax attention: linear, performer, ... or with settings of its own, "
+        "A mechanism instead of softmax attention: linear, performer, ..., or with settings, such as "
         "linear:feature_map=relu.  [default: softmax attention]",
     )
 
@@ -81,29 +81,33 @@ class LearningOptions:
     """Learning"""
 
     steps: int = option(2000, "Optimizer steps.")
-    minutes: float | None = option(None, "End before so many minutes are over, if that comes first.  [default: never]")
+    minutes: float | None = option(
+        None, "Stop after this many minutes, if training has not ended before.  [default: no limit]"
+    )
     batch: int = option(16, "Windows in each step, over all processes.")
-    rate: float = option(1e-3, "Highest learning rate.")
-    warmup: int = option(100, "Steps up to it.")
+    rate: float = option(1e-3, "Peak learning rate.")
+    warmup: int = option(100, "Warm-up steps: the learning rate rises to its peak.")
     decay: float = option(0.1, "Weight decay.")
-    beta2: float = option(0.98, "AdamW's second beta.")
-    clip: float = option(1.0, "Largest gradient norm.")
-    seed: int = option(0, "Of windows, weights and dropout.")
-    seeds: int | None = option(None, "Train with so many seeds, from --seed on, into folders seed-N of --out.")
+    beta2: float = option(0.98, "Second beta of AdamW.")
+    clip: float = option(1.0, "Maximum gradient norm; larger gradients are scaled down to it.")
+    seed: int = option(0, "Seed of windows, weights and dropout.")
+    seeds: int | None = option(
+        None, "Train this many times, with seeds from --seed upwards, into folders seed-N of --out.  [default: one run]"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTestOptions:
     """Rates and learning"""
 
-    low: float = option(1e-6, "The lowest rate.")
-    high: float = option(1.0, "The highest rate.")
-    steps: int = option(100, "How many rates are tried, a step with each.")
+    low: float = option(1e-6, "The lowest learning rate.")
+    high: float = option(1.0, "The highest learning rate.")
+    steps: int = option(100, "Number of rates to try, with one step for each.")
     batch: int = option(LearningOptions.batch, "Windows in each step.")
     decay: float = option(LearningOptions.decay, "Weight decay.")
-    beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
-    clip: float = option(LearningOptions.clip, "Largest gradient norm.")
-    seed: int = option(LearningOptions.seed, "Of windows, weights and dropout.")
+    beta2: float = option(LearningOptions.beta2, "Second beta of AdamW.")
+    clip: float = option(LearningOptions.clip, "Maximum gradient norm; larger gradients are scaled down to it.")
+    seed: int = option(LearningOptions.seed, "Seed of windows, weights and dropout.")
 
     @property
     def learning(self) -> LearningOptions:
@@ -117,9 +121,9 @@ class MachineOptions:
     """Memory and speed"""
 
     precision: str = option(
-        "auto", "bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 where this machine is fast at it."
+        "auto", "bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 if it is fast on this machine."
     )
-    accumulate: int = option(1, "Micro-batches a step is split into.")
+    accumulate: int = option(1, "Number of micro-batches that a step is split into.")
     checkpointing: bool = option(
         False, "Recompute blocks in the backward pass instead of keeping them.", "--checkpointing"
     )
@@ -128,18 +132,20 @@ class MachineOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions:
-    """Looking and keeping"""
+    """Evaluation and checkpoints"""
 
-    every: int = option(250, "Steps between looks at the validation text.")
+    every: int = option(250, "Steps between evaluations on the validation text.")
     checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
-    patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: never]")
-    improvement: float = option(0.0, "What counts as one, in nats per token.")
+    patience: int | None = option(None, "Stop after this many evaluations without an improvement.  [default: never]")
+    improvement: float = option(
+        0.0, "The smallest decrease of the validation loss that counts as an improvement, in nats per token."
+    )
     tensorboard: bool | None = option(
         None, "Write a log for TensorBoard.  [default: if installed]", "--tensorboard/--no-tensorboard"
     )
-    log_every: int = option(10, "Steps between its entries.")
+    log_every: int = option(10, "Steps between entries of the log.")
     watch: int | None = option(
-        None, "Steps between looks at every head's attention, for the log and alarms.  [default: never]"
+        None, "Steps between recordings of every head's attention, for the log and alarms.  [default: never]"
     )
 
 

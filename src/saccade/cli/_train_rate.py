@@ -28,9 +28,9 @@ def learning_rate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Find a learning rate: train with rates that rise at each step until the loss diverges (Smith 2017).
+    """Find a learning rate: train with a rate that rises at each step until the loss diverges (Smith 2017).
 
-    Give it the options of `saccade train lm` that describe text, model and batch. The model is thrown away.
+    Give the same options for text, model and batch as for `saccade train lm`. The model is not saved.
     """
     require("accelerate", "train")
     if out is not None and out.exists() and not out.is_dir():

@@ -26,19 +26,20 @@ def diagram(
         str | None,
         typer.Option(
             metavar="DIR_OR_HUB_ID",
-            help="A model folder or a name on the Hugging Face hub; for block and transformer also vaswani, bert, "
-            "gpt2, llama, t5, bart, marian, vit, wav2vec2, esm, patchtst, gat or graphormer, as published, without "
-            "weights.  [default: the embedded model]",
+            help="A model folder or a name on the Hugging Face hub. For block and transformer also a published "
+            "architecture without weights: vaswani, bert, gpt2, llama, t5, bart, marian, vit, wav2vec2, esm, "
+            "patchtst, gat or graphormer.  [default: the embedded model]",
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What attention, multi-head and decoder-step read.")
+        str | None, typer.Option(metavar="TEXT", help="The input text for attention, multi-head and decoder-step.")
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="What an encoder-decoder has written in decoder-step.  [default: what the model writes first]",
+            help="The target so far, for decoder-step of an encoder-decoder.  [default: the first tokens that the "
+            "model writes]",
             show_default=False,
         ),
     ] = None,
@@ -46,16 +47,19 @@ def diagram(
         str | None,
         typer.Option(
             metavar="LAYER.HEAD",
-            help="The head, from 0; in decoder-step of an encoder-decoder decoder.1.4 means 1.4.  "
-            "[default: the one that weighs words most evenly]",
+            help="The head, as layer.head, counted from 0; in decoder-step of an encoder-decoder decoder.1.4 and 1.4 "
+            "are the same.  [default: the head with the most even weights]",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An .svg, .png or .html.  [default: saccade-KIND.svg]")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file to write: .svg, .png or .html.  [default: saccade-KIND.svg]"),
     ] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="Dark, whatever the reader's setting is.")] = False,
-    light: Annotated[bool, typer.Option("--light", help="Light, whatever the reader's setting is.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Use the dark theme.  [default: the reader's setting]")] = False,
+    light: Annotated[
+        bool, typer.Option("--light", help="Use the light theme.  [default: the reader's setting]")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file even if Saccade did not write it.")] = False,
 ) -> None:
     """Draw attention, a block, a whole model, a step of decoding or the variants, from a real module."""
     if kind not in KINDS:

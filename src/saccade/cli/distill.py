@@ -29,13 +29,17 @@ _RECIPE = TaskCommand("", "", "", (), epochs=_USUAL, rate=_USUAL, batch=_USUAL, 
 class TeachingOptions:
     """Teaching"""
 
-    weight: float = option(0.5, "Of the teacher's outputs, from 0 to 1; the truth has the rest.")
-    temperature: float = option(2.0, "By which logits of both are divided: the higher, the more small ones count.")
-    hidden: float = option(0.0, "Weight of the distance of last hidden states, which is added.")
-    relations: float = option(0.0, "Weight of the distance of last layers' attention and values, which is added.")
+    weight: float = option(0.5, "Weight of the teacher's outputs in the loss, from 0 to 1; the labels have the rest.")
+    temperature: float = option(
+        2.0, "Divide the logits of both models by this; the higher, the more small probabilities count."
+    )
+    hidden: float = option(0.0, "Weight of an extra loss: the distance between the last hidden states of both models.")
+    relations: float = option(
+        0.0, "Weight of an extra loss: the distance between attention and values in the last layers of both models."
+    )
     unlabelled: Path | None = option(
         None,
-        "Learn from these inputs, too; the teacher says their classes.  [default: from DATA alone]",
+        "Also train on these unlabelled inputs, with the teacher's predictions as labels.  [default: DATA only]",
         metavar="FILE",
     )
 
@@ -43,24 +47,29 @@ class TeachingOptions:
 def register(app: typer.Typer) -> None:
     for name, group in (("learning", TaskLearningOptions), ("looking", TaskEvaluationOptions)):
         distill.__annotations__[name] = with_recipe(group, _RECIPE)
-    short = "Train a small model to say what a large one says."
+    short = "Train a small model to imitate a large one."
     app.command("distill", cls=GroupedCommand, epilog=EPILOG, short_help=short)(flattened(distill))
 
 
 def distill(
     *,
-    teacher: Annotated[Path, typer.Argument(metavar="TEACHER", help="A run's folder.", show_default=False)],
+    teacher: Annotated[
+        Path, typer.Argument(metavar="TEACHER", help="The folder of the teacher's run.", show_default=False)
+    ],
     student: Annotated[
         str,
         typer.Argument(
             metavar="STUDENT",
-            help="What differs from the teacher's configuration, as layers=2,width=128; a config.json; or a run, a "
+            help="Changes to the teacher's configuration, such as layers=2,width=128; a config.json; or a run, a "
             "published model's folder or a name on the hub to start from.",
             show_default=False,
         ),
     ],
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Data with truth, as the teacher learned from.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DATA", help="Labelled data in the format that the teacher was trained on.", show_default=False
+        ),
     ],
     files: NewRunOptions,
     teaching: TeachingOptions,
@@ -69,9 +78,9 @@ def distill(
     looking: TaskEvaluationOptions,
     changes: Changes = None,
 ) -> None:
-    """Train a smaller model to say what the model of TEACHER says; the run is one of the teacher's task.
+    """Train a smaller model to imitate the model of TEACHER; the new run has the teacher's task.
 
-    With fewer layers and nothing else changed STUDENT begins with blocks of its teacher, else with random weights.
+    If STUDENT changes only the number of layers, it starts with blocks of its teacher, otherwise with random weights.
     """
     options, of_task = given(teaching, learning, machine, looking), changes_of(changes)
     for name in {*options, *vars(files)} & of_task.keys():

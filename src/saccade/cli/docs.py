@@ -29,13 +29,13 @@ def docs(
         list[str] | None,
         typer.Argument(
             metavar="WORDS",
-            help="A public name, or words of a title or text: the page to open.",
+            help="The page to open: a public name, or words of its title or text.",
             show_default=False,
         ),
     ] = None,
-    path: Annotated[bool, typer.Option("--path", help="Print the page's file and open nothing.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print the page's file and do not open it.")] = False,
     build: Annotated[
-        bool, typer.Option("--build", help="Build the pages anew, from a source checkout; it takes half a minute.")
+        bool, typer.Option("--build", help="Rebuild the pages from a source checkout; this takes half a minute.")
     ] = False,
 ) -> None:
     """Open the documentation of the installed version in the browser, without a network."""

@@ -28,18 +28,22 @@ class VectorOptions:
 
     pooling: str | None = option(
         None,
-        "mean, first, last, max, mean-sqrt or weighted-mean.  [default: as the model's sentence-transformers files "
-        "say, else mean]",
+        "Pooling of token vectors: mean, first, last, max, mean-sqrt or weighted-mean.  [default: from the "
+        "model's sentence-transformers files, else mean]",
         metavar="NAME",
     )
     normalize: bool | None = option(
-        None, "Vectors of length 1, or as they are.  [default: as the files say]", "--normalize/--no-normalize"
+        None,
+        "Scale vectors to length 1, or leave them unchanged.  [default: from those files]",
+        "--normalize/--no-normalize",
     )
-    tokens_per_batch: int = option(4096, "Tokens that are computed together.")
+    tokens_per_batch: int = option(4096, "Tokens in one batch.")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("embed", cls=GroupedCommand, short_help="Make a vector of every text of a corpus.")(flattened(embed))
+    app.command("embed", cls=GroupedCommand, short_help="Write an embedding vector for every text of a corpus.")(
+        flattened(embed)
+    )
 
 
 def embed(
@@ -47,7 +51,8 @@ def embed(
         Path,
         typer.Argument(
             metavar="FILE_OR_FOLDER",
-            help="A text a line, a .csv or .tsv with --column, or a folder: a text each .txt file in it.",
+            help="A file with one text per line, a .csv or .tsv with --column, or a folder with one text per .txt "
+            "file.",
             show_default=False,
         ),
     ],
@@ -55,15 +60,15 @@ def embed(
         str,
         typer.Option(metavar="DIR_OR_HUB_ID", help="The model's folder or its name on the hub.", show_default=False),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="What to write: .npy or .jsonl.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .npy or .jsonl.", show_default=False)],
     vectors: VectorOptions,
     column: Annotated[str | None, typer.Option(help="The column of a .csv or .tsv that holds the texts.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE, and unfinished work for it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE, and discard unfinished work for it.")] = False,
 ) -> None:
-    """Make a vector of every text of a corpus, row n of text n.
+    """Write an embedding vector for every text of a corpus; row n belongs to text n.
 
-    Texts are sorted by length and computed without padding. Interrupted work goes on where it was: what is done stands
-    beside FILE in FILE.partial, until FILE appears whole.
+    Texts are sorted by length and computed without padding. An interrupted command continues where it stopped: finished
+    rows are kept in FILE.partial until FILE is complete.
     """
     from ..models.embedding_file import ENDINGS
 

@@ -18,21 +18,33 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="How the text begins; may be empty.", show_default=False)
+        str, typer.Argument(metavar="PROMPT", help="The start of the text; may be empty.", show_default=False)
     ],
     model: Annotated[
         str | None,
         typer.Option(
             metavar="DIR_OR_HUB_ID",
-            help="A folder of Saccade's or with published weights of a decoder (GPT-2, Llama, ...), or a name on "
-            "the Hugging Face hub.  [default: the embedded model]",
+            help="A folder with a Saccade model or with published weights of a decoder (GPT-2, Llama, ...), or a name "
+            "on the Hugging Face hub.  [default: the embedded model]",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens to write, at most to the end of the context.")] = 100,
-    temperature: Annotated[float, typer.Option(help="Above 1: more surprising; 0: always the likeliest.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that reach p together.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
+    tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens to write; generation also stops at the end of the context.")
+    ] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(help="Divide the logits by this: higher is more random, 0 always takes the most probable token."),
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample only from the k most probable tokens.  [default: all]")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample only from the most probable tokens whose probabilities sum to p.  [default: all]"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling: the same seed gives the same text.  [default: random]")
+    ] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
     from ..models import Sampling, load

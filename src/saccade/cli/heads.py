@@ -24,21 +24,20 @@ BY = {"importance": ("gradient", "ablation", "greedy"), "patch": ("gradient", "e
 
 @dataclasses.dataclass(frozen=True)
 class QuestionOptions:
-    """What is asked  [default: what each head does for the prediction of TEXT]"""
+    """Question  [default: what each head contributes to the prediction of TEXT]"""
 
-    importance: bool = option(
-        False, "How much the prediction of TEXT hangs on each head, and nothing else.", "--importance"
-    )
+    importance: bool = option(False, "Show only how much the prediction of TEXT depends on each head.", "--importance")
     patch: str | None = option(
         None,
-        "Which heads carry what differs between TEXT and this one, a text or a file with as many tokens: each head's "
-        "output in TEXT is put into the run of OTHER.",
+        "Find the heads that carry the difference between TEXT and OTHER: each head's output for TEXT "
+        "replaces its output for OTHER. OTHER is a text or a file with the same number of tokens.",
         metavar="OTHER",
     )
     why: tuple[str, str] | None = option(
         None,
-        "Why the first word attends to the second: cat, its second occurrence cat:2, or its number from 1. Of a word "
-        "of several tokens the last one attends, and the one with the largest weight is attended to.",
+        "Explain why the first word attends to the second. A word is cat, its second occurrence cat:2, or "
+        "its number, counted from 1. For a word of several tokens, the query is its last token and the key "
+        "is its token with the largest weight.",
         metavar="WORD WORD",
     )
 
@@ -49,30 +48,32 @@ class HowOptions:
 
     by: str | None = option(
         None,
-        "gradient (what the loss would rise by, to first order: the opposite of its derivative by a factor on the "
-        "head, with its sign; saccade prune ranks by the size), ablation (what it rises by without that head alone, "
-        "exactly) or greedy (one head after the other); with --patch gradient or exact.  [default: gradient; with "
-        "--patch both]",
+        "gradient (first-order estimate of the rise in loss without the head: minus the derivative with "
+        "respect to a factor on the head, signed; saccade prune ranks by its absolute value), ablation (the "
+        "exact rise without that head) or greedy (remove one head after the other). With --patch: gradient "
+        "or exact.  [default: gradient; with --patch both]",
         metavar="WAY",
     )
     target: str | None = option(
         None,
-        "The word whose prediction is looked at, or two: mat,hat for mat rather than hat.  [default: the model's own "
-        "next token; with --patch that of TEXT rather than that of OTHER]",
+        "The word whose prediction is explained, or two: mat,hat means mat rather than hat.  [default: the "
+        "model's own next token; with --patch that of TEXT rather than that of OTHER]",
         metavar="WORD[,WORD]",
     )
     positions: str | None = option(
         None,
-        "With --patch the tokens that are patched, from 0, as 3,5-7; texts may then differ in length, and the same "
-        "number means the same place.",
+        "With --patch: the tokens to patch, counted from 0, such as 3,5-7. The texts may then differ in "
+        "length; a number means the same position in both.",
         metavar="LIST",
     )
     head: str | None = option(
         None,
-        "With --why the head, as 1.4: layer 1 head 4.  [default: the one that gives the pair most weight]",
+        "With --why: the head; 1.4 is layer 1, head 4.  [default: the head with the largest weight for the pair]",
         metavar="LAYER.HEAD",
     )
-    against: str | None = option(None, "With --why another word: why that key rather than this one.", metavar="WORD")
+    against: str | None = option(
+        None, "With --why: another word, to explain why the key is preferred to it.", metavar="WORD"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +82,13 @@ class CommonOptions:
 
     model: str | None = option(
         None,
-        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
-        "[default: the embedded model]",
+        "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name).  [default: "
+        "the embedded model]",
         metavar="DIR_OR_HUB_ID",
     )
-    out: Path | None = option(None, "Draw the maps for a paper: an .svg, .png or .pdf.", metavar="FILE")
-    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
-    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+    out: Path | None = option(None, "Write the maps as a figure: .svg, .png or .pdf.", metavar="FILE")
+    force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
+    as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
 def register(app: typer.Typer) -> None:

@@ -37,14 +37,16 @@ class LookOptions:
     """A look at one text"""
 
     head: str | None = option(
-        None, "The head to map, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
+        None,
+        "The head to map: 2.5 is layer 2, head 5.  [default: the head with the clearest pattern]",
+        metavar="LAYER.HEAD",
     )
     first: int | None = option(None, "The first word to read, counted from 1.", "--from", metavar="N")
     last: int | None = option(None, "The last word to read.", "--to", metavar="N")
     rows: str | None = option(
         None,
-        "Of what is read, the words to map, with all the rest around them.  [default: all; of a text of more "
-        "than 1,000 words, those around what tells most]",
+        "The words to map, as N-M; the model still reads the whole text.  [default: all; of a text of more "
+        "than 1,000 words, those around the clearest finding]",
         metavar="N-M",
     )
 

@@ -17,7 +17,7 @@ _ENDINGS = tuple(".csv .tsv .jsonl .json .txt .conll .png .jpg .jpeg .wav .flac 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("predict", cls=GroupedCommand, short_help="What a trained model says of new inputs.")(predict)
+    app.command("predict", cls=GroupedCommand, short_help="Predict new inputs with a trained model.")(predict)
 
 
 def predict(
@@ -26,16 +26,18 @@ def predict(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A file or folder as training reads them, a .txt with an input a line, an input in quotes, or - for "
-            "lines on standard input; forecast reads a file.",
+            help="A file or folder in the format of the training data, a .txt with one input per line, an input in "
+            "quotes, or - for lines on standard input. forecast accepts only a file.",
             show_default=False,
         ),
     ] = "-",
     changes: Changes = None,
     picture: Picture = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as in a pipe, in a terminal too.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines in a terminal too; piped output always has them.")
+    ] = False,
 ) -> None:
-    """Print what the model of RUN says of each INPUT, with probabilities; JSON lines where that is piped."""
+    """Print the prediction of the model of RUN for each INPUT, with probabilities; piped output is JSON lines."""
     from .._terminal import uncleaned
     from ..tasks._examples import text_lines
     from ..tasks._runs._predicting import predicted

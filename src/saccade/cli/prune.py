@@ -28,47 +28,47 @@ EMBEDDED = "embedded"
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions:
-    """Which heads go"""
+    """Heads to remove"""
 
     heads: str | None = option(
         None,
-        "These, as 4.1,5.3: layer 4 head 1 and layer 5 head 3, counted from 0. Of an encoder-decoder encoder.4.1, "
-        "decoder.4.1 and cross.4.1.",
+        "The heads to remove: 4.1,5.3 is layer 4 head 1 and layer 5 head 3, counted from 0. For an "
+        "encoder-decoder: encoder.4.1, decoder.4.1 and cross.4.1.",
         metavar="LIST",
     )
     keep: float | None = option(
         None,
-        "Those that matter least on --data, so that this share of all heads stays, one of each layer at least. The "
-        "ranking is by the size of the gradient: of the loss's derivative by a factor on each head, without its sign.",
+        "Keep this share of all heads, at least one per layer, and remove those that matter least on --data. "
+        "Heads are ranked by the absolute derivative of the loss with respect to a factor on each head.",
         metavar="SHARE",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """The text that judges"""
+    """Data for ranking and evaluation"""
 
     data: str | None = option(
         None,
-        "Of a run: what ranks, judges and trains, as its task reads it.  [default: what the run learned from]  Else a "
-        "text file, or a text in quotes: its loss and the time of a forward are measured before and after. It is "
-        "read as one text, in windows of at most 256 tokens that go across its lines. With --keep every other window "
-        "ranks the heads, and the others judge.",
+        "For a run: data in the format of its task, for ranking, evaluation and training.  [default: the "
+        "run's training data]  For other models: a text file, or a text in quotes; loss and forward time are "
+        "measured on it before and after. It is read as one text, in windows of at most 256 tokens that "
+        "cross line breaks. With --keep every second window ranks the heads, and the others measure the loss.",
         metavar="FILE_OR_TEXT",
     )
-    tokens: int = option(32_768, "Tokens of a text that are read at most.", metavar="N")
+    tokens: int = option(32_768, "Maximum tokens to read from a text.", metavar="N")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Of a run: learning on without the heads"""
+    """For a run: training after the removal"""
 
-    steps: int | None = option(None, "Optimizer steps.  [default: it does not learn on]")
-    epochs: int | None = option(None, "Times through the training data.")
-    minutes: float | None = option(None, "End before so many minutes are over.")
-    rate: float | None = option(None, "Highest learning rate.  [default: as the task has with --from]")
-    seed: int | None = option(None, "Of batches and dropout.  [default: 0]")
-    resume: bool = option(False, "Go on where training was stopped.", "--resume")
+    steps: int | None = option(None, "Optimizer steps.  [default: no further training]")
+    epochs: int | None = option(None, "Passes over the training data.")
+    minutes: float | None = option(None, "Stop after this many minutes.")
+    rate: float | None = option(None, "Peak learning rate.  [default: the task's default with --from]")
+    seed: int | None = option(None, "Seed of batches and dropout.  [default: 0]")
+    resume: bool = option(False, "Continue training where it stopped.", "--resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +76,12 @@ class CommonOptions:
     """Options"""
 
     out: Path | None = option(None, "The folder to write.  [default: nothing is written]", metavar="DIR")
-    force: bool = option(False, "Write into a folder that is not empty; of a run, replace the run in it.", "--force")
-    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+    force: bool = option(False, "Write into a folder that is not empty; for a run, replace the run in it.", "--force")
+    as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
 def register(app: typer.Typer) -> None:
-    short = "Remove attention heads from a model for good."
+    short = "Remove attention heads from a model permanently."
     app.command("prune", cls=GroupedCommand, epilog=EPILOG, short_help=short)(flattened(prune))
 
 
@@ -101,10 +101,10 @@ def prune(
     learning: TrainingOptions,
     common: CommonOptions,
 ) -> None:
-    """Remove attention heads from a model for good: its projections get smaller, and so do its files.
+    """Remove attention heads from a model permanently: its projections and files get smaller.
 
-    What is left computes what the model computes with those heads' outputs set to 0. A run of a task is judged by its
-    metric on its validation data, may learn on, and stays a run of its task.
+    The smaller model computes the same as the model with those heads' outputs set to 0. A run of a task is evaluated by
+    its metric on its validation data; it can be trained further, and stays a run of its task.
     """
     from ..training.folder import LANGUAGE, task_of
 

@@ -28,28 +28,29 @@ class StepOptions:
 
     head: str | None = option(
         None,
-        "The head, as 1.4: layer 1 head 4. Of an encoder-decoder also decoder.1.4 and cross.1.4.  "
-        "[default: where the word looks most at a word not beside it]",
+        "The head: 1.4 is layer 1, head 4. An encoder-decoder also has decoder.1.4 and cross.1.4.  [default: "
+        "the head in which the word attends most to a word that is not adjacent]",
         metavar="LAYER.HEAD",
     )
     word: str | None = option(
         None,
-        "The word that asks: it, its second occurrence it:2, or its number from 1.  [default: the last]",
+        "The word of the query: it, its second occurrence it:2, or its number, counted from 1.  [default: the last]",
         metavar="WORD",
     )
-    nth: int | None = option(None, "The occurrence of the word, from 1.", metavar="N")
+    nth: int | None = option(None, "Which occurrence of the word, counted from 1.", metavar="N")
     target: str | None = option(
         None,
-        "What an encoder-decoder reads as its target; the word is then one of the target.  "
-        "[default: what the model writes]",
+        "The target text for an encoder-decoder; --word is then a word of it.  [default: the model's own output]",
         metavar="TEXT",
     )
     without: str | None = option(
         None,
-        "Leave out scale, mask, position or shift (several with commas) and see the weights change.",
+        "Show how the weights change without scale, mask, position or shift; separate several with commas.",
         metavar="LIST",
     )
-    example: bool = option(False, "Two keys by hand, with numbers to check on paper; no TEXT, no model.", "--example")
+    example: bool = option(
+        False, "Show a worked example with two keys and small numbers; it needs no TEXT and no model.", "--example"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class WrittenOptions(CommonOptions):
     """Options"""
 
     out: Path | None = option(
-        None, "Write one page for a browser instead, with switches and the steps by arrow key.", metavar="FILE.html"
+        None, "Write an interactive HTML page instead; the arrow keys move between steps.", metavar="FILE.html"
     )
 
 

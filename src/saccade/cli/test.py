@@ -13,24 +13,24 @@ from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
 
 def register(app: typer.Typer) -> None:
-    app.command("test", cls=GroupedCommand, short_help="Judge a trained model by data it has not seen.")(test)
+    app.command("test", cls=GroupedCommand, short_help="Evaluate a trained model on new data.")(test)
 
 
 def test(
     run: Run,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Data with truth, as `saccade train` reads them.", show_default=False)
+        Path, typer.Argument(metavar="DATA", help="Labelled data in the format of `saccade train`.", show_default=False)
     ],
     changes: Changes = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline/--no-baseline", help="Train the task's simple baseline, too.")
+        bool, typer.Option("--baseline/--no-baseline", help="Also train the task's simple baseline, for comparison.")
     ] = True,
     picture: Picture = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Judge the model of RUN by DATA, beside a simple baseline that learned from the same examples.
+    """Evaluate the model of RUN on DATA, and compare it with a simple baseline trained on the same examples.
 
-    The first line says so where the baseline is better. Of several seeds' runs the mean and the spread are told.
+    If the baseline is better, the first line says so. For runs with several seeds, the report shows mean and spread.
     """
     target = picture_target(picture)
     from ..tasks import test as judge

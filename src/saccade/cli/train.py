@@ -48,7 +48,7 @@ F = TypeVar("F", bound=NewRunOptions | FileOptions)
 
 Ask = Callable[[F, dict[str, Any]], "TaskRun"]
 KEPT = (
-    """Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on."""
+    """The best weights are saved during training, also at Ctrl-C. The same command with --resume continues the run."""
 )
 
 
@@ -76,7 +76,7 @@ def language_model(
 ) -> None:
     """Train a language model on TEXT, and measure what its heads do.
 
-    Keeps the best weights while it runs; Ctrl-C keeps all there is. Give the same command with --resume to go on.
+    The best weights are saved during training, also at Ctrl-C. The same command with --resume continues the run.
     """
     require("accelerate", "train")
     from ..training import LanguageRun, train_language_model

@@ -31,78 +31,89 @@ CHECKS = (
 
 @dataclasses.dataclass(frozen=True)
 class PromiseOptions:
-    """What its author promises (what is not said is found out, and told)"""
+    """Promises of the implementation (unset options are inferred and listed in the report)"""
 
     causal: bool | None = option(
-        None, "No output depends on a later input, or each may depend on all.", "--causal/--bidirectional"
+        None,
+        "Causal: no output depends on a later input. Bidirectional: each output may depend on all inputs.",
+        "--causal/--bidirectional",
     )
-    window: int | None = option(None, "An output sees N inputs before its own and no earlier one.", metavar="N", min=0)
-    positions: bool | None = option(None, "It knows the order of its input, or not.", "--positions/--no-positions")
+    window: int | None = option(
+        None,
+        "Each output depends on its own input and the N inputs before it, and on no earlier input.",
+        metavar="N",
+        min=0,
+    )
+    positions: bool | None = option(
+        None, "Whether the output depends on the order of the input.", "--positions/--no-positions"
+    )
     scale: float | None = option(
-        None, "Logits are X q.k; 0: averages, on purpose.  [default: 1 / sqrt(head width)]", metavar="X"
+        None, "Logits are X q.k; 0 means a plain average, by design.  [default: 1 / sqrt(head width)]", metavar="X"
     )
     mask_meaning: Literal["attend", "ignore", "additive"] | None = option(
-        None, "What True in its mask says; additive: the mask is added to the logits."
+        None, "Meaning of True in its mask; additive: the mask is added to the logits."
     )
     kv_order: Literal["repeat_interleave", "repeat"] | None = option(
-        None, "How fewer key heads are repeated: each several times (0 0 1 1), or all in turn (0 1 0 1)."
+        None, "How key heads are repeated for more query heads: each several times (0 0 1 1), or all in turn (0 1 0 1)."
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """How to call it (what is not said is found out, and told)"""
+    """Calling convention (unset options are inferred and listed in the report)"""
 
     arg: list[str] | None = option(
         None,
-        "An argument of its constructor, or of every call, as embed_dim=64; the value is a Python literal, "
-        "else a string. Repeat it for more.",
+        "An argument of the constructor, or of every call, such as embed_dim=64. The value is a Python "
+        "literal, else a string. Repeat it for more.",
         metavar="NAME=VALUE",
     )
-    embed_dim: int | None = option(None, "The width of its input.", metavar="N", min=1)
-    num_heads: int | None = option(None, "Its heads.", metavar="N", min=1)
+    embed_dim: int | None = option(None, "Width of the input.", metavar="N", min=1)
+    num_heads: int | None = option(None, "Number of heads.", metavar="N", min=1)
     form: Literal["attention", "self", "cross", "qkv", "tokens"] | None = option(
         None,
-        "attention: (q, k, v) without projections; self: (x); cross: (x, context); qkv: (query, key, value), "
-        "projected inside; tokens: a whole model.",
+        "Arguments of a call. attention: (q, k, v) without projections; self: (x); cross: (x, context); qkv: "
+        "(query, key, value), projected inside; tokens: a whole model.",
     )
     layout: str | None = option(
-        None, "The axes of its input, as BHLD or LBD: batch, heads, length, width.", metavar="AXES"
+        None, "The axes of the input, such as BHLD or LBD: batch, heads, length, width.", metavar="AXES"
     )
-    mask: str | None = option(None, "The argument that takes the mask.", metavar="NAME")
+    mask: str | None = option(None, "Name of the argument that takes the mask.", metavar="NAME")
     adapter: str | None = option(
         None,
-        "A function (target, query, key, value, mask=None), (target, x, mask=None) or "
-        "(target, x, context, mask=None) that calls it. query, key, value: (batch, heads, length, width); x: "
-        "(batch, length, width); mask: boolean, True = attend.",
+        "A function that calls the target: (target, query, key, value, mask=None), (target, x, mask=None) or "
+        "(target, x, context, mask=None). query, key, value: (batch, heads, length, width); x: (batch, "
+        "length, width); mask: boolean, True = attend.",
         metavar="FILE.py:NAME",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What is run, and how long"""
+    """Checks and limits"""
 
     only: list[str] | None = option(
         None, f"Run these checks alone; repeat it for more. Checks: {CHECKS}.", metavar="CHECK"
     )
-    skip: list[str] | None = option(None, "Leave these checks out.", metavar="CHECK")
-    time_limit: float = option(60.0, "For each check, and for importing it.", metavar="SECONDS")
-    memory_limit: float = option(4.0, "Memory for it, above what Python and PyTorch take (on Linux).", metavar="GIB")
+    skip: list[str] | None = option(None, "Skip these checks; repeat it for more.", metavar="CHECK")
+    time_limit: float = option(60.0, "Time limit for each check, and for importing the target.", metavar="SECONDS")
+    memory_limit: float = option(
+        4.0, "Memory limit for the target, on top of what Python and PyTorch use (Linux only).", metavar="GIB"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """What is written"""
+    """Output"""
 
-    as_numbers: bool = option(False, "Print the report as JSON, for programs.", "--json")
-    junit: Path | None = option(None, "Write it as JUnit XML, for CI systems.", metavar="FILE.xml")
-    out: Path | None = option(None, "Write it as a web page.", metavar="FILE.html")
-    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
+    as_numbers: bool = option(False, "Print the report as JSON.", "--json")
+    junit: Path | None = option(None, "Write the report as JUnit XML, for CI systems.", metavar="FILE.xml")
+    out: Path | None = option(None, "Write the report as a web page.", metavar="FILE.html")
+    force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify", cls=GroupedCommand, short_help="Find the promises that an attention breaks.")(
+    app.command("verify", cls=GroupedCommand, short_help="Find errors in an implementation of attention.")(
         flattened(verify)
     )
 
@@ -113,7 +124,8 @@ def verify(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="path/to/file.py:Name, a function, module or class; or hf:DIR_OR_ID.",
+            help="path/to/file.py:NAME, where NAME is a function, module or class; or hf:DIR_OR_ID for a transformers "
+            "model.",
             show_default=False,
         ),
     ],
@@ -124,9 +136,9 @@ def verify(
 ) -> None:
     """Verify an implementation of attention: which promises it breaks, where, and how to fix it.
 
-    This runs the code that you name, as pytest does: run only what you trust. It runs in a child process with limits
-    of time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors, or no attention could be tested; 2
-    it could not be decided how to call it, or a usage error.
+    This runs the code that you name, as pytest does: run only code that you trust. It runs in a child process with
+    limits on time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors, or no attention could be
+    tested; 2 the way to call the target is ambiguous, or a usage error.
     """
     written = _checked(outputs, target)
     report = _verified(target, promised, calls, runs, outputs)

@@ -35,27 +35,31 @@ class ShownOptions:
 
     model: list[str] | None = option(
         None,
-        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name); given twice, "
-        "both are compared.  [default: the embedded model]",
+        "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name). Give the "
+        "option twice to compare two models.  [default: the embedded model]",
         metavar="DIR_OR_HUB_ID",
     )
-    against: str | None = option(None, "What to compare with: another text, or another watch.", metavar="TEXT_OR_FILE")
-    target: str | None = option(None, "What an encoder-decoder writes to the text.", metavar="TEXT_OR_FILE")
+    against: str | None = option(
+        None, "A second text, or a second file of `saccade.watch`, to compare with the first.", metavar="TEXT_OR_FILE"
+    )
+    target: str | None = option(None, "The target text for an encoder-decoder.", metavar="TEXT_OR_FILE")
     generate: int = option(
         0,
-        "Continue the text by N tokens first, the likeliest each time; an encoder-decoder writes at most N.",
+        "First continue the text by N tokens, each the most probable one. An encoder-decoder writes at most N.",
         metavar="N",
         min=0,
     )
     context: int | None = option(
         None,
-        "Tokens that the models may read at once, where their positions go on beyond those they were trained on; what "
-        "they make of such a text is their own.  [default: the models' own]",
+        "Maximum tokens in one pass, for models whose positions extend beyond the training length; quality "
+        "there is not guaranteed.  [default: the models' own context]",
         metavar="N",
         min=1,
     )
     head: str | None = option(
-        None, "The head to show first, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
+        None,
+        "The head to show first: 2.5 is layer 2, head 5.  [default: the head with the clearest pattern]",
+        metavar="LAYER.HEAD",
     )
     first: int | None = option(None, "The first word to read, counted from 1.", "--from", metavar="N")
     last: int | None = option(None, "The last word to read.", "--to", metavar="N")
@@ -66,24 +70,26 @@ class ServerOptions:
     """Options"""
 
     budget: str | None = option(
-        None, "Queries and keys to hold in memory at most, as 4GiB.  [default: no limit]", metavar="SIZE"
+        None, "Maximum memory for queries and keys, such as 4GiB.  [default: no limit]", metavar="SIZE"
     )
     folder: Path | None = option(
-        None, "Where those beyond --budget are kept in files, until the viewer ends.", metavar="DIR"
+        None,
+        "Folder for the queries and keys that exceed --budget; its files are deleted when the viewer ends.",
+        metavar="DIR",
     )
     port: int | None = option(None, "The port to listen on.  [default: a free one]", metavar="N", min=0, max=65535)
     host: str | None = option(
         None,
-        "The address to listen on; any but 127.0.0.1 lets other machines in, whoever has the token.  "
-        "[default: 127.0.0.1]",
+        "The address to listen on. Any other than 127.0.0.1 gives access to every machine that has the "
+        "token.  [default: 127.0.0.1]",
         metavar="ADDRESS",
     )
-    no_browser: bool = option(False, "Print the address, and open no browser.", "--no-browser")
-    keep: bool = option(False, "Go on when no page is open any more.", "--keep")
+    no_browser: bool = option(False, "Print the address and do not open a browser.", "--no-browser")
+    keep: bool = option(False, "Keep running after the last page is closed.", "--keep")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("view", cls=GroupedCommand, short_help="See any head of a text of any length, in the browser.")(
+    app.command("view", cls=GroupedCommand, short_help="Show any head's attention for a text, in the browser.")(
         flattened(view)
     )
 
@@ -94,8 +100,8 @@ def view(
         list[str] | None,
         typer.Argument(
             metavar="TEXT_OR_FILE",
-            help="A text in quotes, a text file, what watch saved, an input of a run that reads no text (an image, a "
-            "sound, a table, a node), or - for standard input.",
+            help="A text in quotes, a text file, a file that `saccade.watch` saved, an input of a run that does not "
+            "read text (an image, a sound, a table, a node), or - for standard input.",
             show_default=False,
         ),
     ] = None,
