@@ -262,8 +262,8 @@ def test_a_file_that_fails_is_a_report(capsys, theirs):
     theirs.write_text("import torch\n\nraise RuntimeError('no')\n")
     status, out, err = run(capsys, "theirs.py:Causal")
     assert (status, err) == (1, "")
-    assert out.startswith("Nothing could be checked of theirs.py:Causal.\n")
-    assert "error: Nothing could be checked: importing it failed. RuntimeError: no. [robustness]\n" in out
+    assert out.startswith("No check could be run on theirs.py:Causal.\n")
+    assert "error: No check could be run: importing it failed. RuntimeError: no. [robustness]\n" in out
     assert "   --> theirs.py:3\n  3 | raise RuntimeError('no')\n" in out
 
 

@@ -118,7 +118,7 @@ def test_configurations():
 
 def test_what_says_nothing_is_named_with_its_option():
     with pytest.raises(
-        Undecided, match="Odd must be given 'frobnication', and its name does not say what it is"
+        Undecided, match="Odd must be given 'frobnication', and its name does not show what it is"
     ) as raised:
         construct(Odd, {})
     assert raised.value.candidates == (("give frobnication to the constructor", "--arg frobnication=VALUE"),)

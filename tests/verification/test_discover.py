@@ -244,7 +244,7 @@ def test_what_must_be_given_and_says_nothing_is_named():
     def odd(q, k, v, frobnication):
         return plain(q, k, v) * frobnication
 
-    with pytest.raises(Undecided, match="'frobnication' must be given and its name does not say what it is") as raised:
+    with pytest.raises(Undecided, match="'frobnication' must be given and its name does not show what it is") as raised:
         discover(odd)
     assert ("give frobnication in every call", "--arg frobnication=VALUE") in raised.value.candidates
     assert discover(odd, arguments={"frobnication": 1.0}).reading.constants == {"frobnication": 1.0}

@@ -100,7 +100,7 @@ def test_an_error_that_no_way_of_calling_mends_is_told_with_its_line(target: obj
 
 def test_a_missing_import_is_told_without_options():
     finding = only_error(without_its_import, "scale")
-    assert finding.fix == "Import or define that name: this line fails however it is called."
+    assert finding.fix == "Import or define that name: this line fails in every call."
 
 
 class Square(nn.Module):

@@ -125,7 +125,7 @@ def test_a_promise_of_averages_is_of_queries_and_keys():
 
 def test_a_promise_of_averages_is_held_against_attention():
     (finding,) = found(F.scaled_dot_product_attention, promise=Promise(scale=0.0))
-    assert finding.severity == "error" and "where 0 is expected by its author's promise" in finding.message
+    assert finding.severity == "error" and "where 0 is expected (the declared scale)" in finding.message
     assert found(some_rows_times_mask, promise=Promise(scale=0.0))
 
 

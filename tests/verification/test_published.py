@@ -128,7 +128,7 @@ def test_another_factor_than_the_promised_is_seen(t5):
     report = saccade.verify(t5, promise=Promise(scale=0.5), checks=["scale"], isolated=False)
     (error,) = report.findings
     assert error.message == (
-        "Logits are 1 times q.k, where 0.5 is expected by its author's promise, in 4 of 4 attention computations: "
+        "Logits are 1 times q.k, where 0.5 is expected (the declared scale), in 4 of 4 attention computations: "
         "they are not scaled at all."
     )
 

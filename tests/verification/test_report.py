@@ -107,15 +107,15 @@ note: It knows the order of its input. [order]"""
         (replace(RIGHT, outcomes=OUTCOMES[1:2]), "No error found in model.py:Attention: 1 of 1 check passed."),
         (
             replace(RIGHT, findings=(UNMIXED,)),
-            "No attention was seen in model.py:Attention: only checks that any layer may pass were passed.",
+            "No attention was seen in model.py:Attention: only checks that any layer can pass have passed.",
         ),
         (
             replace(RIGHT, outcomes=(*OUTCOMES[1:3], BROKEN_OFF)),
-            "model.py:Attention could not be tested to the end: 1 check broke off, which is a defect of Saccade's; "
+            "model.py:Attention could not be tested to the end: 1 check broke off, because of a defect in Saccade; "
             "2 of 3 checks passed.",
         ),
         (replace(RIGHT, outcomes=OUTCOMES[3:]), "None of the checks applies to model.py:Attention."),
-        (replace(REPORT, outcomes=()), "Nothing could be checked of model.py:Attention."),
+        (replace(REPORT, outcomes=()), "No check could be run on model.py:Attention."),
         (
             replace(REPORT, findings=(LEAK, replace(LEAK, family="scale"), replace(LEAK, family="cache"))),
             "model.py:Attention breaks 3 promises of attention: causal-leak, scale and cache.",
@@ -179,7 +179,7 @@ def test_a_comment_goes_above_code_that_is_too_long():
         ("return out", True),
         ("# before the softmax", True),
         ("Apply it to the weights: weights = self.drop(weights).", False),
-        ("Fill with what the dtype holds: scores.masked_fill(mask, float('-inf')).", False),
+        ("Fill with a value that the dtype can represent: scores.masked_fill(mask, float('-inf')).", False),
         ("Raise the limit.", False),
     ],
 )

@@ -422,7 +422,7 @@ def test_the_same_error_of_a_call_is_told_once(with_checks):
         ("padding", "failed"),
         ("order", "passed"),
     ]
-    assert report.outcomes[1].reason == "stopped by the error told under scale"
+    assert report.outcomes[1].reason == "stopped by the error reported under scale"
 
 
 def test_who_looks_for_an_error_tells_it(with_checks):

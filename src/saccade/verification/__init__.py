@@ -1,6 +1,6 @@
 """Verifying any implementation of attention against the contract: what it breaks, where, and how to fix it.
 
-Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (what is told), `target`
+Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (the messages), `target`
 (finding, reading and calling what is verified), `tracing` (what happens inside a call), `checks`, `running` (a process
 of its own, time, deaths) and `report`. From outside it imports the operator, `inspection` and `models`.
 """

@@ -198,7 +198,7 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
 
 _STAGES = {
     "loading": ("importing it", "Make `python FILE.py` work first: the import alone fails."),
-    "calling": ("calling it", "Make a call of it work, or say with options or an adapter how it is called."),
+    "calling": ("calling it", "Make a call of it work, or describe the call with options or an adapter."),
 }
 
 
@@ -224,15 +224,15 @@ def _nothing_works(broken: TargetUnusable) -> Finding:
 
     doing, fix = _STAGES.get(broken.stage, ("starting", "Try it once more."))
     if broken.location is not None and broken.error.startswith(("NameError", "UnboundLocalError", "ImportError")):
-        fix = "Import or define that name: this line fails however it is called."
+        fix = "Import or define that name: this line fails in every call."
     found = raised(None, broken.error, broken.location)
     special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
     message = found.message if special else broken.error
     return replace(
         found,
         check="robustness",
-        message=f"Nothing could be checked: {doing} failed. {message}",
-        effect="Until it can be made and called, nothing is known of it.",
+        message=f"No check could be run: {doing} failed. {message}",
+        effect="Nothing can be tested until it can be constructed and called.",
         fix=found.fix if special or ": it takes " in message else fix,
     )
 
@@ -244,8 +244,8 @@ def _it_prints(printed: str) -> Finding:
         "robustness",
         "robustness",
         "note",
-        f"It prints while it works: {first}{' ...' if len(lines) > 3 else ''}",
-        "In training that is a line for every step.",
+        f"It prints during a call: {first}{' ...' if len(lines) > 3 else ''}",
+        "In training this prints at every step.",
         "Remove the print, or use logging.",
         {"lines": len(lines)},
     )
@@ -257,8 +257,8 @@ def _no_attention() -> Finding:
         "causal-blindness",
         "warning",
         "No output depends on the input of another position",
-        "If this is attention, each position sees itself alone, and nothing of the sequence can be learnt. A block "
-        "whose last projection starts at zero looks like this, too.",
+        "If this is attention, each position sees only itself, and nothing "
+        "about the sequence can be learned. A block whose last projection starts at zero looks like this, too.",
         "Name the class or function that holds the attention, or give its last projection other weights than zeros.",
         {"mixes": False},
     )

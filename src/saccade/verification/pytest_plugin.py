@@ -111,7 +111,7 @@ class Promises(pytest.Item):
             self.add_report_section("call", "saccade", "\n\n".join(others))
         outcomes = [one for one in report.outcomes if one.family == self.name]
         if all(one.status != "passed" for one in outcomes):
-            pytest.skip("; ".join(one.reason for one in outcomes) or "nothing could be checked")
+            pytest.skip("; ".join(one.reason for one in outcomes) or "no check could be run")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, BrokenPromise | ValueError):

@@ -95,7 +95,7 @@ def test_large_logits_hide_nothing() -> None:
 
 
 def test_one_that_is_promised_bidirectional_is_not_asked() -> None:
-    with pytest.raises(Inapplicable, match="its author says that it is bidirectional"):
+    with pytest.raises(Inapplicable, match="it is declared bidirectional"):
         run(CHECK, sdpa, causal=False)
 
 
@@ -133,7 +133,7 @@ def test_what_leaks_in_part_is_told_with_and_without_a_promise(
 @pytest.mark.parametrize("promise", [True, None])
 def test_an_inverted_mask_is_called_so(promise: bool | None) -> None:
     error = only_error(run(CHECK, hiding(lambda length: ones(length).triu()), causal=promise))
-    assert "It sees later inputs and none before: its causal mask is inverted." in error.message
+    assert "It sees only later inputs and no earlier ones: its causal mask is inverted." in error.message
 
 
 def test_one_batch_item() -> None:

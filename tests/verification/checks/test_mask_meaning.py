@@ -115,7 +115,7 @@ def test_a_causal_target_keeps_its_own_mask_too() -> None:
         ),
         (lambda s, m: softmax_where(s, m.repeat(H, 1, 1).unflatten(0, (-1, H))), "BQK", "in the wrong order"),
         (lambda s, m: softmax_where(s, m), "BQK", "in the wrong order"),
-        (lambda s, m: softmax_where(s, m | (torch.arange(m.shape[-1]) == 2)), "B1QK", "fits no reading of `mask`"),
+        (lambda s, m: softmax_where(s, m | (torch.arange(m.shape[-1]) == 2)), "B1QK", "fit no reading of `mask`"),
     ],
 )
 def test_each_misuse_is_named(weigh: Weigh, axes: str, words: str) -> None:

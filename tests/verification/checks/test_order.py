@@ -61,8 +61,8 @@ def test_it_is_found_and_told(positions: str, causal: bool, small: bool) -> None
     target = Attention(positions, causal, small)
     (told,) = found(target)
     assert told.severity == "note"
-    ignorant = "It has no positions of its own" if causal else "It does not know the order"
-    assert told.message.startswith("It knows the order" if positions else ignorant)
+    ignorant = "It has no positions of its own" if causal else "It does not use the order"
+    assert told.message.startswith("It uses the order" if positions else ignorant)
     assert found(target, positions=bool(positions)) == []
     (broken,) = found(target, positions=not positions)
     assert (broken.severity, broken.family) == ("error", "order")
@@ -77,7 +77,7 @@ def test_keys_one_off_from_their_values() -> None:
 
 def test_attention_proper() -> None:
     (told,) = found(F.scaled_dot_product_attention, PROPER)
-    assert told.message.startswith("It does not know the order")
+    assert told.message.startswith("It does not use the order")
 
     def reversed_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v.flip(-2))

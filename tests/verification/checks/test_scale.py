@@ -134,7 +134,7 @@ def test_a_promised_factor_is_the_right_one(tmp_path: Path):
     reading = Reading("self", "BLD", E, out=0)
     assert found(module, reading, Promise(scale=1.0)) == []
     (finding,) = found(module, reading, Promise(scale=0.5))
-    assert "where 0.5 is expected by its author's promise" in finding.message
+    assert "where 0.5 is expected (the declared scale)" in finding.message
 
 
 def test_the_fused_call_is_told_its_own_mend():

@@ -60,7 +60,7 @@ def test_each_is_named_on_the_line_that_returns_it(tmp_path: Path, returned: str
     ("returned", "words"),
     [
         ("weights.sum(1)", "the sum over the 3 heads, and their rows sum to 3"),
-        ("weights[:, 1]", "those of head 1 alone"),
+        ("weights[:, 1]", "only those of head 1"),
         ("weights.mean(1).mT", "queries and keys are exchanged"),
     ],
 )

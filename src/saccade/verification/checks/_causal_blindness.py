@@ -1,5 +1,5 @@
-"""Whether a query is kept from a key that it should see: its own, the one before, those outside a window nobody asked
-for, those beyond the length a mask was built for.
+"""Whether a query is kept from a key that it should see: its own, the one before, those outside a window that was
+not requested for, those beyond the length a mask was built for.
 
 Shape legend: B batch, H heads, L length.
 """
@@ -25,9 +25,9 @@ _LENGTHS = (2, 3, 6, 7, 17, 33)
 _BY_OUTPUTS = 7  # the longest that is tried pair by pair where no weights could be seen
 _NAMES = ("window", "window_size", "sliding_window", "local_window", "attention_window", "local_attention_window")
 _WORDS = ("window", "sliding", "local", "band", "sparse", "dilat", "stride", "span", "lookback")
-_EFFECT = "The model works without what these positions hold, in training and after; the loss goes down, only less far."
+_EFFECT = "The model never uses the content of these positions; the loss still falls, but less far."
 _LONGER = (
-    "It attends to more than it is to: memory and time grow, and a cache that keeps the window gives other outputs."
+    "It attends to more than intended: memory and time grow, and a cache of the window's size gives different outputs."
 )
 _TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a token's own position, included"
 
@@ -151,7 +151,7 @@ def _without_own(strict: Sequence[_HeadVisibility], views: Sequence[_HeadVisibil
     one = max(strict, key=lambda view: (view.length <= 7, view.length))
     row = one.length - 1
     alone = not bool(one.lower[0].any())
-    first = " Output 0 then sees nothing at all, which gives NaN or an average over everything." if alone else ""
+    first = " Output 0 then sees nothing, which gives NaN or an average over all positions." if alone else ""
     return _finding(
         "error",
         f"Output {row} gives weight exactly 0 to input {row}, its own position"
@@ -180,7 +180,7 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
             f"Outputs see only some of the inputs before them{_where(one, odd, views)}: output "
             f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
             "sparse pattern.",
-            "If it is not meant: " + _TRIANGLE,
+            "If this is not intended: " + _TRIANGLE,
             one,
             line,
         )
@@ -188,7 +188,7 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
     row, column = missing[-1] if len(rows) > 1 else missing[0]
     own = ", its own position" if row == column else ", which comes before"
     clean = sorted({view.length for view in views if view.is_full} - {view.length for view in odd})
-    lengths = f" At length {', '.join(map(str, clean))} all is seen." if clean else ""
+    lengths = f" At length {', '.join(map(str, clean))} it sees everything." if clean else ""
     return _finding(
         "error",
         f"Output {row} does not see input {column}{own}{_where(one, odd, views)}; so it is for "
@@ -267,7 +267,7 @@ def _window_error(
         seen = f"Output {row} sees input {row - found}, {found} before it"
     else:
         seen = f"Output {row} does not see input {row - found - 1}, {found + 1} before it"
-    counted = " (Counted with its own position it is the window that is asked for.)" if found == told - 1 else ""
+    counted = " (Counted with its own position, this is the requested window.)" if found == told - 1 else ""
     return _finding(
         "error",
         f"{seen}{_where(one, among, views)}, where {by} a window of {told} inputs before its own: it is "
@@ -303,12 +303,12 @@ def _window_found(
             "warning",
             f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
             f"their own and none between{_where(one, some, views)}: it looks like a dilated pattern.",
-            "If it is not meant: " + _TRIANGLE,
+            "If this is not intended: " + _TRIANGLE,
             one,
             line,
         )
     width = max(seen)
-    nobody = "" if meant else " Nothing in its source speaks of one: it may be a mask made for another length."
+    nobody = "" if meant else " Its source does not mention one: it may be a mask made for another length."
     return _finding(
         "warning" if meant else "error",
         f"Output {one.length - 1} does not see input "
@@ -329,8 +329,8 @@ def _bidirectional(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterat
         one = max(upper, key=lambda view: (view.length <= 7, view.length))
         yield _finding(
             "error",
-            f"Output 0 does not see input {one.length - 1}, nor does any output see a later one"
-            f"{_where(one, upper, some)}, where its author promises that it is bidirectional.",
+            f"Output 0 does not see input {one.length - 1}, and no other output sees a later one"
+            f"{_where(one, upper, some)}, although it is declared bidirectional.",
             "Leave out the causal mask (is_causal=False), or promise causal=True.",
             one,
             one.line,
@@ -421,9 +421,9 @@ CHECK = Check(
     "causal-blindness",
     "causal-blindness",
     "An output sees its own input and those before it, or its whole window",
-    "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
-    "seen, inputs are changed and outputs compared bit for bit",
-    "The model works without what it cannot see; nothing fails, it is only worse.",
+    "The weights that multiply the values are read at lengths from 2 to 33 and compared "
+    "with 0; if they cannot be observed, inputs are changed and outputs compared bit for bit",
+    "The model cannot use positions that it does not see; there is no error, only worse results.",
     _run,
     follows_from=("causal-leak", "dropout"),
 )

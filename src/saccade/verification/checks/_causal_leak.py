@@ -65,7 +65,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.reading.causal_flag is not None and subject.flagged is None:
         asked.append(subject.with_flag(True))
     if not asked:
-        raise Inapplicable("its author says that it is bidirectional")
+        raise Inapplicable("it is declared bidirectional")
     kinds: list[bool] = []
     told: list[Finding] = []
     for one in asked:
@@ -76,7 +76,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         told += new
         yield from new
     if not any(kinds):
-        raise Inapplicable("it is bidirectional: every output depends on every input, and nobody said it should not")
+        raise Inapplicable("it is bidirectional: every output depends on every input, and it is not declared causal")
 
 
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
@@ -208,8 +208,8 @@ def _partly_causal(subject: Subject, one: VisibleAttention, hidden: Tensor, inpu
 
 
 _EFFECT = (
-    "In training the model reads the answer in its input: the loss looks good, and generating, where later tokens do "
-    "not exist yet, is bad."
+    "In training the model reads the answer in its input: the loss looks "
+    "good, but generation, where later tokens do not exist yet, is bad."
 )
 _FIX = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
 _FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
@@ -341,7 +341,7 @@ def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
 
 def _around_attention(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
     """The attention itself is causal, and outputs are not."""
-    words = "The weights of later inputs are exactly 0: it is not the attention that lets them through, but "
+    words = "The weights of later inputs are exactly 0: the leak is not in the attention, but "
     if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
         return _LeakCause(
             words + "what is done with its output. Probably follows from mixing.",
@@ -351,8 +351,8 @@ def _around_attention(subject: Subject, steps: Sequence[TraceStep], length: int)
     return _LeakCause(
         words + "something around it that joins positions, as a mean, a normalisation or a convolution over the "
         "sequence does.",
-        "Take means, deviations and normalisations over the last axis alone: nn.LayerNorm(embed_dim); pad "
-        " convolutions on the left alone: F.pad(x, (kernel_size - 1, 0))",
+        "Take means, deviations and normalisations only over the last axis: nn.LayerNorm(embed_dim); pad "
+        " convolutions only on the left: F.pad(x, (kernel_size - 1, 0))",
         line_over_sequence(steps, length),
     )
 
@@ -390,7 +390,7 @@ def _shape(union: Tensor, depends: Tensor) -> str:
     upper = torch.ones(length, length, dtype=torch.bool).triu(1)
     if union.equal(upper):
         if not depends.tril(-1).any():
-            return "It sees later inputs and none before: its causal mask is inverted."
+            return "It sees only later inputs and no earlier ones: its causal mask is inverted."
         return "Every output depends on every later input: nothing hides them."
     for offset in range(1, length - 1):
         if union.equal(upper & upper.tril(offset)):

@@ -58,9 +58,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
     if not far <= tolerance(wide, inputs, plain):
         yield _error(
-            f"Under torch.compile the output differs by {far:.3g} from what it is without.",
-            "The compiled model is another one than was tested.",
-            "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
+            f"Under torch.compile the output differs from eager mode by {far:.3g} from what it is without.",
+            "The compiled model is not the one that was tested.",
+            "Do not depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
             {"largest_difference": far},
             line_with(subject, r"is_compiling|is_dynamo_compiling"),
         )
@@ -95,7 +95,7 @@ def _compiled(subject: Subject, inputs: NamedInputs) -> tuple[Tensor, int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and log lines of a capture, which are told as findings."""
+    """Without the warnings and log lines of a capture, which are reported as findings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -111,6 +111,6 @@ CHECK = Check(
     "robustness",
     "Under torch.compile it gives the same output.",
     "Captured with TorchDynamo and run eagerly, in float64, against the target itself.",
-    "A compiled model that computes something else is found only when it is used.",
+    "A compiled model with different results is noticed only in use.",
     _run,
 )

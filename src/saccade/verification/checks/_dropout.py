@@ -165,7 +165,7 @@ def _wrong_place(runs: list[FollowedCall]) -> Iterator[Finding]:
         found = next(one.on_values for one in run.products if one.on_values is not None)
         yield _error(
             "In training, dropout acts on the values and not on the weights.",
-            "Every query loses the same entries, which is far more noise than dropping weights one by one.",
+            "Every query loses the same entries, which adds far more noise than dropping single weights.",
             "Drop the weights: self.dropout(weights) @ v.",
             {"acts_on": "values"},
             found.location,
@@ -220,7 +220,7 @@ def _finding_of(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | 
     if whole is not None:
         return _error(
             f"In training, dropout removes {whole}, not weights one by one.",
-            "What is removed together is far more noise than the rate says.",
+            "Removing them together adds far more noise than the rate suggests.",
             "Draw for each weight: weights = nn.functional.dropout(weights, p, self.training) on (B, H, Lq, Lk).",
             {"removes": whole, "share_dropped": round(share, 4)},
             draw.location,
@@ -305,7 +305,7 @@ def _unused(subject: Subject, rate: DropoutRate, then: str) -> Finding:
     name = rate.name or rate.owner.rpartition(".")[2]
     return _error(
         f"`{rate}` is declared, but in train mode at a rate of {RATE} it changes nothing. {then}",
-        "Training runs without the regularisation that was asked for.",
+        "Training runs without the declared regularisation.",
         f"Apply it to the weights: weights = self.{name}(weights).",
         {"declared": str(rate), "rate": rate.value},
         attribute_line(owner, name),

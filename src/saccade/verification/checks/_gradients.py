@@ -110,7 +110,7 @@ def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
     if out.is_inference():
         yield _warning(
             "It runs in torch.inference_mode: its output has no gradient, as it is made to be used and not trained.",
-            "Nothing before it, and nothing in it, can be trained with this forward.",
+            "With this forward, neither its own parameters nor anything before it can be trained.",
             "Put torch.inference_mode() around the call where it is used, not on forward.",
             {"inference": True},
             _cut_at(point),
@@ -118,7 +118,7 @@ def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
         return
     yield _error(
         "The output has no gradient: it is cut off from every parameter and input.",
-        "Nothing before this module, and nothing in it, can be trained.",
+        "Neither this module nor anything before it can be trained.",
         "Take out torch.no_grad(), .detach(), .data, .numpy() or torch.tensor(...) on the way to the output.",
         {"cut": sorted(point.tensors)},
         _cut_at(point),
@@ -140,7 +140,7 @@ def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
         yield _error(
             f"The output is finite, but the gradient of {_listed(bad)} holds NaN or Inf.",
             "One step of training makes these parameters NaN, and with them every output.",
-            "Keep what is masked out of the computation with torch.where on its input, not only on its result, and"
+            "Apply torch.where to the input of the computation, not only to its result, and"
             " keep square roots, norms and divisions away from 0 (an eps inside).",
             {"not_finite": bad},
             _step_of(point, _STEEP),
@@ -168,8 +168,8 @@ def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Find
     yield _error(
         f"The gradient of {_listed(named)} is zero{' in part' if some else ''}, although the output changes by"
         f" {change:.3g} of its size when it changes.",
-        "What has no gradient is never trained: it keeps the values it was initialised with.",
-        "Take out what cuts the gradient (.detach(), .data, torch.no_grad(), .item(), argmax in place of softmax).",
+        "Parameters without a gradient are never trained: they keep their initial values.",
+        "Remove what cuts the gradient (.detach(), .data, torch.no_grad(), .item(), argmax in place of softmax).",
         {"without_gradient": named, "relative_change_of_output": round(change, 6)},
         _cut_at(point),
     )
@@ -241,7 +241,7 @@ def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator
     yield _error(
         f"The gradient of {_listed(names)} is wrong: along one direction of {name}, backward says {told:.3g} and the"
         f" output changes by {true:.3g} (central differences in float64).",
-        "Training follows a direction that is not the loss's own and learns less, or nothing.",
+        "Training does not follow the gradient of the loss, and learns less or nothing.",
         "Correct the backward of the autograd.Function or hook on the way, or take out the .detach() that cuts part of"
         " it; torch.autograd.gradcheck tests it.",
         {"wrong": names, "backward": told, "differences": true},
@@ -390,10 +390,10 @@ def _listed(names: list[str]) -> str:
 CHECK = Check(
     "gradients",
     "gradients",
-    "What the output depends on gets a gradient: finite, and the derivative.",
+    "Everything that the output depends on gets a finite and correct gradient.",
     "One backward pass in float64, in train mode without dropout, against central differences along a random direction"
     " of each tensor; the largest weights of each row for inputs of variance 1.",
-    "What has no gradient is never trained; what has a wrong one is trained wrongly.",
+    "Parameters without a gradient are never trained; parameters with a wrong one are trained wrongly.",
     _run,
     follows_from=("scale",),
 )

@@ -56,7 +56,7 @@ def _of_logits(subject: Subject) -> Iterator[Finding]:
                 "error",
                 f"For inputs of variance 1, logits have a standard deviation of {spread:.3g} and the largest weight of"
                 f" a row is {top:.3g} on average: the softmax is saturated from the start.",
-                "A saturated softmax passes next to no gradient to queries and keys: they are hardly trained.",
+                "A saturated softmax passes almost no gradient to queries and keys: they are hardly trained.",
                 "Scale the logits by D ** -0.5 and initialise the projections of queries and keys with a variance of"
                 " 1 / embed_dim: nn.init.xavier_uniform_(self.q_proj.weight).",
                 evidence,
@@ -76,9 +76,9 @@ def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | Non
         + ("queries or keys are" if learns else "queries and keys are")
         + " 0 from the start, and "
         + ("the other of the two has no gradient." if learns else "neither has a gradient."),
-        "Keys (or queries) do not begin to learn before the other side has left 0."
+        "Keys (or queries) do not learn until the other side is no longer 0."
         if learns
-        else "The weights stay uniform for ever: each output is the mean of the values.",
+        else "The weights stay uniform: each output is always the mean of the values.",
         "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
         evidence,
         where,

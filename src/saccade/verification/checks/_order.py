@@ -36,7 +36,7 @@ _LONG = 33
 _TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
 _ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
 _BEFORE_LAST = (4, 0, 2, 5, 1, 3, 6)
-_BAG_OF_WORDS = 'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.'
+_BAG_OF_WORDS = 'The model sees a bag of words: "dog bites man" and "man bites dog" give the same result.'
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -113,8 +113,8 @@ def _late_positions(subject: Subject) -> Iterator[Finding]:
         return
     yield _error(
         f"Swapping inputs {length - 2} and {length - 1} of {length} swaps their outputs and changes nothing else, "
-        "while swapping inputs 0 and 1 does: late positions are all taken for the same one.",
-        "In longer texts than those of its tests the order of what comes late is lost, without an error.",
+        "while swapping inputs 0 and 1 does: all late positions are treated as the same one.",
+        "In long texts, the order of the later part is lost without an error.",
         "x = x + self.positions(torch.arange(L))  # a table that is long enough, and no clamp",
         {"length": length, "at the start": first, "at the end": last},
         traced(subject, subject.inputs(2, length)).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
@@ -140,17 +140,17 @@ def _findings_of(subject: Subject, ratio: float) -> Iterator[Finding]:
         return
     if knows:
         yield _error(
-            "Inputs in another order do not give the same outputs in that order, though it is said to have no "
-            "positions.",
-            "What is learned at one place does not hold at another.",
+            "Inputs in another order do not give the same outputs in that order, although it is declared "
+            "to have no positions.",
+            "What is learned at one position does not apply at another.",
             "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
             {"ratio": ratio},
             _line_of_use(subject),
         )
     else:
         yield _error(
-            "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
-            "to know them.",
+            "Inputs in another order give the same outputs in that order: positions have no effect, although it "
+            "is declared to use them.",
             _BAG_OF_WORDS,
             "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
             {"ratio": ratio},
@@ -182,14 +182,14 @@ def _table(subject: Subject) -> str | None:
 
 def _what_it_knows(knows: bool, *, causal: bool) -> Finding:
     if knows:
-        return _note("It knows the order of its input: permuted inputs give other outputs.")
+        return _note("It uses the order of its input: permuted inputs give different outputs.")
     if causal:
         return _note(
             "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",
             "A model made of it needs positions from elsewhere, or many layers to learn them from the causal mask.",
         )
     return _note(
-        "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
+        "It does not use the order of its input (permuted inputs give permuted outputs), as attention by itself does "
         "not.",
         "A model made of it needs positions from elsewhere.",
     )
@@ -253,7 +253,7 @@ def _positions(factor: ElementwiseFactor, tokens: TokenOwners) -> Tensor | None:
 CHECK = Check(
     _NAME,
     _NAME,
-    "The order of the input matters where positions are added, not otherwise.",
+    "The order of the input matters if positions are added, and only then.",
     "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
     "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
     "swapped.",

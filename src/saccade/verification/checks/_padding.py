@@ -27,7 +27,7 @@ _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padd
 _PADDED = 7
 _LONGER = 5
 _EFFECT = (
-    "What a sentence gives depends on the others in its batch and on how far it is padded: results change with the "
+    "The result for a sentence depends on the others in its batch and on the padded length: results change with the "
     "batch size, and tests on single sentences do not show it."
 )
 _FIX = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
@@ -103,7 +103,7 @@ def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _P
         Inapplicable: no mask argument can say it.
     """
     if not subject.reading.masks:
-        raise Inapplicable(f"{no_mask(subject)}, so nothing tells it what is padding")
+        raise Inapplicable(f"{no_mask(subject)}, so padding cannot be marked")
     by_item = subject.takes("B")
     if not by_item:
         padding = [padding[1]] * len(padding)
@@ -262,7 +262,7 @@ def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
                 "error",
                 f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
                 "though their values do not change with it.",
-                "Training moves what stands in padding, and with it the model.",
+                "Training changes the embeddings of padding, and with them the model.",
                 _FIX,
                 {"gradient": rounded(float(found)), "input": name},
             )
@@ -356,8 +356,8 @@ def _all_padding(subject: Subject) -> Iterator[Finding]:
         yield _finding(
             none,
             "warning",
-            f"A batch item of which all positions are padding raises {error.error}.",
-            "A batch that is filled up with empty items cannot be run.",
+            f"A batch item that is all padding raises {error.error}.",
+            "A batch with empty items cannot be processed.",
             "Let it give zeros.",
             {"raised": error.error},
         )
@@ -416,10 +416,10 @@ def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
 CHECK = Check(
     "padding",
     "padding",
-    "What is real does not depend on the padding, nor on how much there is",
+    "Real positions do not depend on the content or the length of the padding",
     "Batches of several lengths are padded right and left; the padding is filled with other numbers, with large ones "
     "and with NaN, made longer, and one item is all padding",
-    "What a sentence gives depends on its batch.",
+    "Otherwise the result for a sentence depends on its batch.",
     _run,
     follows_from=("mask-meaning", "mixing", "softmax", "dropout"),
 )

@@ -51,7 +51,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _unregistered(subject: Subject) -> Iterator[Finding]:
-    """Modules and parameters that PyTorch does not know of."""
+    """Modules and parameters that are not registered with PyTorch."""
     if subject.module is None:
         return
     known = {id(one) for one in (*subject.module.modules(), *subject.module.parameters(), *subject.module.buffers())}
@@ -65,7 +65,8 @@ def _unregistered(subject: Subject) -> Iterator[Finding]:
             whole = f"{path}.{name}".lstrip(".")
             kind = "module" if isinstance(found[0], nn.Module) else "tensor with gradients"
             yield _error(
-                f"`{whole}` holds {len(found)} {kind}{'s' if len(found) > 1 else ''} that PyTorch does not know of.",
+                f"`{whole}` holds {len(found)} {kind}{'s' if len(found) > 1 else ''} that are not registered with "
+                "PyTorch.",
                 "They are in neither parameters() nor state_dict(): not trained, not saved, not moved by .to(device).",
                 f"self.{name} = nn.ModuleList([...])  # or nn.ModuleDict; a tensor: nn.Parameter(...)",
                 {"attribute": whole, "hidden": len(found)},
@@ -106,7 +107,7 @@ def _saved(subject: Subject) -> Iterator[Finding]:
             "It cannot be read with torch.load(..., weights_only=True), the only safe way to read what others saved."
             if found.refused
             else "A checkpoint of it cannot be used.",
-            "Keep tensors alone in state_dict(): register_buffer(name, tensor) and nn.Parameter(tensor).",
+            "Keep only tensors in state_dict(): register_buffer(name, tensor) and nn.Parameter(tensor).",
             {"raised": found.raised, "saved": True},
             None,
         )
@@ -160,7 +161,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
             yield _error(
                 f"With parameters and inputs in {name} it raises {error.error}",
                 "It cannot be cast: not to half precision for speed, nor to float64 for tests.",
-                "Take the dtype from what it meets: torch.zeros(n, n, dtype=scores.dtype), weights.to(v.dtype).",
+                "Take the dtype from the other operand: torch.zeros(n, n, dtype=scores.dtype), weights.to(v.dtype).",
                 {"dtype": name, "raised": error.error},
                 error.location,
             )
@@ -171,7 +172,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
                 "error" if dtype == torch.float64 else "warning",
                 f"With parameters and inputs in {name} the output is in {told}.",
                 "The next layer, cast as this one was, raises on another dtype.",
-                "Return what came in: return out.to(x.dtype).",
+                "Return the dtype of the input: return out.to(x.dtype).",
                 {"dtype": name, "output": told},
                 line_with(subject, r"float32|\.float\(\)|torch\.(zeros|ones|empty|full)\("),
             )
@@ -188,12 +189,12 @@ def _device(subject: Subject) -> Iterator[Finding]:
     left = _left_behind(moved, inputs)
     where = _attribute_line(moved, left[0]) if left else None
     yield _error(
-        f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
+        f"Moved to another device (meta, which computes only shapes) it raises {error.error.rstrip('.!')}."
         + (f" The tensor `{left[0]}` stays behind: it is no buffer." if left else ""),
-        "It runs on the CPU alone.",
+        "It runs only on the CPU.",
         f'self.register_buffer("{left[0].rpartition(".")[2]}", ..., persistent=False)'
         if left
-        else "Make tensors where the input is: torch.arange(length, device=x.device).",
+        else "Create tensors on the input's device: torch.arange(length, device=x.device).",
         {"raised": error.error, "left_behind": left},
         where or error.location,
     )
@@ -222,7 +223,7 @@ def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _SavingLoss:
-    """What came of it where not all is as it was."""
+    """The result, if it is not unchanged."""
 
     raised: str = ""  # by saving or loading
     refused: bool = False  # what is saved is more than tensors, and read with weights_only=False alone
@@ -298,9 +299,10 @@ def _left_out(one: nn.Module | None, other: nn.Module | None) -> list[str]:
 CHECK = Check(
     "dtype and device",
     "robustness",
-    "All that it is made of is cast, moved, saved and loaded with it.",
+    "All its parts are cast, moved, saved and loaded with it.",
     "Calls in float64 and bfloat16 and on the meta device, with and without masks; a search for modules and learned"
     " tensors in plain lists, dictionaries and attributes; its state, saved and loaded into another one.",
-    "What stays behind fails on a GPU or in half precision, is not trained, or is lost when the model is saved.",
+    "Parts that are not registered fail on a GPU or in half precision, are not trained, or are lost when the model is "
+    "saved.",
     _run,
 )

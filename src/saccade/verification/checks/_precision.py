@@ -70,7 +70,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
             f"No number of its output is finite, in {str(subject.dtype).removeprefix('torch.')} and for "
             f"{cases[0].words}.",
             "Nothing can be computed from it: a loss is NaN, and so are all weights after one step.",
-            "Print scores, weights and output in turn: the first that is not finite stands behind the line to change.",
+            "Print scores, weights and output in turn: the first value that is not finite comes from the line to "
+            "change.",
             {"finite": 0},
             None,
         )
@@ -172,7 +173,7 @@ def _rounds_inside(subject: Subject) -> Iterator[Finding]:
         )
         + " Something inside is rounded to lower precision.",
         "Outputs carry the noise of that precision in every dtype.",
-        "Keep the dtype inside: take out .half(), .bfloat16(), .to(torch.float16), autocast and round.",
+        "Keep the dtype throughout: remove .half(), .bfloat16(), .to(torch.float16), autocast and round.",
         evidence,
         where,
     )
@@ -218,7 +219,7 @@ def _inaccurate(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator
         "Outputs and gradients carry noise that a float32 softmax would not have.",
         "Form sums and the softmax in float32: weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)."
         if dtype != torch.float32
-        else "Do not lower the precision inside: take out .half(), .bfloat16() and autocast.",
+        else "Do not lower the precision: remove .half(), .bfloat16() and autocast.",
         {"dtype": NAMES[dtype], "error": error, "rounding": rounding, "largest_output": float(wide.out.abs().max())},
         _line(wide, "softmax", "exp", "half", "bfloat16", "to"),
     )
@@ -281,7 +282,8 @@ def _large_constant(error: TargetError, dtype: torch.dtype) -> Finding:
     return _error(
         f"In {NAMES[dtype]} it raises, because a constant is beyond {torch.finfo(dtype).max:.4g}: {error.error}",
         "It cannot be run or trained in half precision.",
-        "Fill with what the dtype holds: scores.masked_fill(mask, float('-inf')), or torch.finfo(scores.dtype).min.",
+        "Fill with a value that the dtype can represent: scores.masked_fill(mask, float('-inf')), or "
+        "torch.finfo(scores.dtype).min.",
         {"dtype": NAMES[dtype], "raised": error.error},
         error.location,
     )
@@ -296,7 +298,7 @@ def _line(wide: _WidenedCall, *names: str) -> Location | None:
 CHECK = Check(
     "precision",
     "precision",
-    "Outputs are finite, and as near to float64 as their dtype can be.",
+    "Outputs are finite, and as close to float64 as their dtype allows.",
     "Calls in each dtype, short and long, with larger inputs and with masks, against float64 of the same rounded"
     " parameters; the tolerance is by how much float64 itself moves when all that goes in is rounded.",
     "NaN ends a training run; noise that a float32 softmax would not have slows it.",

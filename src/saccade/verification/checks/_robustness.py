@@ -71,13 +71,13 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
         fix = "Take the noise out of eval mode: if self.training: ..."
     elif changed:
         what, where = f"a call changes {', '.join(f'`{name}`' for name in changed)}", _line_of(one.module, changed[0])
-        fix = "Keep nothing that a call computes, or compute it again from the input at each call."
+        fix = "Do not keep state that a call computes, or recompute it from the input at each call."
     else:
-        what, where = "something outside of the module and its input changes", None
-        fix = "Make it a function of its input and parameters alone."
+        what, where = "something outside the module and its input changes", None
+        fix = "Make it depend only on its input and parameters."
     yield _error(
         f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
-        "Results cannot be reproduced, and depend on what was computed before.",
+        "Results cannot be reproduced, and depend on earlier calls.",
         fix,
         {"largest_difference": change, "changed": list(changed), "draws": [one.name for one in drawn]},
         where,
@@ -87,7 +87,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
 def _first_call_stays(error: TargetError) -> Finding:
     return _error(
         f"After a call with 2 sequences of 7, one with 3 of 5 raises {error.error}; alone it does not.",
-        "What the first call leaves behind decides what later ones may look like.",
+        "State from the first call restricts the shapes of later ones.",
         "Build masks and buffers for the input at hand, at each call.",
         {"raised": error.error, "first": [2, 7], "then": [3, 5]},
         error.location,
@@ -147,7 +147,7 @@ def _written_inputs(subject: Subject) -> Iterator[Finding]:
     if changed:
         yield _error(
             f"The call changes its own input {', '.join(changed)} in place.",
-            "What the caller computes from that tensor afterwards (a residual, a loss) is wrong.",
+            "Anything that the caller computes from that tensor afterwards (a residual, a loss) is wrong.",
             "Write it out of place: q = q / math.sqrt(d), not q /= math.sqrt(d).",
             {"changed": changed},
             writing.first_line,
@@ -174,7 +174,7 @@ def _batches(subject: Subject) -> Iterator[Finding]:
 
 def _items(wide: Subject) -> Iterator[Finding]:
     """What is independent of the other item of two is the same alone and among three. Where it is not independent,
-    that is told by mixing."""
+    mixing reports it."""
     three = wide.inputs(3, 7)
     if follow_randomness(wide, three).draws:
         return  # other sizes draw other numbers
@@ -188,7 +188,7 @@ def _items(wide: Subject) -> Iterator[Finding]:
         if not far <= tolerance(wide, three, two):
             yield _error(
                 f"Batch item 0 gives another output in a batch of {len(chosen)} than in a batch of 2 (by {far:.3g}).",
-                "It is right for the author's batch size alone.",
+                "It is right only for one batch size.",
                 "Take sizes from the input: batch, length, _ = x.shape; no number in view and reshape.",
                 {"batch": len(chosen), "largest_difference": far},
                 line_with(wide, r"\.(view|reshape)\(\s*\d"),
@@ -291,7 +291,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
     except TargetError as error:
         yield _error(
             f"With inputs that are not contiguous in memory it raises {error.error}",
-            "It fails on what transpose, permute or slicing give, which is most of what one has.",
+            "It fails on the results of transpose, permute or slicing, which are common.",
             "Use reshape, which copies where it must: x.reshape(batch, length, -1), not x.view(...).",
             {"raised": error.error, "contiguous": False},
             error.location,
@@ -301,7 +301,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
     if plain.isfinite().all() and not far <= tolerance(wide, inputs, plain):
         yield _error(
             f"With the same inputs in another order in memory the output differs by {far:.3g}.",
-            "Results depend on how the input was made.",
+            "Results depend on the memory layout of the input.",
             "Read tensors by their axes, not with as_strided or data_ptr.",
             {"largest_difference": far},
             None,
@@ -325,8 +325,8 @@ def _modes(subject: Subject) -> Iterator[Finding]:
         yield _error(
             f"Without dropout, train and eval mode differ by {far:.3g}, {far / max(size, 1e-30):.3g} of the output's"
             " size.",
-            "What is evaluated and used is not what was trained.",
-            "Let only dropout depend on self.training.",
+            "The evaluated model is not the one that was trained.",
+            "Only dropout may depend on self.training.",
             {"largest_difference": far, "largest_output": size},
             line_with(subject, r"self\.training"),
         )
@@ -341,7 +341,7 @@ def _learns_from_batches(module: nn.Module) -> bool:
 def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:
     return _error(
         f"With {what} it raises {error.error}. {works}",
-        "It fails on the last batch of an epoch, on single inputs, or on any other size than the author's.",
+        "It fails on the last batch of an epoch, on single inputs, or on other sizes than those it was written for.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
         {"raised": error.error, **sizes},
         error.location,
@@ -351,7 +351,7 @@ def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) ->
 def _shape(what: str, out: Tensor) -> Finding:
     return _error(
         f"With {what} the output has the shape {list(out.shape)}.",
-        "Outputs belong to other inputs than they seem to.",
+        "Outputs are assigned to the wrong inputs.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
         {"shape": list(out.shape)},
         None,
@@ -361,9 +361,9 @@ def _shape(what: str, out: Tensor) -> Finding:
 CHECK = Check(
     "robustness",
     "robustness",
-    "The output depends on input and parameters alone, for any size and mode.",
+    "The output depends only on input and parameters, for any size and mode.",
     "Two calls with another one between; inputs compared before and after; 1 and 3 batch items; lengths from 1 to 257"
     " and at the sizes of buffers; transposed memory; train mode with dropout at 0.",
-    "What holds for the author's sizes only fails later, or silently computes something else.",
+    "Code that is right only for some sizes fails later, or silently computes something else.",
     _run,
 )

@@ -103,12 +103,13 @@ def _indifference(still: ScaleIndifference) -> Finding:
     if not still.multiplied:
         fix = _FIX
         if still.of == "both":
-            fix += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
+            fix += "; if a plain average is intended, pass --scale 0, in Python Promise(scale=0)"
     return _error(
         seen,
-        "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say."
+        "exp(0) is 1: a score of 0 does not hide a key, it only discards the product of query and key."
         if still.multiplied
-        else "Each output is an average by weights that it cannot choose; what makes queries or keys is never trained.",
+        else "Each output is an average with weights that do not depend on it; the projections of queries or keys are "
+        "never trained.",
         fix,
         {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows, "heads": still.heads},
         still.line,
@@ -197,7 +198,7 @@ def _finding(
     words = "" if designed else _explanation(found, _known_mistakes(subject, inputs, seen))
     times = found / (first.expected or math.nan)
     if not first.expected:
-        words = "they are not to count, and do"
+        words = "they should have no weight, but do"
     message = (
         f"Logits are {significant(found)} times q.k, where {significant(first.expected)} is expected"
         f"{_expected(subject, seen)}{_wrong_heads(first)}{_computations(wrong, factors)}: "
@@ -279,7 +280,7 @@ def _explanation(found: float, named: Sequence[tuple[float, str]]) -> str:
 
 def _expected(subject: Subject, seen: TracedAttention) -> str:
     if subject.promise.scale is not None:
-        return " by its author's promise"
+        return " (the declared scale)"
     return f", one over the root of the head width, {seen.query.shape[-1]}"
 
 
@@ -307,17 +308,20 @@ def _effect(times: float) -> str:
         )
     if times > 1:
         return (
-            f"Logits are {significant(times)} times too large: attention is sharper than meant, by more at other "
-            "sizes, and weights of another implementation do not fit."
+            f"Logits are {significant(times)} times too large: attention is sharper than intended, by a factor that "
+            "depends on "
+            "the size, and weights of another implementation do not fit."
         )
     if times > 1 / _SATURATING:
         return (
-            f"Logits are {significant(1 / times)} times too small: attention is flatter than meant, by more at other "
-            "sizes, and weights of another implementation do not fit."
+            f"Logits are {significant(1 / times)} times too small: attention is flatter than intended, by a factor "
+            "that depends on "
+            "the size, and weights of another implementation do not fit."
         )
     return (
-        f"Logits are {significant(1 / times)} times too small: all keys get nearly the same weight, and attention has "
-        "to learn large projections before it can choose."
+        f"Logits are {significant(1 / times)} times too small: all keys get nearly the same weight, and the "
+        "projections must become large "
+        "before attention can select keys."
     )
 
 
@@ -336,8 +340,8 @@ def _varying(factors: _ScaleFactors) -> Finding:
     return _warning(
         f"The factor between q.k and the logits differs from query to query, from {significant(low)} to "
         f"{significant(high)}; one over the root of the head width is {significant(factors.expected)}.",
-        "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
-        "a model trained at one length behaves otherwise at another.",
+        "The weights depend on something besides queries and keys: the input's length or size. If "
+        "this is not intended, a model trained at one length behaves differently at another.",
         _FIX,
         {"smallest": low, "largest": high, "expected": factors.expected},
         _line(factors.seen),

@@ -49,7 +49,7 @@ class ScaleIndifference:
 
 def indifferent(subject: Subject) -> ScaleIndifference | None:
     """The first attention of a target whose weights are the same for other queries, other keys or both; None where
-    there is none, or where it cannot be told."""
+    there is none, or where it cannot be determined."""
     try:
         subject = exact(subject)
         inputs = _inputs(subject)

@@ -32,8 +32,8 @@ _SPREADS = (30.0, 300.0, 3000.0)
 _FIX = "weights = torch.softmax(scores, dim=-1)"
 _STABLE = "weights = torch.softmax(scores, dim=-1)  # or subtract scores.amax(dim=-1, keepdim=True) before torch.exp"
 _NO_DISTRIBUTION = (
-    "The output is no average of the values: its size changes with the number of keys and with the logits, and the "
-    "layers after it see other magnitudes for every sequence."
+    "The output is not an average of the values: its size changes with the number "
+    "of keys and with the logits, so later layers see different magnitudes for every sequence."
 )
 
 
@@ -61,7 +61,7 @@ def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
 
 
 def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
-    """The axis where a mask is given, which may go another way. What a mask hides is told by its own check."""
+    """The axis where a mask is given, which may go another way. The check of masks reports what a mask hides."""
     masks: dict[str, Tensor] = {}
     if subject.takes("Q"):
         masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
@@ -104,7 +104,7 @@ def _of_weights(seen: TracedAttention) -> Finding | None:
         return _error(
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
-            "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
+            "All keys get nearly the same weight, whatever the logits: attention cannot select keys.",
             _FIX,
             {"smallest": weights.min().item(), "largest": weights.max().item()},
             _line(seen),
@@ -127,9 +127,9 @@ def _wrong_axis(seen: TracedAttention, weights: Tensor) -> Finding | None:
         f"item 0) sum to {sums[0, 0, 0]:.3g} over its {weights.shape[-1]} keys, and those of one key to "
         f"{across.flatten()[0]:.3g} over the {names[seen.normalised]}.",
         {
-            "query": "Queries compete for keys, in place of keys for a query: an output's size depends on the other "
+            "query": "Queries compete for keys, instead of keys for a query: an output's size depends on the other "
             "queries, and under a causal mask the past on the future.",
-            "head": "Heads compete for each pair in place of keys for a query: outputs are no averages of values.",
+            "head": "Heads compete for each pair, instead of keys for a query: outputs are not averages of values.",
             "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
         }[seen.normalised],
         _FIX,
@@ -169,7 +169,7 @@ def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
 
 
 def _wrong_sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
-    """Rows that sum to something else, and why, as far as it can be told."""
+    """Rows that sum to something else, and why, as far as it can be determined."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
@@ -270,7 +270,7 @@ def _not_finite(seen: TracedAttention, top: float, lost: int) -> Finding:
     if top <= 0:  # something was subtracted
         return _error(
             f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
-            "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
+            "row are 0, and 0 / 0 is NaN, because the subtracted number is not the row's own largest logit.",
             "One row with large logits makes others NaN, and with them the training.",
             _STABLE,
             {"largest_logit": top, "not_finite": lost},
@@ -292,6 +292,6 @@ CHECK = Check(
     "The weights of a query are a softmax over its keys: they sum to 1.",
     "The weights that multiply the values are followed through the call (or read from the outputs of unit vectors as "
     "values) and summed along every axis, for common and for very large logits.",
-    "Otherwise an output is no average of values: its size drifts with length, batch or logits, or it is NaN.",
+    "Otherwise an output is not an average of values: its size drifts with length, batch or logits, or it is NaN.",
     _run,
 )

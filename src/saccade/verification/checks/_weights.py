@@ -25,10 +25,7 @@ _BATCH, _LENGTH, _KEYS = 2, 7, 11
 _OFF = 1e-4
 _RATE = 0.25
 _FIX = "return output, weights  # those that multiply the values, before dropout"
-_EFFECT = (
-    "The model itself is not changed, but everybody who looks at these weights, plots them or computes a loss from "
-    "them sees what did not happen."
-)
+_EFFECT = "The output is unaffected, but plots and losses that use these weights are wrong."
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -46,8 +43,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _test_calls(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention, Tensor | None, TracedAttention]]:
-    """Calls without and with masks: what came back, the weights that were used, the pairs that are hidden, and the
-    weights without a mask."""
+    """Calls without and with masks: the returned weights, the weights that were used, the pairs that are hidden, and
+    the weights without a mask."""
     for keys in (_KEYS, None):
         own = subject.fresh()
         try:
@@ -173,10 +170,12 @@ def _explanation(returned: Tensor, seen: TracedAttention, plain: TracedAttention
     heads = weights.shape[1]
     if returned.shape[1] == 1 < heads:
         if _equal(returned, weights.sum(1, keepdim=True)):
-            return f"they are the sum over the {heads} heads, and their rows sum to {heads}, where their mean is meant"
+            return (
+                f"they are the sum over the {heads} heads, and their rows sum to {heads}, where their mean is expected"
+            )
         for head in range(heads):
             if _equal(returned, weights[:, head : head + 1]):
-                return f"they are those of head {head} alone"
+                return f"they are only those of head {head}"
     elif heads > 1:
         order = _order(returned, weights)
         if order is not None:
@@ -284,6 +283,6 @@ CHECK = Check(
     "Returned weights are those that were used: hidden keys 0, no dropout.",
     "What is returned is compared with the weights that multiply the values, as they are followed through the call, "
     "with and without masks, in eval and in training.",
-    "Weights are looked at to understand a model; wrong ones explain what did not happen.",
+    "Weights are used to understand a model; wrong weights give wrong explanations.",
     _run,
 )

@@ -21,7 +21,7 @@ def as_json(report: Results) -> dict[str, Any]:
     untested: why the absence of errors would say too little ("no attention was seen", "no check applies", "1 check
         broke off"), else "".
     called: how it is called, in words; "" where that was not found.
-    assumed: a list of what was found by trying and not told, each with the option that says otherwise.
+    assumed: a list of inferred settings, each with the option that changes it.
     causal: true or false as promised or else found, null where it is neither.
     seconds: all that it took.
     errors, warnings, notes: how many findings there are of each severity.

@@ -1,4 +1,4 @@
-"""The report as lines of text: what was found first, then every check. A terminal colours the same lines."""
+"""The report as lines of text: first the findings, then every check. A terminal colours the same lines."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def verdict(report: Results) -> str:
     counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
     errors = list(dict.fromkeys(label(one) for one in report.errors))
     if not report.outcomes and errors:
-        return f"Nothing could be checked of {report.target}."
+        return f"No check could be run on {report.target}."
     if errors:
         promises = "a promise" if len(errors) == 1 else f"{len(errors)} promises"
         return f"{report.target} breaks {promises} of attention: {joined(errors)}."
     if "broke off" in report.untested:
         return (
-            f"{report.target} could not be tested to the end: {report.untested}, which is a defect of Saccade's; "
+            f"{report.target} could not be tested to the end: {report.untested}, because of a defect in Saccade; "
             f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed."
         )
     if not counts["passed"]:
         return f"None of the checks applies to {report.target}."
     if report.untested:
-        return f"No attention was seen in {report.target}: only checks that any layer may pass were passed."
+        return f"No attention was seen in {report.target}: only checks that any layer can pass have passed."
     others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
     also = joined([words for words in others if words])
     passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"

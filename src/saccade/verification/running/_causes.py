@@ -1,5 +1,5 @@
 """One fault often breaks several promises. Here what follows from another finding becomes a note, the same error of
-the target is told once, and the findings are put in order."""
+the target is reported once, and the findings are put in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Findi
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """An error that the target raised at one place is told by the check that looks for it, else by the first."""
+    """An error that the target raised at one place is reported by the check that looks for it, else by the first."""
     told: list[Finding] = []
     for one in findings:
         same = next((at for at, other in enumerate(told) if _same(one, other)), None)
@@ -139,11 +139,13 @@ def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
 
 
 def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
-    """A check whose error was told elsewhere, or follows from another, was not failed by itself."""
+    """A check whose error was reported elsewhere, or follows from another, was not failed by itself."""
     if outcome.status != "failed" or any(one.check == outcome.name and _is_error(one) for one in findings):
         return outcome
     if any(one.check == outcome.name for one in findings):
         return replace(outcome, status="n/a", reason="what it found probably follows from another error")
     first = next(one for one in before if one.check == outcome.name and _is_error(one))
     told = next((one for one in findings if _same(one, first)), None)
-    return replace(outcome, status="n/a", reason=f"stopped by the error told under {told.check if told else 'another'}")
+    return replace(
+        outcome, status="n/a", reason=f"stopped by the error reported under {told.check if told else 'another'}"
+    )

@@ -186,8 +186,8 @@ class Child:
         return ChildDeath(kind, self.stage, abs(code), 0.0, self._trace())
 
     def _drain(self) -> None:
-        """Keep the beginning of the output and throw the rest away, so that a chatty child does not stand still. Not
-        without end: one that writes as fast as this reads has a time limit, too."""
+        """Keep the beginning of the output and throw the rest away, so that a child with much output does not
+        block. At most 64 reads: a child that writes as fast as this reads has a time limit, too."""
         for _ in range(64):
             if not self._output.poll():
                 return
@@ -291,7 +291,7 @@ def serve_in_child(
     output: Connection[Any, Any],
     traces: Connection[Any, Any],
 ) -> None:
-    """Do the job in a process of its own, and send what comes of it."""
+    """Run the job in its own process, and send the result."""
     torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
     if os.name == "posix":
         os.setsid()  # Ctrl-C is the parent's; and so what the target starts can be ended with it

@@ -82,12 +82,12 @@ def where(traceback: str) -> Location | None:
 def _effect(death: ChildDeath) -> str:
     if death.kind == "time":
         return "An endless loop, or work that grows far too fast with the length: training would stand still here."
-    return "It takes the whole program with it, without a Python error: a training run is lost."
+    return "The whole program ends without a Python error: a training run is lost."
 
 
 def _fix(death: ChildDeath) -> str:
     if death.kind == "time":
-        return "Bound the loop by the length of the input; --time-limit allows more where it is only slow."
+        return "Bound the loop by the length of the input; raise --time-limit if it is only slow."
     if death.kind == "exit":
         return "raise RuntimeError(...)  # instead of ending the process"
     return "Run the call under `python -X faulthandler`, and check indices and shapes before native code."

@@ -146,7 +146,7 @@ def _direction(subject: Subject) -> Iterator[FoundReading]:
 
 
 def _failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
-    """What came through the target's own lines is its fault; the rest is for the user of `verify` or is ours."""
+    """An error through the target's own lines is its fault; other errors come from the user of `verify` or from us."""
     location = location_of(error)
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         location = line_of(error.filename, error.lineno or 0, "")

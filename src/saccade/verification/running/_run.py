@@ -56,9 +56,9 @@ def _copied(subject: Subject) -> Subject:
 _KNOWN = (  # what errors say, and what a finding does: message, effect and fix
     (
         MEMORY_WORDS,
-        "It asked for more memory than the limit allows",
-        "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
-        "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.",
+        "It requested more memory than the limit allows",
+        "For inputs this small, the cause is an oversized buffer or a wrong shape.",
+        "Size buffers by the input, or raise the limit (--memory-limit, limits=) if so much is intended.",
     ),
     (
         GPU_WORDS,
@@ -80,16 +80,16 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
             "error",
             f"It called {error}, which would have ended your program",
             "A library function that exits takes the training run with it, without a traceback.",
-            "raise ValueError(...)  # instead of exit: the caller can tell and handle it",
+            "raise ValueError(...)  # instead of exit, so that the caller can handle it",
             evidence,
             location,
         )
     for known, message, effect, fix in _KNOWN:
         if any(words in lowered for words in known):
             return Finding(name, "robustness", "error", f"{message}: {error}", effect, fix, evidence, location)
-    fix = "Make the call work, or say with an option how it is called."
+    fix = "Make the call work, or describe it with an option."
     if "where its learned positions end" in lowered:
-        fix = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
+        fix = "Build it for 7 positions or more (--arg NAME=64): the checks need that many."
     elif ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
         fix = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
     elif ": it takes a batch of" in lowered:
@@ -109,7 +109,7 @@ def _broke_off(check: Check, error: Exception) -> Finding:
         check.family,
         "warning",
         f"This check broke off with {words}",
-        "This promise could not be tested to its end; it says nothing about your code.",
+        "This promise could not be fully tested; this is not a finding about your code.",
         "A defect of Saccade: please report it with the target.",
         {"traceback": _last_frames(error)},
     )

@@ -81,7 +81,7 @@ def construct(
 
 
 def guessed(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> tuple[str, ...]:
-    """In words, what `construct` gives its constructor that nobody said."""
+    """In words, the constructor arguments that `construct` inferred."""
     taken, _ = _arguments(target, dict(given), hints, promise)
     made = [f"{name}={_shown(value)}" for name, value in taken.items() if name not in given]
     return (f"it is made as {target.__name__}({', '.join(made)}) (otherwise --arg NAME=VALUE)",) if made else ()
@@ -183,7 +183,7 @@ def _required(target: type, name: str, sizes: _UsualSizes) -> Any:
         return sizes.of(name)
     except KeyError:
         raise Undecided(
-            f"{target.__name__} must be given {name!r}, and its name does not say what it is",
+            f"{target.__name__} must be given {name!r}, and its name does not show what it is",
             [(f"give {name} to the constructor", f"--arg {name}=VALUE")],
         ) from None
 
@@ -204,7 +204,7 @@ def _config(target: type, parameter: inspect.Parameter, sizes: _UsualSizes, give
     made = {name: given[name] if name in given else _required(target, name, sizes) for name in (keys or attributes)}
     if not made:
         raise Undecided(
-            f"{target.__name__} must be given {parameter.name!r}, and nothing says what it is",
+            f"{target.__name__} must be given {parameter.name!r}, and its meaning is unknown",
             [("give it to the constructor", f"--arg {parameter.name}=VALUE")],
         )
     return made if keys else SimpleNamespace(**made)

@@ -49,7 +49,7 @@ class CachedDecoder:
 
     @property
     def can_reset(self) -> bool:
-        """Whether there is a way to begin anew: an empty cache to pass, a method, or position 0 to name."""
+        """Whether the cache can be reset: an empty cache to pass, a method, or position 0 to name."""
         cache = self._cache
         return cache.kind != "inside" or cache.reset is not None or cache.position is not None
 

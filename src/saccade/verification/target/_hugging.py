@@ -32,7 +32,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 def load(named: str) -> LoadedModel:
     """The model in a folder (config.json, weights), or of this name in the local cache, in float32 and eval mode.
 
-    A folder with a configuration alone gives a model of random weights, which is told.
+    A folder with a configuration alone gives a model of random weights, and the report says so.
 
     Raises:
         ValueError: no such folder or name, files that are damaged or missing, transformers not installed, or a model

@@ -71,7 +71,7 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
 
 
 def _of_transformer(module: nn.Transformer) -> Reading:
-    """Its source's padding has to be told twice: to its encoder, and to its decoder."""
+    """The padding of its source is passed twice: to its encoder, and to its decoder."""
     why = "src_key_padding_mask and memory_key_padding_mask are given the same"
     return Reading(
         "cross",

@@ -35,8 +35,10 @@ from ._defects import (
 )
 
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
-_EFFECT = "Attention looks at what was to be hidden, or away from what was to be seen; training goes on, only worse."
-_TAKEN_FOR_ANOTHER = "Whoever passes the mask that another implementation takes gets something else."
+_EFFECT = (
+    "Attention uses positions that should be hidden, or ignores visible ones; training continues, with worse results."
+)
+_TAKEN_FOR_ANOTHER = "Passing a mask made for another implementation gives a wrong result."
 _SDPA = "F.scaled_dot_product_attention expects True = attend"
 
 
@@ -234,9 +236,12 @@ def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
     if "padding" in name:
         words = f"True in `{name}` means ignore, as in nn.MultiheadAttention; {_SDPA}."
     else:
-        words = f"True in `{name}` means ignore, and nothing says so; {_SDPA}, and nn.MultiheadAttention True = ignore."
+        words = (
+            f"True in `{name}` means ignore, and this is not documented; {_SDPA}, and nn.MultiheadAttention True "
+            "= ignore."
+        )
     severity: Severity = "note" if "padding" in name else "warning"
-    defect = MaskDefect(words, "Say it in the docstring, or take True = attend: " + FIX, severity)
+    defect = MaskDefect(words, "Document it in the docstring, or use True = attend: " + FIX, severity)
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
 
 
@@ -272,7 +277,8 @@ def _cast(probe: MaskArgumentProbe) -> list[Finding]:
     plain = plain and name not in _EITHER
     words = (
         f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
-        "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."
+        "and 1 are not an additive mask; if "
+        "the numbers should be added, pass --mask-meaning additive."
     )
     steps = {"argument": name, "counts": float(f"{times:.3g}")}
     return [_finding(probe.subject, mask, MaskDefect(words, FIX, "error" if plain else "warning"), steps, line)]
@@ -320,7 +326,7 @@ def _finding(
 CHECK = Check(
     "mask-meaning",
     "mask-meaning",
-    "A mask hides exactly the keys that it says, by query, head and item",
+    "A mask hides exactly the keys that it marks, by query, head and item",
     "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
     "with them pair by pair, and where it differs the weights say why",
     _EFFECT,

@@ -121,7 +121,7 @@ def named(probe: MaskArgumentProbe) -> MaskDefect:
             "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)",
         )
     return _mixed(probe) or MaskDefect(
-        f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
+        f"The visible pairs fit no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
         f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
     )
 
@@ -238,7 +238,7 @@ def counted(probe: MaskArgumentProbe) -> float | None:
 
 def as_number(probe: MaskArgumentProbe) -> float | None:
     """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
-    as 1 and 0; None where they are refused, hide something, or do nothing."""
+    as 1 and 0; None where they raise an error, hide something, or do nothing."""
     mask = replace(probe.mask, meaning="attend", dtype="bool")
     reading = replace(probe.subject.reading, masks=(mask,))
     seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))

@@ -200,6 +200,6 @@ CHECK = Check(
     "Batch items, positions and heads stay apart, and no projection is lost.",
     "One batch item is changed and the others compared bit for bit; the gradient of each channel before the output "
     "projection says from which channels of which positions it was made.",
-    "Code that mixes axes runs and trains without a word, since every shape fits.",
+    "Code that mixes axes runs and trains without an error, because every shape fits.",
     _run,
 )

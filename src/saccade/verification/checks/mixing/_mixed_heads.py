@@ -1,4 +1,4 @@
-"""What is said of heads that are wired wrongly.
+"""Findings about heads that are wired wrongly.
 
 Shape legend: B batch, H heads, L length, D head width.
 """
@@ -67,7 +67,8 @@ def _wrong_merge(found: AttentionWiring, stray: MisplacedRow) -> Finding:
     return _error(
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
-        "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
+        "Each token gets the result of other tokens. It trains, as the mixing is the same every time, but far worse; "
+        "it "
         "depends on the length and lets later tokens through in spite of a causal mask.",
         _MERGE,
         {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
@@ -124,8 +125,8 @@ def _wrong_kv(
         "warning" if chosen else "error",
         f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is "
         f"{'usual' if chosen else 'expected'}; heads 0 to {count - 1} read {list(reads)}{cause}.",
-        "Weights of published models do not fit: heads get another head's keys and values. Trained from scratch it "
-        "learns its own order, and nobody else can load it.",
+        "Weights of published models do not fit: heads get another head's keys and values. A "
+        "model trained from scratch learns its own order, and other implementations cannot load it.",
         fix if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
         _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),

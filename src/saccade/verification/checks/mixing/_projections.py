@@ -106,8 +106,8 @@ def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]
         _NAME,
         "error" if by_accident else "warning",
         message + ".",
-        "Queries and keys that are the same make every token look at itself first; heads that are the same see one "
-        "thing. The model has fewer parameters than it seems to.",
+        "Identical queries and keys make every token attend mostly "
+        "to itself; identical heads compute the same thing. The model has fewer parameters than it seems to.",
         "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
         "range(n)], not [Head()] * n.",
         {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},

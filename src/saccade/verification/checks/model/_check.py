@@ -58,7 +58,7 @@ def _images(subject: Subject) -> Iterator[Finding]:
     if found.size > NOISE * allowed:
         yield error(
             f"An image's output changes by {found.size:.3g} when another image of its batch does.",
-            "What an image gives depends on which others it is batched with.",
+            "The result for an image depends on the others in its batch.",
             "The batch axis must stay apart in every view, softmax and mean",
             {"change": float(f"{found.size:.3g}")},
         )
@@ -67,10 +67,10 @@ def _images(subject: Subject) -> Iterator[Finding]:
 CHECK = Check(
     NAME,
     NAME,
-    "A whole model keeps what its attention promises, decoding included.",
+    "A whole model keeps the promises of its attention, decoding included.",
     "Tokens are exchanged one at a time, padded on both sides, batched with others and decoded in steps, and all "
     "outputs compared.",
-    "Layers that are right one by one can be put together wrongly: a mask that reaches one layer only, positions that "
+    "Correct layers can be combined wrongly: a mask that reaches one layer only, positions that "
     "forget the cache, a cross-attention that reads padding.",
     _run,
 )

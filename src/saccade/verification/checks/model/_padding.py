@@ -22,7 +22,7 @@ from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judg
 
 _warning = partial(Finding, NAME, NAME, "warning")
 
-_EFFECT = "A sequence gives something else in every batch, by the length and the content of what fills it up."
+_EFFECT = "The result for a sequence changes with the length and content of the padding in its batch."
 
 
 def padding(subject: Subject) -> Iterator[Finding]:

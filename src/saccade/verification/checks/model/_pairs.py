@@ -52,7 +52,7 @@ def _is_read(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
             yield error(
                 f"Output {int(unread[0])} of the decoder does not depend on source token {at} "
                 f"({source.length} source tokens, {tokens.length} decoder tokens).",
-                "The decoder generates without having read what it is to translate or summarise.",
+                "The decoder generates without reading the source that it should translate or summarise.",
                 "x = x + self.cross_attention(self.norm(x), context, context)  # in every decoder layer, unmasked",
                 {"source": at, "output": int(unread[0])},
             )

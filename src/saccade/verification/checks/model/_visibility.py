@@ -83,7 +83,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
     if not (seen[apart] > floor).any():
         yield error(
             f"No output depends on any token but its own: all {length} tokens were changed, one at a time.",
-            "The model knows no context: it can learn how frequent tokens are, and nothing of what stands around them.",
+            "The model does not use context: it can learn only token frequencies.",
             "out = torch.softmax(scores, dim=-1) @ value  # and the attention's output must reach the next layer",
             {"length": length},
         )
@@ -91,7 +91,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
         at = int((own <= floor).nonzero()[0])
         yield error(
             f"Output {at} does not depend on {whose(subject)} {at}, its own ({length} tokens).",
-            "Each prediction lacks the newest token, which says most about the next one.",
+            "Each prediction lacks the newest token, which is the most informative one.",
             "torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal is seen: tril(), not tril(-1)",
             {"length": length, "output": at},
             pattern_line(subject, subject.inputs(2, length)),
@@ -120,7 +120,7 @@ def batches(subject: Subject) -> Iterator[Finding]:
                     yield error(
                         f"Item {item} of a batch changes by {found.size:.3g} (output {found.position}) when item "
                         f"{changed} does.",
-                        "What a sequence gives depends on which others it happens to be batched with.",
+                        "The result for a sequence depends on the others in its batch.",
                         "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
                         {"item": item, "other": changed, "position": found.position, "change": rounded(found.size)},
                         batch_mixing_line(subject, inputs),
@@ -135,7 +135,7 @@ def _alone(subject: Subject, inputs: NamedInputs) -> Iterator[Finding]:
         yield error(
             f"An item alone and the same item in a batch of {inputs.batch} differ by {found.size:.3g} "
             f"(output {found.position}, {found.relative:.2g} of the largest output).",
-            "Evaluating with another batch size gives other results.",
+            "Evaluation with another batch size gives different results.",
             "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
             {"batch": inputs.batch, "position": found.position, "change": rounded(found.size)},
             batch_mixing_line(subject, inputs),

@@ -31,7 +31,7 @@ from ._signature import TargetArgument
 from ._trials import TargetTrials, differs
 
 _RESETS = r"(reset|clear|empty|init|flush)(_?(kv_?)?(cache|state|memory)s?)?"
-# Errors that a tensor raises in the place of an object, or an object in the place of a tuple.
+# Errors that a tensor raises instead of an object, or an object instead of a tuple.
 _OF_ANOTHER_KIND = ("AttributeError", "TypeError", "KeyError", "IndexError", "ValueError")
 _STEPS = ("step", "decode_step", "forward_step", "decode", "forward_one", "step_forward", "incremental_forward")
 

@@ -1,7 +1,7 @@
 """Finds how a target is to be called: its form, layout, sizes, what it returns, and what its masks mean.
 
 An adapter or a whole `Reading` of the user's wins. Else its arguments' names say what they are, its source and
-documentation say how their axes stand, and trial calls decide the rest. What was not told is said in
+documentation say how their axes stand, and trial calls decide the rest. Inferred settings are listed in
 `Reading.assumed`.
 """
 
@@ -158,7 +158,8 @@ def _settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tup
     ways = [(words, option, way) for words, option, way in _ways(clues, unknown) if _works(trials, way)]
     if len(ways) > 1:
         raise Undecided(
-            f"what {', '.join(unknown)} is cannot be told from the signature, and more than one way of calling works",
+            f"what {', '.join(unknown)} is cannot be inferred from the signature, and more than one way of calling "
+            "works",
             [(words, option) for words, option, _ in ways],
         )
     if not ways:

@@ -180,7 +180,8 @@ def documented(source: DocumentedSource, argument: str, others: Sequence[str] = 
 
 
 def documented_axes(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> str | None:
-    """ "(batch, q_len, k_len)" -> "BQK", "(b, m)" -> "BK"; None where no shape is told, or any that broadcasts."""
+    """ "(batch, q_len, k_len)" -> "BQK", "(b, m)" -> "BK"; None where no shape is documented, or any that
+    broadcasts."""
     for words in passages(source, argument, others):
         if "broadcast" in words.lower():
             return None

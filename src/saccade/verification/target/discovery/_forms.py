@@ -156,7 +156,8 @@ def _packed(trials: TargetTrials, clues: TargetClues, name: str, count: int) -> 
 
 
 def _with_required_masks(trials: TargetTrials, clues: TargetClues) -> Reading | None:
-    """A reading that gives masks which hide nothing, for a target that must be given one; the likeliest sizes only."""
+    """A reading that gives masks which hide nothing, for a target that must be given one; the most probable sizes
+    only."""
     names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
     for form in _forms(clues) if names else ():
         for reading in _likely(clues, form):
@@ -169,7 +170,7 @@ def _with_required_masks(trials: TargetTrials, clues: TargetClues) -> Reading | 
 
 
 def _likely(clues: TargetClues, form: Form) -> Iterator[Reading]:
-    """The likeliest sizes; of attention proper, which takes any, every layout."""
+    """The most probable sizes; of attention proper, which takes any, every layout."""
     found = _candidates(clues, form)
     return found if form == "attention" else islice(found, _LIKELY)
 
@@ -407,7 +408,7 @@ _LONGEST = 256
 
 
 def _of_no_position(trials: TargetTrials, clues: TargetClues) -> str:
-    """What a call that works returns in the place of an output for each position, in words: ClassAttn of timm gives one
+    """What a call that works returns instead of an output for each position, in words: ClassAttn of timm gives one
     for the first alone."""
     tried = replace(trials, errors={})
     for form in _forms(clues):
@@ -436,8 +437,9 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     only = _one_length(trials, clues)
     if only is not None:
         return Undecided(
-            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: nothing"
-            " can be asked of it as it is",
+            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: it "
+            "cannot be tested "
+            "as it is",
             [
                 (f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
                 ("a size of its constructor that is another number", "--arg NAME=VALUE"),
@@ -446,7 +448,7 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     returned = _of_no_position(trials, clues)
     if returned:
         return Undecided(
-            f"{returned}, where every check compares outputs by position: nothing can be asked of it as it is",
+            f"{returned}, where every check compares outputs by position: it cannot be tested as it is",
             [("a function of yours that gives an output for each position", "--adapter FILE.py:NAME")],
         )
     message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"

@@ -183,7 +183,7 @@ class _MaskTrial:
     def of(self, axes: str, *, merged: int = 0) -> tuple[MaskReading | None, Meaning | None]:
         """The mask reading of a shape, with what it does, and where it hides nothing wholly, what comes nearest.
 
-        None where the shape is refused.
+        None where the shape raises an error.
         """
         codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
         codes = [replace(mask, merged=merged) for mask in codes]
@@ -212,7 +212,7 @@ class _MaskTrial:
                 yield MaskReading(self.argument, axes, "ignore", dtype)
 
     def _moved(self, mask: MaskReading) -> _OutputMovement | None:
-        """None where the mask is refused."""
+        """None where the mask raises an error."""
         before = self._out(mask, self.inputs)
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
             return None
@@ -301,7 +301,7 @@ def _in_words(argument: TargetArgument, masks: list[MaskReading], promised: Mean
         return
     why = f'as documented ("{first.words}")' if first.documented else "by what it does"
     if not first.documented and first.behaves is None:
-        why = "as is usual or nearest, because it hides no key wholly either way"
+        why = "the usual or nearest meaning, because neither meaning hides a key completely"
     if first.meaning == promised and first.meaning not in (first.documented, first.behaves):
         why = "as promised"
     said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]

@@ -115,7 +115,7 @@ def _value(argument: TargetArgument, width: int, heads: int | None) -> Any:
         columns = 3 * width if argument.role == "matrix_qkv" else width
         return torch.randn(width, columns, generator=generator) * width**-0.5
     raise Undecided(
-        f"the argument {argument.name!r} must be given and its name does not say what it is",
+        f"the argument {argument.name!r} must be given and its name does not show what it is",
         [(f"give {argument.name} in every call", f"--arg {argument.name}=VALUE")],
     )
 

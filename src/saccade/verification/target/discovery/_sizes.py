@@ -30,7 +30,7 @@ _USUAL = (16, 32, 64, 24, 8, 12, 128, 48, 256, 96, 4, 512, 768, 384, 1024, 6, 20
 
 
 def widths(module: Any, told: int | None = None) -> Iterator[int]:
-    """Widths that the input may have, the likeliest first."""
+    """Widths that the input may have, the most probable first."""
     if told is not None:
         yield told
         return
