@@ -1,4 +1,5 @@
 """Checks the English of the documentation: phrases to avoid, long sentences, long guides, missing introductions.
+Docstrings and messages of the library are searched for phrases only.
 
 `python .ci/prose.py` prints `file:line: words: advice` for each violation and exits with 1 if there is one.
 `python .ci/prose.py --readability` prints, for each page, its words of prose, mean sentence length and reading ease.
@@ -7,9 +8,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +66,7 @@ ADVICE = {
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[]*[A-Z0-9`])")
 _ABBREVIATION = re.compile(r"(?:\be\.g|\bi\.e|\bet al|\bvs|\bcf|\bFig|\bSec|\bapprox)\.\"?$")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+_VALUES = re.compile(r"\brefuse\b|\.refused\b|\brefus(?:ed|al):")  # of --long; attributes of plans and layers
 _NO_PARAGRAPH = re.compile(r"[#|<]|!\[|```|~~~|[-*+] |\d+\. ")
 _WORD = re.compile(r"[^\W\d_][\w'-]*")
 
@@ -138,8 +141,24 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def phrases(page: str) -> Iterator[Violation]:
-    for paragraph in paragraphs(page):
+def strings(code: str) -> Iterator[Paragraph]:
+    """The docstrings and messages of a Python file; what an f-string inserts is one word."""
+    nodes = list(ast.walk(ast.parse(code)))
+    pieces = {id(piece) for node in nodes if isinstance(node, ast.JoinedStr) for piece in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            parts = [str(piece.value) if isinstance(piece, ast.Constant) else "`code`" for piece in node.values]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in pieces:
+            parts = [node.value]
+        else:
+            continue
+        text = " ".join("".join(parts).split())
+        if " " in text:
+            yield Paragraph(node.lineno, "text", _VALUES.sub("", plain(text)))
+
+
+def phrases(parts: Iterable[Paragraph]) -> Iterator[Violation]:
+    for paragraph in parts:
         for pattern, advice in ADVICE.items():
             for found in re.finditer(pattern, paragraph.text, re.IGNORECASE):
                 yield Violation(paragraph.line, found[0].strip(" ,;"), advice)
@@ -168,8 +187,10 @@ def whole_page(page: str, name: str) -> Iterator[Violation]:
 
 
 def violations(page: str, name: str) -> list[Violation]:
-    """All that is wrong with a page; pages of decisions are only searched for phrases."""
-    found = list(phrases(page))
+    """All that is wrong with a page or a file; code and pages of decisions are only searched for phrases."""
+    if name.endswith(".py"):
+        return sorted(phrases(strings(page)))
+    found = list(phrases(paragraphs(page)))
     if not name.startswith("docs/decisions/"):
         found += [*lengths(page), *whole_page(page, name)]
     return sorted(found)
@@ -179,6 +200,10 @@ def pages() -> Iterator[Path]:
     yield ROOT / "README.md"
     yield ROOT / "CHANGELOG.md"
     yield from sorted((ROOT / "docs").rglob("*.md"))
+
+
+def modules() -> Iterator[Path]:
+    yield from sorted((ROOT / "src").rglob("*.py"))
 
 
 def syllables(word: str) -> int:
@@ -202,13 +227,14 @@ def readability(page: str) -> tuple[int, float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", type=Path, help="pages to check (default: all)")
+    parser.add_argument("pages", nargs="*", type=Path, help="pages and Python files to check (default: all)")
     parser.add_argument("--readability", action="store_true", help="print a table of the pages, and check nothing")
     options = parser.parse_args()
     failed = False
     if options.readability:
         print(f"{'words':>6} {'mean':>5} {'ease':>5}  page")
-    for path in [page.resolve() for page in options.pages] or pages():
+    every = pages() if options.readability else (*pages(), *modules())
+    for path in [page.resolve() for page in options.pages] or every:
         name, page = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         if options.readability:
             count, mean, ease = readability(page)

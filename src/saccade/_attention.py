@@ -134,7 +134,7 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
 
 
 def _run(call: CheckedCall, backend: str) -> tuple[Tensor, Any]:
-    """out and, where the call needs it, lse; the observers of this thread are told."""
+    """out and, where the call needs it, lse; the observers of this thread are notified."""
     if not _tap.THREAD.observers:
         found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
         return found

@@ -1,7 +1,7 @@
 """One attention call in the contract's terms, and what derives from it.
 
 `AttentionCall` is what `saccade.attention` takes, whoever computes it; `CheckedCall` is what every backend receives,
-and `ObservedCall` what observers are told of.
+and `ObservedCall` what observers receive.
 
 Shape legend, everywhere: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width.
 """
@@ -77,7 +77,7 @@ class AttentionCall:
         return rows if mask is None else mask & rows
 
     def observed(self, out: Tensor, source: str, module: Any = None, **more: Any) -> ObservedCall:
-        """The call with what came of it, and `more` fields of `ObservedCall` or better values of its own."""
+        """The call with its results, and `more` fields of `ObservedCall`, or better values for the call's own."""
         own = {name: getattr(self, name) for name in _ARGUMENTS}
         return ObservedCall(**{**own, **more}, out=out, source=source, module=module)
 
@@ -94,7 +94,7 @@ class GraphTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ObservedCall(AttentionCall):
-    """A call and what came of it. Its tensors may be views of what a model computed with."""
+    """A call and its results. Its tensors may be views of those of a model."""
 
     out: Tensor  # (B, Hq, Lq, Dv)
     source: str  # what was called: "saccade.attention", "F.scaled_dot_product_attention", ...
@@ -197,7 +197,7 @@ def accumulator_of(query: Tensor) -> torch.dtype:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast switched off; torch.autocast itself refuses devices that have none, as `meta`."""
+    """Autocast switched off; torch.autocast itself raises an error on devices without it, such as `meta`."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 

@@ -1,4 +1,4 @@
-"""From what a caller gives to a `CheckedCall`. Every error names the argument, what came and what was expected."""
+"""From what a caller gives to a `CheckedCall`. Every error names the argument, the value and the expected one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Where attention calls can be seen and changed, by whom this thread has asked to.
 
-Observers are told of each call, with what it was and gave. The operator tells them of its own calls;
+Observers receive each call, with its arguments and results. The operator tells them of its own calls;
 `monitoring.calls` and `acceleration` of those that others compute. A call made inside of another one (Saccade's
 operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
 
-Who computes a call asks `edits_of` first, and lets the edits answer it; observers are told of the call as it was
+Who computes a call asks `edits_of` first, and lets the edits answer it; observers receive the call as it was
 computed.
 """
 
@@ -35,7 +35,7 @@ class CallEdits(Protocol):
     """What is to be changed about the call that happens now.
 
     Attention written by hand has its weights before anybody knows its values: `weights` changes them when they are
-    there, `output` what comes of them.
+    there, `output` their results.
     """
 
     def answered(self, call: AttentionCall, compute: Callable[[AttentionCall], Tensor]) -> EditedOutput:
@@ -60,7 +60,8 @@ Editor = Callable[[str], "CallEdits | None"]
 
 
 class PassiveMode:
-    """Mixed into a `TorchFunctionMode` that only looks: a call may be answered past it, if the observers are told."""
+    """Mixed into a `TorchFunctionMode` that only looks: a call may be answered without it, if the observers are
+    notified."""
 
 
 class _Blocks:
@@ -127,7 +128,8 @@ def wants_padding_in_place() -> bool:
 
 @contextmanager
 def aside() -> Iterator[tuple[Observer, ...]]:
-    """Nobody is told of calls meanwhile: they belong to one that is told as a whole. Gives those to tell then."""
+    """Observers are not notified of calls inside: they are part of one call, which is reported as a whole. Yields
+    the observers for that report."""
     before, editor = THREAD.observers, THREAD.editor
     THREAD.observers, THREAD.editor = (), None
     try:

@@ -47,7 +47,11 @@ GOOD = [
 
 def test_each_pattern_finds_one_bad_sentence():
     found = [
-        [pattern for pattern, advice in prose.ADVICE.items() if advice in (v.advice for v in prose.phrases(bad))]
+        [
+            pattern
+            for pattern, advice in prose.ADVICE.items()
+            if advice in (v.advice for v in prose.phrases(prose.paragraphs(bad)))
+        ]
         for bad in BAD
     ]
     assert [len(patterns) for patterns in found] == [1] * len(BAD)
@@ -61,7 +65,7 @@ def test_plain_sentences_are_not_reported(good):
 
 def test_code_is_not_prose():
     code = "```python\nx = 'refused'  # the likeliest\n```\n\n    it is told what was said\n\nText of `likeliest`.\n"
-    assert not list(prose.phrases(f"# Title\n\nText.\n\n{code}"))
+    assert not list(prose.phrases(prose.paragraphs(f"# Title\n\nText.\n\n{code}")))
     assert prose.readability(f"# Title\n\nText.\n\n{code}")[0] == 5
 
 
@@ -95,3 +99,21 @@ def test_the_first_sentence_of_a_page_says_whom_it_is_for():
     (found,) = prose.violations("# Title\n\nSaccade has pages. You read them.\n", "docs/page.md")
     assert found.advice.startswith("the first sentence")
     assert not prose.violations("# Title\n\nIf you read pages,\nread on. Saccade has them.\n", "docs/page.md")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ('def f():\n    """First line.\n\n    It is\n    told the mask.\n    """', 2),
+        ('raise ValueError("one line "\n    "is told here")', 1),
+        ('raise ValueError(f"{name} is told {value}")', 1),
+    ],
+)
+def test_strings_of_code_are_prose(code, line):
+    (found,) = prose.violations(code, "src/saccade/module.py")
+    assert found.words == "is told" and found.line == line
+
+
+def test_names_and_values_in_code_are_not_prose():
+    code = 'told = "it" if refused else "refuses"  # the likeliest\ncut("cut or refuse", "`refused`", "refused: why")\n'
+    assert not prose.violations(code, "src/saccade/module.py")

@@ -9,7 +9,7 @@ import saccade
 from saccade.nn import AttentionConfig, BlockConfig, Encoder
 from saccade.variants import MECHANISMS, DifferentialConfig, GatedConfig
 
-WHY = "a mechanism in the place of softmax attention, which has no weights of that kind"
+WHY = "a mechanism instead of softmax attention, which has no weights of that kind"
 SHOWN = ("differential", "gated")
 
 

@@ -235,4 +235,4 @@ def test_the_commands(learned, data, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["labels"] == ["funny", "sad"]
     (shown,) = tasks.predict(learned, "witty tears")
     assert learned.task.line(shown).startswith(("funny 0.", "funny 1.", "sad 0.", "sad 1."))
-    assert learned.task.line({**shown, "labels": []}).startswith("none (likeliest: ")
+    assert learned.task.line({**shown, "labels": []}).startswith("none (most probable: ")

@@ -39,7 +39,7 @@ def test_the_command_trains_saves_and_generates(train, tmp_path, capsys):
     assert cli.main(["generate", "--model", str(tmp_path / "out"), "--tokens", "5", "the cat"]) == 0
     capsys.readouterr()
     assert cli.main(["look", "--model", str(tmp_path / "out"), "the cat"]) == 2
-    assert "model: it reads by 'linear' in the place of softmax attention" in capsys.readouterr().err
+    assert "model: it uses 'linear' instead of softmax attention" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -116,5 +116,5 @@ def test_an_anomaly_is_found_beside_a_mechanism():
 
 
 def test_there_are_no_weights_to_look_at():
-    with pytest.raises(ValueError, match="model: it reads by 'linear' in the place of softmax attention, so there are"):
+    with pytest.raises(ValueError, match="model: it uses 'linear' instead of softmax attention, so there are"):
         look(LanguageModel(model(), load().tokenizer), "the cat")

@@ -230,8 +230,8 @@ def _backward(problem: TileProblem, *inputs: Tensor | None, map_tile: Any = None
 def _backward_tangent(problem: TileProblem, *given: Tensor | None) -> Tensors:
     """Forward mode over the backward pass.
 
-    Each tile's directional derivative is taken as the transpose of its transpose: nested forward mode is refused by
-    PyTorch inside a dual level, two reverse passes are not.
+    Each tile's directional derivative is taken as the transpose of its transpose: nested forward mode is not
+    supported by PyTorch inside a dual level, two reverse passes are not.
     """
     inputs, tangents = given[:7], given[7:]
     query, key, value, parameter, lse, delta, d_out = tangents

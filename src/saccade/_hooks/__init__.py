@@ -1,6 +1,6 @@
 """Attention calls that models make without Saccade: seeing them, and answering them in PyTorch's place.
 
-Begin with `_replaced.py`, which puts functions in the place of PyTorch's; `transformers` does it for that library.
+Begin with `_replaced.py`, which replaces functions of PyTorch; `transformers` does it for that library.
 Imports the record of a call and masks.
 """
 

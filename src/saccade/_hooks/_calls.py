@@ -50,12 +50,14 @@ class SdpaCall(NamedTuple):
         return SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def meaning(self) -> SdpaMeaning | str:
-        """The call in Saccade's terms, or in a few words why it has none (mostly what PyTorch would refuse).
+        """The call in Saccade's terms, or in a few words why it has none (mostly calls on which PyTorch raises an
+        error).
 
         Rows that see no key are 0 in Saccade; in PyTorch they are 0, NaN or a mean, as the kernel has it. A float mask
         is a bias: -inf hides a key, `finfo.min` is a number like any other, as in PyTorch. One that holds only 0 and
         -inf may be given as a mask, which means the same. A mask and `is_causal`
-        together hide what either hides, as PyTorch's fused kernel for CPUs has it; its others refuse the two.
+        together hide what either hides, as PyTorch's fused kernel for CPUs has it; its other kernels do not accept
+        both.
         """
         found = _tensors(_cast(self.query), _cast(self.key), _cast(self.value), self.enable_gqa)
         if isinstance(found, str):
@@ -101,7 +103,7 @@ def _hidden(given: Tensor, whole: tuple[int, ...], dtype: torch.dtype) -> tuple[
         mask = mask_of(given, whole)
         return mask if isinstance(mask, str) else (mask, None)
     if given.dtype not in (torch.float32, dtype):
-        return f"attn_mask is {given.dtype}, which PyTorch refuses beside {dtype}"
+        return f"attn_mask is {given.dtype}, which PyTorch does not accept with {dtype}"
     mask_only = hiding(given, whole)
     if mask_only is not None:
         return mask_only if isinstance(mask_only, str) else (mask_only, None)

@@ -63,7 +63,8 @@ class _Replacement:
 
     Args:
         name: of the function.
-        read: its arguments as the handlers get them. TypeError: wrong ones, which the function itself shall refuse.
+        read: its arguments as the handlers get them. TypeError: wrong arguments, for which the function itself must
+            raise the error.
     """
 
     def __init__(self, name: str, read: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a call: its checked form, and the few tensors that every backend needs for it.
+"""The statistics requested of a call: their checked form, and the few tensors that every backend needs for it.
 
 Shape legend: B items, Lk keys, G named groups.
 """
@@ -32,7 +32,7 @@ class StatisticsRequest:
 def make_request(
     call: CheckedCall, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any
 ) -> StatisticsRequest:
-    """Check what is asked; every refusal names the argument, what came and what was expected."""
+    """Check the request; every error names the argument, the value and the expected one."""
     names, members = _groups(call, groups)
     return StatisticsRequest(names, members, bool(received), whole(top, "top", least=0), _histograms(histograms))
 

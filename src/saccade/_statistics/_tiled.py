@@ -63,7 +63,7 @@ def _received(walk: TileWalk, rows: RowStatistics) -> Tensor:
 def add_histograms(
     call: CheckedCall, asked: StatisticsRequest, rows: RowStatistics, found: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Counts and edges of logits and weights, as far as they are asked for, into what was found of them per head."""
+    """Counts and edges of logits and weights, as far as they are requested, merged into the results per head."""
     wanted = [name for name in ("logits", "weights") if name in asked.histograms]
     for name in wanted:
         held = found[name]

@@ -17,7 +17,7 @@ _BAR = re.compile(r"(?:\r|(?:\x1b\[A)+\Z)?")
 
 
 def printable(text: str) -> str:
-    """`text` with U+FFFD in the place of every character that a terminal acts upon; tabs and line feeds stay."""
+    """`text` with U+FFFD instead of every character that a terminal acts upon; tabs and line feeds stay."""
     return _COMMANDS.sub("\ufffd", text)
 
 

@@ -74,7 +74,7 @@ class FunctionMode(TorchFunctionMode):
         """What a subclass does with a call that has run."""
 
     def multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
+        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, which is switched off here."""
         if overridden(args, kwargs):
             return _MULTI_HEAD(*args, **kwargs)
         names = {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False}

@@ -155,9 +155,9 @@ def accelerate(
     `nn.TransformerEncoderLayer`, which calls no function, is off in the whole process. With it PyTorch writes zeros at
     padded places, without it what attention gives there. Everything is put back at the end, also after an exception.
 
-    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached,
-    nor is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the block, its
-    function stays in place afterwards, and its calls go to PyTorch.
+    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not replaced,
+    and neither is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the
+    block, its function stays in place afterwards, and its calls go to PyTorch.
     A backward pass through `torch.utils.checkpoint` computes the forward again: put it inside the block, too.
 
     Args:

@@ -79,7 +79,7 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
 
 
 def _told(meaning: SdpaMeaning) -> Tensor | str:
-    """The same, and those who watch this thread are told of the call: they do not see it anywhere else."""
+    """The same, and the observers of this thread receive the call, which they do not see anywhere else."""
     edits = _tap.edits_of(SOURCE)
     with _tap.aside() as observers:
         if edits is not None:

@@ -243,7 +243,7 @@ def _control(examples: _ProbeExamples, held_out: np.ndarray, seed: int) -> np.nd
 
 
 def _right(vectors: np.ndarray, labels: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, bool]:
-    """(whether each held-out word is told right, whether the optimizer got to its end)."""
+    """(whether each held-out word is predicted correctly, whether the optimizer converged)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

@@ -18,7 +18,7 @@ TOP = 10
 
 
 class Receiver(NamedTuple):
-    """Heads of one call, and what of them is told: "query", "key" or "value"."""
+    """Heads of one call, and which of their inputs receives the patch: "query", "key" or "value"."""
 
     call: str
     heads: tuple[int, ...]

@@ -31,7 +31,7 @@ def senders(runs: PatchRuns, receivers: Sequence[Receiver]) -> list[str]:
 
 
 def path_change(runs: PatchRuns, receivers: Sequence[Receiver], call: str, head: int) -> float:
-    """What the metric changes by when the head is patched and only the receivers are told."""
+    """Change of the metric when the head is patched and only the receivers get the patched value."""
     names = {one.call for one in receivers}
     told = watch(runs.model, layers=lambda site, _: site.name in names, keep=True, alarms=False)
     with told, edited(runs.model, _frozen(runs, receivers), runs.patch(call, head)):

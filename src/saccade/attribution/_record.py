@@ -117,7 +117,7 @@ def record(
 
     Args:
         until: the layer whose attention ends the run; None is the end of the stack.
-        observe: is told the calls, too.
+        observe: receives the calls, too.
         sources: whether to keep the weights of the first row, and all values.
     """
     found = Recorded(rows)

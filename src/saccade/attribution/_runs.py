@@ -122,7 +122,7 @@ class Gates(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Probe(Edit):
-    """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is what is asked for.
+    """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is the result.
 
     Args:
         what: "output", "query", "key" or "value"; keys and values are seen by query head.

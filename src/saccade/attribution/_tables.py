@@ -11,7 +11,7 @@ def signed(value: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a name, a number and what is said of it; names flush left and numbers flush right."""
+    """Lines of a name, a number and a remark; names flush left and numbers flush right."""
     names, numbers = (max(len(row[i]) for row in rows) for i in (0, 1))
     return [f"  {name:<{names}}  {number:>{numbers}}  {said}".rstrip() for name, number, said in rows]
 

@@ -34,7 +34,7 @@ class ReadText:
 
 @dataclass(frozen=True, eq=False)
 class TextPatching:
-    """What was found.
+    """The effects that were found.
 
     Attributes:
         found: the effects. Of its metric, `clean` is the text's and `corrupted` that of the other text.

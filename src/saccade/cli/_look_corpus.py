@@ -81,7 +81,7 @@ def study(
 
 
 def _checked(options: CorpusOptions, text: list[str] | None) -> list[Path]:
-    """The files of the corpus; what can be known to be wrong is told before any work."""
+    """The files of the corpus; errors that can be found early are raised before any work."""
     if text and not options.corpus:
         raise UserError(f"a study reads files, not a TEXT; {text[0]!r} came: --corpus {text[0]}")
     if not (options.corpus or options.syntax or options.coreference or options.probe or options.against):

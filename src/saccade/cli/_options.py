@@ -91,7 +91,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings of their groups, as plain text.
 
-    What the library says of its arguments is told of the options.
+    Error messages of the library about its arguments are changed to name the options.
     """
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.

@@ -39,7 +39,7 @@ def changes_of(given: list[str] | None) -> dict[str, str]:
 
 
 def picture_target(picture: Path | None) -> Path | None:
-    """The file to draw into, if one is asked for: what is wrong with its name is told before any work."""
+    """The file to draw into, if one is given: errors in its name are raised before any work."""
     if picture is None:
         return None
     from ..viewer import check_target

@@ -18,7 +18,7 @@ step, and --resume goes on from there.
 
 @contextlib.contextmanager
 def ending(out: Path) -> Iterator[None]:
-    """A run into `out`: a signal that ended it is told, with how to go on."""
+    """A run into `out`: if a signal ended it, a line says so and how to continue."""
     from ..training import Stopped
     from ..training.processes import OtherProcessFailed, is_main_process
 

@@ -4,7 +4,8 @@ Every candidate carries how telling it is: for a single weight, ``w * ln(w / exp
 words that stand n and m times counts 1 / sqrt(n m) of it); for a habit, ``m * ln(m / chance)`` with the average weight
 m. The best of each kind compete, so that the few sentences shown are not three of the same.
 
-Nothing is told that chance gives as well: weights and averages stand clear of a head that looks everywhere alike, and
+Findings that chance can explain are left out: weights and averages stand clear of a head that looks everywhere
+    alike, and
 of the largest that as many heads with random logits would give.
 """
 

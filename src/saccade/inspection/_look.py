@@ -121,7 +121,8 @@ class Look:
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """The word that a viewer selects first, and the one that it is told to look at, or looks at most tellingly."""
+        """The word that a viewer selects first, and the one to which the finding says it attends, or to which it
+        attends most clearly."""
         told = (f.key for f in self.findings if f.place == (self.layer, self.head) and f.query == self.query)
         key = next((key for key in told if key is not None), None)
         if key is None:
@@ -274,7 +275,8 @@ def _of_a_part(
 def _shown(
     whole: TokenMap, told: list[MapFinding], head: tuple[int, int] | None
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """The head to show, of which something is told if no other is asked for, and two words that its map is around."""
+    """The head to show (one with a finding, unless another is requested), and two words around which its map is
+    centred."""
     of_head = [f for f in told if f.layer is not None and head in (None, f.place)]
     place = head or (of_head[0].place if of_head else (0, 0))
     for finding in of_head:
@@ -300,7 +302,7 @@ def _asked(whole: TokenMap, rows: tuple[int, int]) -> Iterable[int]:
 
 
 def _words_around(whole: TokenMap, ends: tuple[int, int] | None) -> Iterable[int]:
-    """The words around both ends of what is told; the first words where that is about none."""
+    """The words around both ends of the finding; the first words if it is about none."""
     low, stop = whole.leading, int(whole.ordinary[-1]) + 1
     if ends is None:
         return range(low, min(low + PART, stop))

@@ -210,7 +210,7 @@ class SaccadeModel(TextModel):
         config = lm.model.config
         if config.mechanism is not None:
             raise ValueError(
-                f"model: it reads by {config.mechanism.name!r} in the place of softmax attention, so there are no "
+                f"model: it uses {config.mechanism.name!r} instead of softmax attention, so there are no "
                 "attention weights to look at"
             )
         self.lm = lm

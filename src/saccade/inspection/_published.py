@@ -29,7 +29,7 @@ class PublishedModel(TextModel):
         mechanism = stack.blocks[0].attention.config.mechanism
         if mechanism is not None:
             raise ValueError(
-                f"{name}: it reads by {mechanism.name!r} in the place of softmax attention, so there are no attention "
+                f"{name}: it uses {mechanism.name!r} instead of softmax attention, so there are no attention "
                 "weights to look at"
             )
         self.heads = tuple(block.attention.config.heads for block in stack.blocks)

@@ -1,4 +1,4 @@
-"""One call with its edits: who computes which part of it, and what is told of it.
+"""One call with its edits: who computes which part of it, and what observers receive.
 
 Heads of which nothing is used are hidden by a mask, and Saccade's kernels do not visit them.
 
@@ -81,7 +81,7 @@ class EditsOfCall:
         return EditedOutput(self._output(out, call), shown)
 
     def _shown(self, parts: list[Part], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
-        """The call that observers are told of; None, and counted, where no single call says it."""
+        """The call that observers receive; None, and counted, where no single call describes it."""
         if by_functions or len(parts) > 1:
             not_shown(self._source, SEVERAL)
             return None

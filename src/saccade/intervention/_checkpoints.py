@@ -66,7 +66,7 @@ def _install() -> None:
             generator, reentrant = _BEFORE[_GENERATOR], _BEFORE[_FUNCTION]
 
             class WithEdits:
-                """In the place of CheckpointFunction."""
+                """Used instead of CheckpointFunction."""
 
                 @staticmethod
                 def apply(function: Callable[..., Any], *args: Any) -> Any:

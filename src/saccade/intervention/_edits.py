@@ -370,7 +370,7 @@ def applied(function: Any, weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def with_heads(whole: Tensor, heads: list[int], new: Tensor, covered: Tensor) -> Tensor:
-    """`whole` (B, Hq, ., .) with `new` (B, n, ., .) in the place of `heads`, in the items of `covered`."""
+    """`whole` (B, Hq, ., .) with `new` (B, n, ., .) instead of `heads`, in the items of `covered`."""
     everywhere = covered.shape[0] == 1 and bool(covered[:, heads].all())  # not where no items are chosen
     if len(heads) == whole.shape[1] and heads == sorted(heads) and everywhere:
         return new

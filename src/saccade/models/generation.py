@@ -67,8 +67,8 @@ def generate(
     Example:
         >>> import saccade
         >>> lm = saccade.models.load()
-        >>> likeliest = saccade.models.Sampling(temperature=0)
-        >>> "".join(saccade.models.generate(lm, "Once upon a time", tokens=4, sampling=likeliest))
+        >>> greedy = saccade.models.Sampling(temperature=0)
+        >>> "".join(saccade.models.generate(lm, "Once upon a time", tokens=4, sampling=greedy))
         ', and I have'
     """
     if not isinstance(lm, GeneratingModel):

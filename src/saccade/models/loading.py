@@ -49,10 +49,12 @@ def load(
         mechanism: what replaces softmax attention, a value of `saccade.variants`; None is the published attention.
             Dropout of weights is left out where a mechanism has no weights.
         head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
-            configuration names, "none" only the body. A classifying head that the files lack begins anew.
+            configuration names, "none" only the body. A classifying head that the files lack starts with random
+            weights.
         labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. If the head in
-            the files has another number of labels, the tensors of another size begin anew; if its labels have other
-            names, the tensors of labels do. The same names in another order change the order of its rows.
+            the files has another number of labels, the tensors of another size start with random weights; if its
+            labels have other names, the tensors of labels do. The same names in another order change the order of
+            its rows.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.

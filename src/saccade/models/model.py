@@ -83,10 +83,10 @@ class Request:
     Attributes:
         head: what reads the last hidden states, a name in `Family.heads`; None is the body alone.
         labels: how many labels a classifying head tells apart.
-        mechanism: in the place of softmax attention; None is the published attention.
+        mechanism: instead of softmax attention; None is the published attention.
         relabelled: whether the caller says how many labels, and not config.json.
         rows: which label of the files each of them is, where both have the same names in another order; () where they
-            have others, so that the head begins anew; None: the head is taken as it is.
+            have others, so that the head starts with random weights; None: the head is taken as it is.
     """
 
     head: str | None = None
@@ -96,7 +96,8 @@ class Request:
     rows: tuple[int, ...] | None = None
 
     def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
-        """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, which is told."""
+        """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, with a
+        warning."""
         share = settings.share(name, default)
         if not share or self.mechanism is None or "dropout" in self.mechanism.traits.takes:
             return share
@@ -233,7 +234,7 @@ class Family:
             "Model".
         build: the model, with weights that mean nothing yet.
         keys: its key map.
-        new_heads: heads that may begin anew on a checkpoint without them.
+        new_heads: heads that may start with random weights on a checkpoint without them.
         of_tokens: those of them whose labels are tokens, the blank first.
         own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
     """

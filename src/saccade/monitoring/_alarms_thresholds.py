@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Thresholds:
     """When an alarm fires. Every number may be given another value: `Thresholds(logit=50.0)`.
 
-    What is said of trained models was measured on the embedded model and on small ones trained for the tests.
+    Statements about trained models were measured on the embedded model and on small ones trained for the tests.
 
     Attributes:
         keys: rows that see fewer keys are left out. Among few keys an even head is as good as a sharp one; 8 keys
@@ -32,8 +32,8 @@ class Thresholds:
             2023 ("Stabilizing Transformer Training by Preventing Attention Entropy Collapse") see divergence where
             it nears 0; layers of healthy small models keep 0.18.
         fallen: and what remains, at most, of the layer's highest evenness so far.
-        logit: the largest logit at which growth is told: the limit of QK-Clip (Kimi K2, 2025), which rescales heads
-            beyond it. Above 128 neighbouring bfloat16 numbers are 1 apart.
+        logit: the largest logit at which growth raises an alarm: the limit of QK-Clip (Kimi K2, 2025), which
+            rescales heads beyond it. Above 128 neighbouring bfloat16 numbers are 1 apart.
         grown: and how many times the head's lowest it must be.
         diverging: a logit that alone is an error: runs beyond 10^4 diverged in Wortsman et al. 2023 ("Small-scale
             proxies for large-scale Transformer training instabilities"), where Dehghani et al. 2023 ("Scaling Vision

@@ -25,7 +25,7 @@ from .calls._transformers import attention_functions
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"
 TRACED = "being traced by torch.jit, and a watch would be part of the trace"
-MECHANISM = "a mechanism in the place of softmax attention, which has no weights of that kind"
+MECHANISM = "a mechanism instead of softmax attention, which has no weights of that kind"
 ELSEWHERE = "a forward on another thread than the one that watches"
 
 
@@ -39,7 +39,7 @@ class WalkPlace(NamedTuple):
 
 
 class StepWatcher(_thread.CallWatcher, Protocol):
-    """Who is told of calls in observed steps, and counts steps and what was not seen."""
+    """Receives the calls of observed steps, and counts steps and unobserved calls."""
 
     steps: int
     observed: int
@@ -53,7 +53,7 @@ class ModuleWalk:
     Args:
         model: what is watched.
         every: steps 0, every, 2 * every, ... are observed.
-        watcher: who is told of their calls.
+        watcher: receives their calls.
     """
 
     def __init__(self, model: nn.Module, every: int, watcher: StepWatcher) -> None:

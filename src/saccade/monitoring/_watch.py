@@ -34,7 +34,7 @@ NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a r
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """What is watched, and who is told."""
+    """The watched modules, and the receiver of their calls."""
 
     every: int
     layers: Chosen | None

@@ -1,6 +1,6 @@
 """Nested tensors: a batch of unequal lengths runs as one packed row, each item a document of its own.
 
-What reads with a mechanism in the place of softmax attention runs as a padded batch instead: few mechanisms can tell
+What reads with a mechanism instead of softmax attention runs as a padded batch instead: few mechanisms can tell
 documents in a row apart, and all of them know padding.
 
 Shape legend: B batch, j its lengths, T their sum, L the longest, E width.

@@ -44,7 +44,7 @@ from .norm import make_norm
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observation(ObservedCall):
-    """One attention call: what went into `saccade.attention`, and what came out, before gate and output projection.
+    """One attention call: the inputs of `saccade.attention`, and its outputs before gate and output projection.
 
     With a cache, keys are those it holds; where items are padded on the left and the mask names places, tokens stand
     from key 0 on, while queries stay in their rows.
@@ -179,7 +179,7 @@ class MultiHeadAttention(nn.Module):
             bias: added to the logits, as in `saccade.attention`.
             padding: the real tokens of `x` in self-attention. Others are neither attended nor counted as positions,
                 on whichever side they stand, and their rows attend to nothing. With padding on the left, a mask or bias
-                that is data about rows (tensors, ids) would have to say which rows it means, and is refused.
+                that is data about rows (tensors, ids) would have to say which rows it means, and raises an error.
             offset: position of the first token (int, or (B,)) or of each (B, Lq); None counts from 0, or goes on from
                 the cache.
             cache: tokens decoded so far, which `x` joins; with a context, where its keys and values are kept.
@@ -331,7 +331,7 @@ class MultiHeadAttention(nn.Module):
         positions: nn.Module | None,
     ) -> tuple[Tensor, CachedInputs, AlignedItems | None]:
         """Self-attention: queries (B, Hq, Lq, D), what they see (these tokens and those in the cache), and where they
-        stand, if a mechanism that knows no placed masks has to be told."""
+        stand, if a mechanism that does not support placed masks needs it."""
         if cache is not None:
             if not isinstance(cache, LayerCache):
                 hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""

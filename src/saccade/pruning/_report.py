@@ -84,7 +84,7 @@ def attention_flops(layers: Sequence[AttentionLayer], length: int, *, causal: bo
 
         2 W L + 2 H (D + Dv) P,   W numbers in the projections, P pairs of a query and a key it sees
 
-    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out. A mechanism in the place of
+    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out. A mechanism instead of
     softmax attention counts as if it were softmax attention.
 
     Args:

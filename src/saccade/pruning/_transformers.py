@@ -1,8 +1,8 @@
 """The attention modules of Hugging Face transformers that can do with fewer heads, by the names of their parts.
 
 Since version 5 their forward passes split features by the width of a head alone, so that smaller projections are
-enough; counts that stand beside them are kept true. Every parameter of a module has to be known here, or it is
-refused: an unknown one may hold something for each head.
+enough; counts that stand beside them are kept true. Every parameter of a module has to be known here, or it
+raises an error: an unknown one may hold something for each head.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Language(Task):
         return load_own(Path(source))
 
     def predict(self, model: Model, data: Sequence[Text]) -> list[list[float]] | list[str]:
-        """Of a file's text -ln p of each token (N,), of one to go on from what the model writes, the likeliest."""
+        """Of a file's text -ln p of each token (N,), of one to go on from what the model writes, the most probable."""
         assert isinstance(model, LanguageModel)
         with evaluating(model):
             if all(one.path is None for one in data):

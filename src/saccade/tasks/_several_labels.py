@@ -185,7 +185,7 @@ class ClassifySeveral(Classify):
         return self.panel(model, example, title, lambda logits: sign * logits[:, label])
 
     def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
-        """The labels that are named; where none is, the likeliest one."""
+        """The labels that are named; where none is, the most probable one."""
         named = [n for n in np.argsort(-output).tolist() if output[n] > 0.5] or [int(np.argmax(output))]
         return [self._label_panel(model, example, n, output[n], "") for n in named]
 
@@ -208,7 +208,7 @@ class ClassifySeveral(Classify):
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
         found = [f"{label} {share:.3f}" for label, share in likely if label in shown["labels"]]
-        none = f"none (likeliest: {likely[0][0]} {likely[0][1]:.3f})"
+        none = f"none (most probable: {likely[0][0]} {likely[0][1]:.3f})"
         return f"{', '.join(found) or none}  {' '.join(shown[self.thing].split())}"
 
 

@@ -108,7 +108,8 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, path: Path) -> Sequence[Any]:
-        """The examples of a file or a folder. A task that is fitted refuses what it has not learned, such as a label.
+        """The examples of a file or a folder. A fitted task raises an error for examples that it has not learned,
+        such as a new label.
 
         Raises:
             FileNotFoundError, ValueError: what is wrong with it, and where.
@@ -154,7 +155,8 @@ class Task(ABC):
 
     @abstractmethod
     def open_model(self, source: Path | str) -> Model:
-        """The model of a run's folder or a checkpoint, with this task's head, which begins anew where it has none."""
+        """The model of a run's folder or a checkpoint, with this task's head, which starts with random weights if it
+        has none."""
 
     def space(self, recipe: Recipe, *, new: bool) -> Space:
         """What a search tries, by names of fields and of settings.

@@ -56,8 +56,8 @@ class Guesses:
     Args:
         truth: (M,) ids; `IGNORED` of masks that the text has of its own.
         surprise: (M,) -log p(truth) in nats; of such masks 0.
-        right: (M,) whether the likeliest token is the true one.
-        likely: of each mask of the text's own the likeliest tokens, as written, with their probabilities.
+        right: (M,) whether the most probable token is the true one.
+        likely: of each mask of the text's own the most probable tokens, as written, with their probabilities.
     """
 
     truth: np.ndarray
@@ -331,7 +331,7 @@ def _grown(data: Sequence[MaskedText], stretches: Sequence[tuple[int, range]]) -
 
 
 def _likely(model: nn.Module, scores: Tensor) -> tuple[tuple[tuple[str, float], ...], ...]:
-    """The likeliest tokens of each row of log-probabilities (N, V)."""
+    """The most probable tokens of each row of log-probabilities (N, V)."""
     assert isinstance(model, Model)
     best = scores.topk(min(LIKELY, scores.shape[-1]))
     rows = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)

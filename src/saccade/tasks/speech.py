@@ -68,7 +68,7 @@ class Speech(TranscriptTask):
         file, skip_broken: as in every task of files; broken are also empty, silent and too long sounds.
         label, label_smoothing, class_weights, metric: as in every task of classes.
         text: column of a table; the model then writes characters. None: it gives classes.
-        beams: texts that are searched for at once; 1 takes the likeliest character of each frame.
+        beams: texts that are searched for at once; 1 takes the most probable character of each frame.
         longest: seconds of a sound, at most.
         speed, shift, noise: how sounds are changed at random in training, see `SoundChanges`.
         hertz: samples a second that a new model reads; None: as most training sounds have, at most 16,000.
@@ -165,7 +165,7 @@ class Speech(TranscriptTask):
         return kept_while_used(new_sound_model(folder, self.sizes, rate, head, self.said), folder)
 
     def open_model(self, source: Path | str) -> Model:
-        """With this task's head, which begins anew where the checkpoint's tells other things apart."""
+        """With this task's head, which starts with random weights if the checkpoint's head has other classes."""
         if self.text is None:
             return _hearing(load(source, head=CLASSIFIER, labels=list(self.labels), dtype=torch.float32))
         model = _hearing(load(source, head=CTC, labels=list(self.said), dtype=torch.float32))

@@ -55,7 +55,7 @@ class Translate(TextTask):
         prefix: what stands before each text, for checkpoints that need one: "translate German to English: ".
         skip_empty: leave out pairs with an empty side; otherwise they raise an error.
         label_smoothing: share of the truth that is spread evenly over all tokens in training (Szegedy et al. 2016).
-        beams: translations that are searched for at once; 1 takes the likeliest token each time.
+        beams: translations that are searched for at once; 1 takes the most probable token each time.
         lowercase: whether a report also has BLEU on lowercased texts.
         vocabulary, layers, heads, width, dropout: of a new model; a checkpoint has its own.
         separate: give each language of a new model a vocabulary and an embedding of its own, as in Marian;

@@ -47,7 +47,7 @@ def _model(run: LanguageRun, lm: LanguageModel) -> dict[str, str]:
     return {
         "shape": f"{config.layers} layers, {config.heads} heads ({config.kv_heads} for keys and values), "
         f"width {config.width}, hidden {config.hidden}, context {config.context}",
-        "attention": "softmax" if config.mechanism is None else f"`{config.mechanism}` in the place of softmax",
+        "attention": "softmax" if config.mechanism is None else f"`{config.mechanism}` instead of softmax",
         "parameters": f"{lm.model.parameter_count():,}",
         "tokens": f"{kind}, {config.vocabulary}",
     }

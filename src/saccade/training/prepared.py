@@ -22,7 +22,7 @@ class RunRequest(Protocol):
 
     Attributes:
         task: its name, as `saccade train` has it.
-        out: the folder to write; one that exists is refused unless `overwrite`.
+        out: the folder to write; one that exists raises an error unless `overwrite`.
         resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
     """
 

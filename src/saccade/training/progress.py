@@ -109,7 +109,7 @@ class ConsoleReporter(Reporter):
 
 @contextlib.contextmanager
 def rates_shown(steps: int, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
-    """A bar for a range test, in a terminal; what it gives is told of each rate and its loss."""
+    """A bar for a range test, in a terminal; the function it yields takes each rate and its loss."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"),

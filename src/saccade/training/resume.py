@@ -36,8 +36,8 @@ class LatestCheckpoint:
 def settings_described(settings: Settings) -> dict[str, Any]:
     """All settings that decide what a run learns, by their options.
 
-    How a run is looked at (`EvaluationSettings`) is not part of it and may change when it is resumed; nor are its
-    minutes, which no two runs spend alike.
+    How a run is looked at (`EvaluationSettings`) is not part of it and may change when it is resumed; the same holds
+    for its minutes, which no two runs spend alike.
     """
     described = dataclasses.asdict(dataclasses.replace(settings, execution=settings.execution.settled))
     del described["looks"], described["minutes"]
@@ -59,7 +59,7 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
 
 
 def refuse_another(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> None:
-    """ValueError that names each field in which what is asked for is not what is stored at `path`."""
+    """ValueError that names each field whose requested value differs from the one stored at `path`."""
     names = [*stored, *(name for name in asked if name not in stored)]
     differ = [name for name in names if asked.get(name) != stored.get(name)]
     if not differ:

@@ -26,8 +26,8 @@ Tensors = dict[str, torch.Tensor]
 class RunWriter(Monitor):
     """Of the main process. Everything in the folder follows from the checkpoint, and is written again from it.
 
-    What cannot be written (a full disk) is told in a line, and tried again at the next look: training goes on, the
-    files that are there stay as they are, and only at the end is it an error.
+    If a file cannot be written (a full disk), a line says so, and the next evaluation tries again: training goes on,
+    the files that are there stay as they are, and only at the end is it an error.
     """
 
     def __init__(self, run: RunRequest, prepared: PreparedRun, reporter: Reporter, *, sharded: bool = False):

@@ -1,4 +1,4 @@
-"""Attention in other forms: exact sparse patterns, and mechanisms in the place of softmax attention.
+"""Attention in other forms: exact sparse patterns, and mechanisms instead of softmax attention.
 
 Begin with `patterns.py` and `_mechanism.py`; each mechanism is one file with its paper. Imports the operator.
 """

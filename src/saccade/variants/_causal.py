@@ -76,7 +76,7 @@ def read_causally(
         queries: features (B, H, L, M), float32 or float64.
         keys: features (B, Hkv, L, M).
         values: (B, Hkv, L, Dv).
-        state: of what came before.
+        state: of the earlier tokens.
         normalise: divide by the sum of weights. Where its magnitude is below `least` the row is 0.
         log_scale: (B, Hkv, L).
         state_scale: (B, Hkv), the logarithm of the unit that `state` is in.
@@ -190,7 +190,7 @@ class NonFiniteTokens(NamedTuple):
         return cls(poison_of(query), poison_of(key) + poison_of(value))
 
     def without(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With 0 in the place of such tokens."""
+        """With 0 instead of such tokens."""
         return unpoisoned(query, self.rows), unpoisoned(key, self.keys), unpoisoned(value, self.keys)
 
     def over(self, out: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:

@@ -109,7 +109,7 @@ def differential_attention(
 
 def _tamed(rows: Tensor) -> Tensor:
     """Rows that are to be normalised, none larger than 1e15: squares of 1e20 leave the range of float32, and the row
-    would become 0. `EPS` weighs nothing beside such rows, nor does their size."""
+    would become 0. `EPS` is negligible for such rows, and so is their size."""
     if 0 in rows.shape:
         return rows
     return rows / rows.detach().abs().amax(-1, keepdim=True).div(1e15).clamp(min=1.0)

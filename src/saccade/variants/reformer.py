@@ -218,7 +218,7 @@ def _scaled(tokens: Tensor) -> Tensor:
 
 
 def _by_head(value: Tensor, heads: int) -> Tensor:
-    """(B, Hv, L, Dv) to (B, H, L, Dv); what does not divide stays, and is refused with all else."""
+    """(B, Hv, L, Dv) to (B, H, L, Dv); indivisible heads stay, and raise an error in the common check."""
     given = value.shape[1]
     return value if given in (0, heads) or heads % given else value.repeat_interleave(heads // given, dim=1)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
 LONGEST_LABEL = 14
-LEAST_HABIT = 0.1  # above chance, to be named in the place of a role
+LEAST_HABIT = 0.1  # above chance, to be named instead of a role
 FILLED = 0.15  # from here on a cell has a coloured ground
 SHORT_ROLES = {
     "previous": "prev.",

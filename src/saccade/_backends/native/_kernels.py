@@ -51,7 +51,7 @@ def instructions() -> str | None:
 
 @dataclass(frozen=True)
 class KernelSettings(CallSettings):
-    """What a call is besides its tensors, with what the kernels are told of it."""
+    """The parameters of a call besides its tensors, and the form in which kernels get them."""
 
     lowered: Any  # the mask as the kernels see it
     origin: tuple[int, int] = (0, 0)  # the row and key of the whole problem at which this one begins: for dropout

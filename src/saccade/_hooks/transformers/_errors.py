@@ -1,4 +1,4 @@
-"""What is refused, and by what name."""
+"""Unsupported arguments, and their names."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _of_blocks(given: Any, sizes: _CallLengths) -> Mask | None:
 
 
 def _of_documents(mask: Mask | Tensor | None, query: Tensor, more: dict[str, Any]) -> Mask | Tensor | None:
-    """Several documents in one row, as flash-attention is told of them; others find them by their position_ids."""
+    """Several documents in one row, as flash-attention receives them; others find them by their position_ids."""
     of_queries, of_keys = more.get("cu_seq_lens_q"), more.get("cu_seq_lens_k")
     if of_queries is None and of_keys is None:
         return mask
@@ -262,7 +262,7 @@ def _sink(s_aux: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def _refuse_unknown(module: Any, more: dict[str, Any], ignored: frozenset[str]) -> None:
-    """What an eager function passes over is for others to know; what it names, and nobody here knows, is refused."""
+    """Arguments that an eager function ignores are ignored; named arguments that are unknown here raise an error."""
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     for name, given in more.items():
         if name in HARMLESS or name in ignored or given is None or given is False:

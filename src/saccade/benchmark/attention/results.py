@@ -105,7 +105,7 @@ class MeasurementGroup:
 
 @dataclass(frozen=True)
 class RequirementOutcome:
-    """What was asked of a measurement, and whether it held.
+    """The requirement on a measurement, and whether it was met.
 
     measured is None where it could not be measured. verdict: "met"; "missed"; "out of reach" (missed, and arithmetic
     allows no more); "noisy" (the readings do not decide it); "not measured". reason: what arithmetic allows, of a miss.

@@ -68,7 +68,7 @@ def _memory(row: Measurement) -> str:
 
 
 def outcome_table(report: BenchmarkReport) -> Table:
-    """What was asked, what was measured, whether it is met, and what arithmetic or noise has to say where it is not."""
+    """Requirement, measurement, whether it is met, and if not, what arithmetic or noise explains."""
     header = ["target", "asked", "measured", "met", ""]
     return header, [
         [one.target, one.asked, one.shown, VERDICTS.get(one.verdict, one.verdict), one.reason]

@@ -41,7 +41,7 @@ class AttentionBlocks(TaskContender):
     """Pre-norm blocks of attention alone, without feed-forward layers.
 
     Args:
-        mechanism: in the place of softmax attention; None is softmax attention.
+        mechanism: instead of softmax attention; None is softmax attention.
         heads: how many.
         head: D; None is E / heads. Values are E / heads wide in any case.
         window: tokens that each token sees, itself among them; None is all of them.

@@ -49,7 +49,7 @@ class Task(ABC):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What examples are told apart by, where accuracy may depend on it."""
+        """The property that groups examples, where accuracy may depend on it."""
         return ("all",)
 
     @abstractmethod

@@ -86,7 +86,7 @@ class SequenceModel(nn.Module):
 
 @torch.no_grad()
 def answers(model: SequenceModel, tokens: Tensor, asked: Tensor, batch: int = 256) -> Tensor:
-    """The likeliest tokens (n,) where `asked` (B, L), a batch at a time."""
+    """The most probable tokens (n,) where `asked` (B, L), a batch at a time."""
     training = model.training
     model.eval()
     try:

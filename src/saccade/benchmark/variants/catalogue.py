@@ -66,7 +66,7 @@ def contender_named(text: str) -> VariantContender:
 
 
 def _set(one: MaskedAttention, text: str, settings: str) -> MaskedAttention:
-    """With these settings; they are tried at once, so that what cannot be is told before any work."""
+    """With these settings; they are tried at once, so that invalid ones raise an error before any work."""
     known = one.settings(TRIED)
     found: list[tuple[str, int]] = []
     for part in settings.split(","):

@@ -77,7 +77,7 @@ def gradients(stack: Sequence[nn.Module], sizes: ProblemSizes, seed: int) -> Ten
 
 
 def as_layer(one: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module:
-    """What reads q, k and v in the place of softmax attention in a layer; a layer is one already."""
+    """What reads q, k and v instead of softmax attention in a layer; a layer is one already."""
     if isinstance(one, LayerMaker):
         return one.module(sizes, seed)
     with seeded(seed):

@@ -125,7 +125,7 @@ class BeforeScores(Writer):
                 f"What cross-attention of layer {layer} reads",
                 "x = what self-attention of this layer leaves",
                 f"x {shape(x)}",
-                f"The decoder's self-attention came first: the vector of {self.name} holds what was found in the "
+                f"The decoder's self-attention came first: the vector of {self.name} holds information from the "
                 "target up to here.",
                 vectors=(Vector("x", x),),
             )
@@ -135,7 +135,7 @@ class BeforeScores(Writer):
             f"What layer {layer} reads",
             "x = what the layer before gives",
             f"x {shape(x)}",
-            f"{layers[0].upper()}{layers[1:]} changed the vector of {self.name}: it now holds what was found in other "
+            f"{layers[0].upper()}{layers[1:]} changed the vector of {self.name}: it now holds information from other "
             "tokens, too.",
             f"Without the layers before, every head would see {self.name} as it stands in the table, whatever the "
             "text.",

@@ -1,4 +1,4 @@
-"""What every writer of steps needs: the numbers, the labels, and how both are told."""
+"""What every writer of steps needs: the numbers, the labels, and how both are written."""
 
 from __future__ import annotations
 

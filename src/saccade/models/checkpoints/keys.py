@@ -29,7 +29,7 @@ class Key:
         published: in the files; several are rows one below the other, such as query, key and value in one projection.
         rows: how many rows each of them has, in each layer; () where all have as many.
         transposed: whether the files hold matrices (in, out), as the Conv1D of GPT-2 does.
-        also: other names that files have in the place of `published`; saving writes `published`.
+        also: other names that files have instead of `published`; saving writes `published`.
     """
 
     ours: str
@@ -61,7 +61,8 @@ class KeyMap:
         derived: published names that follow from the settings and are not read, such as tables of positions.
         unused: published names of other heads: not read, and told in the report.
         endings: old endings of names and what they are now, such as {"gamma": "weight"}.
-        anew: our names of parts of the body that begin anew with a head, where the files have neither.
+        anew: our names of parts of the body that start with random weights together with a head, where the files
+            have neither.
     """
 
     keys: tuple[Key, ...]
@@ -134,7 +135,7 @@ def plan(
     """How to fill our tensors from the stored ones, by names and shapes alone.
 
     Args:
-        new_head: whether a head that the files lack begins anew.
+        new_head: whether a head that the files lack starts with random weights.
         relabelled: whether what is of another size in such a head does, too: it told other labels apart.
         drawn: our tensors of such a head that do in any case.
         where: begins the error.

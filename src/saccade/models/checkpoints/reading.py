@@ -176,7 +176,7 @@ def _tensors(file: Path) -> dict[str, Stored]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .bin; code in it is refused, never run."""
+    """The tensors of a .bin; code in it raises an error and is never run."""
     try:
         zipped = _is_zipped(file)
         with warnings.catch_warnings():

@@ -16,7 +16,7 @@ _MOST = 2**31 - 1  # above it no table can be built
 
 
 class Settings:
-    """What config.json says. Every reader raises ValueError with the file, the setting, what came and what is known.
+    """What config.json says. Every reader raises ValueError with the file, the setting, its value and the known values.
 
     Attributes:
         values: the whole file.

@@ -320,7 +320,8 @@ def _side(path: Path, config: dict[str, Any], name: str, other: dict[str, Any]) 
 
 
 def _has_types(inner: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, int]) -> bool:
-    """Whether a second text is told from the first: as the settings say, else as its place in a pair does."""
+    """Whether token types distinguish a second text from the first: as the settings say, else as its place in a pair
+    does."""
     names = config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts a model can be found to give, several at once for each item.
+"""Beam search: the most probable texts a model can be found to give, several at once for each item.
 
 Shape legend: B items, k beams, N rows (k for each item still searched), M most new tokens, V vocabulary.
 """

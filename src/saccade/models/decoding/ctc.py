@@ -1,4 +1,4 @@
-"""Text from the frames of a CTC head: the likeliest token of each frame, or a search for the likeliest text.
+"""Text from the frames of a CTC head: the most probable token of each frame, or a search for the most probable text.
 
 A text is a sequence of tokens without the blank. An alignment names a token or the blank for every frame; its text is
 what is left when repeats are joined and blanks dropped. A text's probability is the sum over its alignments.
@@ -36,7 +36,7 @@ def collapse(alignment: Iterable[int], blank: int = 0) -> tuple[int, ...]:
 
 
 def greedy(logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0) -> list[tuple[int, ...]]:
-    """The text of the likeliest alignment of each item, which need not be the likeliest text.
+    """The text of the most probable alignment of each item, which need not be the most probable text.
 
     Args:
         logits: (B, L, V), or log probabilities.
@@ -53,11 +53,11 @@ def greedy(logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, bla
 def beam_search(
     logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0, beams: int = 16, best: int = 1
 ) -> list[list[Hypothesis]]:
-    """The likeliest texts of each item, most likely first, found frame by frame without a language model.
+    """The most probable texts of each item, most likely first, found frame by frame without a language model.
 
     Prefix search of Graves et al., "Connectionist Temporal Classification" (2006), section 3.2, with the pruning of
     Hannun et al., "First-Pass Large Vocabulary Continuous Speech Recognition" (2014): after each frame the `beams`
-    likeliest beginnings are kept. With as many beams as there are beginnings, probabilities are exact.
+    most probable beginnings are kept. With as many beams as there are beginnings, probabilities are exact.
 
     Args:
         logits: (B, L, V), or log probabilities; computed in float64.

@@ -1,4 +1,4 @@
-"""Token after token for items side by side: drawn, or always the likeliest, with or without constraints.
+"""Token after token for items side by side: drawn, or always the most probable, with or without constraints.
 
 Shape legend: N items, L length of what they begin with, V vocabulary.
 """

@@ -100,7 +100,7 @@ class GeneratingModel(Model):
             attention_mask: (B, L), 1 for real tokens and 0 for padding. None: `pad_token_id` is padding unless it ends
                 texts, too; all other tokens are real.
             max_new_tokens: n, at least 1.
-            sampling: how tokens are drawn. None draws none: the likeliest are taken, with the files'
+            sampling: how tokens are drawn. None draws none: the most probable are taken, with the files'
                 `repetition_penalty`, or the text that a beam search finds where they name `num_beams`.
             cache: an empty one of any kind, such as `KVCache.streaming(layers, window)`; None keeps everything.
 

@@ -14,7 +14,7 @@ DEFAULT_TOKENS = 128  # where the files name no length
 
 
 def published_search(settings: Settings, *, drawn: bool | None = None) -> BeamSearch | Sampling:
-    """Beam search, sampling, or the likeliest token: as the settings say.
+    """Beam search, sampling, or the most probable token: as the settings say.
 
     Args:
         drawn: whether tokens are drawn; None is as `do_sample` says.
@@ -87,7 +87,7 @@ def _token(settings: Settings, name: str) -> int | None:
 
 
 def _banned(settings: Settings) -> tuple[tuple[int, ...], ...]:
-    """`bad_words_ids` without end tokens alone, which are left out there as well."""
+    """`bad_words_ids` without single end tokens, which are left out there as well."""
     words, ends = settings.get("bad_words_ids", []), named_tokens(settings, "eos_token_id")
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise settings.error("bad_words_ids", "a list of lists of tokens")

@@ -17,9 +17,9 @@ class Sampling:
     """How the next token is drawn.
 
     Args:
-        temperature: the logits are divided by it; 0 always takes the likeliest token.
-        top_k: keep only the k likeliest tokens; None keeps all.
-        top_p: of those, keep the fewest likeliest tokens whose probabilities reach p ("nucleus sampling", Holtzman
+        temperature: the logits are divided by it; 0 always takes the most probable token.
+        top_k: keep only the k most probable tokens; None keeps all.
+        top_p: of those, keep the fewest most probable tokens whose probabilities reach p ("nucleus sampling", Holtzman
             et al. 2020); None keeps all.
         seed: of the draws; None draws a fresh one.
         repetition_penalty: r > 1 makes tokens of the text less likely: their positive logits are divided by r, negative

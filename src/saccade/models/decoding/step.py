@@ -17,7 +17,7 @@ class Step(Protocol):
     """What a loop of decoding needs of a model: it holds everything that came before."""
 
     def step(self, ids: Tensor) -> Tensor:
-        """Read `ids (N, L)`, which continue what came before; logits (N, V) of each item's next token."""
+        """Read `ids (N, L)`, which continue the earlier tokens; logits (N, V) of each item's next token."""
         ...
 
     def reorder(self, items: Tensor) -> None:

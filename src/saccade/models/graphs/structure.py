@@ -98,7 +98,7 @@ def shortest_paths(graphs: GraphBatch, *, kept: int, most: int | None = None) ->
     first. Loops are no part of one.
 
     Args:
-        kept: D, edges of each path that are told.
+        kept: D, edges of each path that are returned.
         most: hops of the longest path; None: any, and pairs without a path, too.
     """
     starts, ends = (side.cpu().numpy() for side in graphs.edges)

@@ -151,7 +151,7 @@ def load_own(
     Args:
         dtype: None is float32, in which it was trained.
         device: None is the CPU.
-        mechanism: in the place of the one it was trained with; None keeps that.
+        mechanism: instead of the one it was trained with; None keeps that.
 
     Raises FileNotFoundError or ValueError, in one line that names the file, when a file is missing, damaged, or does
     not fit the configuration.

@@ -35,7 +35,7 @@ class SoundInputs:
     variance over the padding as well, so that a padded sound differs from the sound alone.
 
     Attributes:
-        rate: samples a second that the model knows. Sounds of another rate are refused, never resampled.
+        rate: samples a second that the model knows. Sounds of another rate raise an error; they are not resampled.
         normal: whether mean and variance are made 0 and 1.
         masked: whether the model reads an attention mask.
         padding: the value of samples that are none.

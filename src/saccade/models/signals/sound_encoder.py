@@ -72,8 +72,8 @@ class SoundEncoder(Model):
 
         Args:
             sounds, rate: as in `prepare`.
-            beams: None takes the likeliest token of every frame; a number searches for the likeliest text with as
-                many beams.
+            beams: None takes the most probable token of every frame; a number searches for the most probable text
+                with as many beams.
 
         Raises:
             FileNotFoundError: vocab.json or preprocessor_config.json is missing. ValueError: no CTC head; and as in

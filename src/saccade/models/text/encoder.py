@@ -71,7 +71,7 @@ class TextEncoder(Model):
             token_type_ids: (B, L), the sentence a token belongs to, in families that have them; None: the first.
             position_ids: (B, L) or (1, L); None: the family's own, which padding on the left does not change.
             labels: of the head: (B, L) ints, -100 where nothing is to be learned; of items (B,) or (B, K).
-            start_positions, end_positions: (B,), columns of answers, in the place of labels.
+            start_positions, end_positions: (B,), columns of answers, instead of labels.
             logits_of: (B, L) bool, the real tokens whose logits are asked for, of a head that has some of every token:
                 they are (N, K) then, one text's behind the other's, and what the others cost is saved. None: all.
             hidden_states: whether to return what each layer reads and the last one gives.

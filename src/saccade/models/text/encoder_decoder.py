@@ -123,7 +123,7 @@ class EncoderDecoder(Model):
             decoder_attention_mask: of the targets, as `attention_mask`. None: all are real; where targets are made of
                 `labels`, those up to the last that counts.
             labels: (B, Lt), what is to come after each target token; -100 where nothing is to be learned.
-            memory: of `encode`, in the place of `input_ids`.
+            memory: of `encode`, instead of `input_ids`.
             cache: targets decoded so far, which these join.
             hidden_states: whether to return what each layer reads and the last one gives, of encoder and decoder.
             observe: `observe(layer, observation)` is called in each layer; the decoder's are counted on from the
@@ -185,7 +185,8 @@ class EncoderDecoder(Model):
         constraints: Constraints | None = None,
         decoder_input_ids: Tensor | None = None,
     ) -> Generated:
-        """Texts for a batch of sources: by beam search, drawn, or of the likeliest tokens (`Sampling(temperature=0)`).
+        """Texts for a batch of sources: by beam search, drawn, or of the most probable tokens
+        (`Sampling(temperature=0)`).
 
         Args:
             input_ids, attention_mask: the sources, as in `forward`.

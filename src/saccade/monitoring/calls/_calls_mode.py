@@ -1,7 +1,7 @@
 """The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
 
-F.scaled_dot_product_attention is told as it is; scores, softmax and the product with the values are put together by
-`_by_hand`, also within F.multi_head_attention_forward.
+F.scaled_dot_product_attention is reported as one call; scores, softmax and the product with the values are put
+together by `_by_hand`, also within F.multi_head_attention_forward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         self._within: Callable[[], bool | None] | None = None
 
     def passes(self) -> bool:
-        """Without observers the call that runs is told as a whole by someone else."""
+        """Without observers, the running call is reported as a whole elsewhere."""
         return torch.compiler.is_compiling() or not _tap.THREAD.observers
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

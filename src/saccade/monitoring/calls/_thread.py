@@ -24,12 +24,12 @@ class CallWatcher(Protocol):
     def observe(self, call: ObservedCall) -> None: ...
 
     def edits(self, source: str) -> tuple[Any, ...]:
-        """What it wants changed about the call that happens now, as `editing` takes it; nothing: ()."""
+        """The edits to the current call, as `editing` takes it; nothing: ()."""
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
 
     def not_shown(self, source: str, reason: str) -> None:
-        """A call that happened and cannot be told of. Asked only of those who edit nothing."""
+        """A call that happened and cannot be reported. Used only for observers that edit nothing."""
 
     @property
     def module(self) -> nn.Module | None: ...
@@ -78,7 +78,7 @@ def missed(what: str, reason: str) -> None:
 
 @contextmanager
 def counted_if_it_fails(what: str) -> Iterator[None]:
-    """What fails in the looking must not fail in the model: it is named and counted as not seen."""
+    """Errors in the observation must not reach the model: the call is counted as unobserved, with the reason."""
     try:
         yield
     except Exception as error:

@@ -88,7 +88,7 @@ class WindowLayer(LayerCache):
         self._top = np.zeros(1, np.int64)
 
     def _append_in_order(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
-        """Nothing has been overwritten, nor will be: slots are positions."""
+        """Slots are positions: nothing has been or will be overwritten."""
         key, value, mask, bias, _ = new
         before, batch = self._host, key.shape[0]
         held = int((before + arriving.count).max(initial=0))

@@ -100,7 +100,7 @@ class ClassTask(ExampleTask):
         return self.labels
 
     def labelled(self: T, examples: Sequence[Any], outputs: Sequence[np.ndarray]) -> list[Any]:
-        """The examples with the likeliest classes of a model's outputs."""
+        """The examples with the most probable classes of a model's outputs."""
         pairs = zip(examples, outputs, strict=True)
         return [dataclasses.replace(example, label=self.labels[int(output.argmax())]) for example, output in pairs]
 

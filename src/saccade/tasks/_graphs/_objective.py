@@ -29,7 +29,7 @@ Batch = dict[str, Tensor]
 
 
 class NodeTask(Protocol):
-    """What is asked of a task of nodes. `tensors`: features (N, F) and edges (2, M); `truth`: classes (n,)."""
+    """The data of a task on nodes. `tensors`: features (N, F) and edges (2, M); `truth`: classes (n,)."""
 
     @property
     def l2(self) -> float: ...

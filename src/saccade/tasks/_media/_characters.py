@@ -56,14 +56,15 @@ class Characters:
         return tuple(self._numbers.get(character, BEGINNING.index(UNKNOWN)) for character in text)
 
     def texts(self, logits: Tensor, frames: Tensor, beams: int) -> list[str]:
-        """Of logits (B, L, V) and the frames (B,) of each: greedily, or with more than one beam the likeliest found."""
+        """Of logits (B, L, V) and the frames (B,) of each: greedily, or with more than one beam the most probable
+        found."""
         lengths = frames.tolist()
         if beams == 1:
             return [self._written.text(tokens) for tokens in greedy(logits, lengths)]
         return [self._written.text(best[0].tokens) for best in beam_search(logits, lengths, beams=beams)]
 
     def per_frame(self, logits: Tensor) -> list[str]:
-        """What each frame (L, V) of one sound writes at its likeliest, "" for the blank."""
+        """What each frame (L, V) of one sound writes at its most probable, "" for the blank."""
         numbers = logits.argmax(-1).tolist()
         return ["" if n == 0 else " " if self.tokens[n] == SPACE else self.tokens[n] for n in numbers]
 

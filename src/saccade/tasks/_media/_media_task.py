@@ -19,7 +19,7 @@ class MediaTask(ClassTask):
 
     Args:
         file: column of a table; paths are relative to the table.
-        skip_broken: leave out files that cannot be read, with a warning that counts them, instead of refusing them.
+        skip_broken: leave out files that cannot be read, with a warning that counts them, instead of raising an error.
     """
 
     file: str = "file"

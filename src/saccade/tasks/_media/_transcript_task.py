@@ -34,7 +34,7 @@ class TranscriptTask(MediaTask):
 
     Args:
         text: column of a table; None: examples have classes.
-        beams: texts that are searched for at once; 1 takes the likeliest token of each frame.
+        beams: texts that are searched for at once; 1 takes the most probable token of each frame.
         characters: that the training texts have; learned.
     """
 

@@ -68,7 +68,7 @@ class PreparedTaskRun(PreparedRun):
         anew = any(name.startswith("head.") for name in self.trained.report.initialised)
         return [
             f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}"
-            + "; its head begins anew" * anew,
+            + "; its head starts with random weights" * anew,
             *([] if run.distillation is None else [f"taught by {run.distillation.told}"]),
             f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
         ]

@@ -33,7 +33,7 @@ class TaughtBy(Protocol):
         """The model that is trained."""
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """What the loop trains in the place of `plain`. ValueError where the two models do not fit together."""
+        """What the loop trains instead of `plain`. ValueError where the two models do not fit together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +44,14 @@ class TaskRun:
         kind: the task, fitted to the training data.
         source: where they come from; it is kept beside the model.
         training, validation: the examples.
-        out: the folder to write; one that exists is refused unless `overwrite`.
+        out: the folder to write; one that exists raises an error unless `overwrite`.
         settings: of the training loop.
         initial: a run's folder, a published model's, or a name on the hub, from whose weights and tokenizer the run
             starts; None starts from random weights.
         tuning: what of these weights learns.
         resume: continue the run in `out` where it stopped.
         distillation: the teacher whose outputs the model learns beside the truth; None: it learns the truth alone.
-        origin: what the run starts from, as it is told; "" is `initial`, or random weights.
+        origin: what the run starts from, as it is printed; "" is `initial`, or random weights.
         counted: the settings for a number of examples; None: `settings`, whatever the number.
     """
 

@@ -23,8 +23,8 @@ class SearchResult:
     Attributes:
         run: of the best trial.
         trials: in their order.
-        importance: the share of each setting in the differences between the trials that ended; empty where that cannot
-            be told.
+        importance: the share of each setting in the differences between the trials that ended; empty where that is
+            unknown.
         logarithmic: the settings whose values were tried by factors, not by differences.
 
     Example:

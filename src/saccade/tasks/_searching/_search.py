@@ -47,7 +47,7 @@ class SearchReporter:
     """
 
     def began(self, trial: Trial, run: TaskRun) -> contextlib.AbstractContextManager[Reporter]:
-        """What is told of a trial's run while it goes on."""
+        """Reports of a trial's run while it is in progress."""
         return contextlib.nullcontext(Reporter())
 
     def ended(self, trial: Trial, *, best: bool) -> None: ...
@@ -62,7 +62,7 @@ class SearchRequest:
         given: the settings that are not to be tried, by option.
         space: what is tried.
         trials: runs, at most.
-        minutes: for all of them together; None is without end.
+        minutes: for all of them together; None is unlimited.
     """
 
     run: TaskRun

@@ -1,4 +1,4 @@
-"""search.json: the trials of a search, and what it was asked for."""
+"""search.json: the trials of a search, and its settings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Trials:
         return next(iter(ranked(self.all)), None)
 
     def with_trial(self, trial: Trial) -> Trials:
-        """With a trial in the place of the one that had its number, or at the end."""
+        """With a trial instead of the one with its number, or at the end."""
         return dataclasses.replace(self, all=(*self.all[: trial.number - 1], trial))
 
     def write(self, path: Path) -> None:

@@ -55,7 +55,7 @@ def read_series(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: what `read_table` and `read_dates` refuse, uneven steps, cells that are no numbers, too few rows.
+        ValueError: errors of `read_table` and `read_dates`, uneven steps, cells that are no numbers, too few rows.
     """
     names = _others(path, date) if names is None else names
     rows = read_table(path, (date, *names))

@@ -103,7 +103,7 @@ class Distillation:
         return self.student.new_model(self.teacher, self.task.label_names)
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """What the loop trains in the place of `plain`. ValueError where the two models do not fit together."""
+        """What the loop trains instead of `plain`. ValueError where the two models do not fit together."""
         assert isinstance(plain, ExampleObjective)
         return DistilledObjective(self, plain, examples)
 

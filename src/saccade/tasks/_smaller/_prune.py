@@ -117,7 +117,7 @@ def prune(
         run: of `train` or `distill`, or its folder.
         out: the folder to write; an existing one raises an error unless `overwrite`.
         keep: how many heads stay (an int), or as which share of all.
-        heads: the heads to remove, as in `saccade.prune`, in the place of `keep`.
+        heads: the heads to remove, as in `saccade.prune`, instead of `keep`.
         data: used for ranking, metrics and training; None: the data that the run learned from, split as it was.
         overwrite: replace the run in `out`.
         resume: continue where training was stopped.
@@ -205,7 +205,7 @@ class HeadsRemoved:
     """A model that has lost heads, and of which nothing is written yet.
 
     Attributes:
-        made: what came of it so far.
+        made: the result so far.
         run: that learns on.
         learns: whether it is to.
     """

@@ -35,7 +35,8 @@ class _Words:
 def word_regression(
     training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
 ) -> tuple[list[Span], float]:
-    """Each word is in the answer or not; the likeliest one is the answer, with its neighbours while they are likely.
+    """Each word is in the answer or not; the most probable one is the answer, with its neighbours while they are
+    likely.
 
     What is known of a word: itself and its neighbours, itself and its letters beside the question's first word, how
     many words of the question its sentence has, whether another sentence has more of them, or as many later, and how
@@ -77,7 +78,7 @@ def _right(question: Question, span: Span) -> float:
 
 
 def _span(words: _Words, likely: np.ndarray, bound: float) -> Span:
-    """The likeliest word, and those beside it in its sentence that are more likely in an answer than not."""
+    """The most probable word, and those beside it in its sentence that are more likely in an answer than not."""
     best = int(np.argmax(likely))
     if likely[best] < bound:
         return 0, 0

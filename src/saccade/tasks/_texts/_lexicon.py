@@ -18,7 +18,7 @@ _AFTER = re.compile(r"([(\[{«]) ")
 
 
 class Lexicon:
-    """The likeliest translation of each word.
+    """The most probable translation of each word.
 
     The probability of a target word e given a source word f is learned by expectation and maximisation, each target
     word being made by one word of its source sentence:  t(e | f) = c(e, f) / sum_e' c(e', f),  where

@@ -73,7 +73,7 @@ class TextTask(ExampleTask):
         return load(source, head=self.head, labels=list(self.label_names) or None, dtype=torch.float32)
 
     def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
-        """The tokens of each text, the special ones included. ValueError for a long one that is to be refused."""
+        """The tokens of each text, the special ones included. ValueError for a long one if `long` is "refuse"."""
         return self.ids_of(model.tokenizer, [self.text_of(example) for example in examples], examples)
 
     def ids_of(self, tokenizer: AnyTokenizer, texts: list[str], examples: Sequence[Any]) -> list[list[int]]:
@@ -99,7 +99,7 @@ class TextTask(ExampleTask):
         return min(limits, default=None)
 
     def refuse_long(self, place: str, count: int, limit: int | None) -> None:
-        """ValueError where a text has more tokens than are read, if such texts are to be refused."""
+        """ValueError where a text has more tokens than are read, if `long` is "refuse"."""
         if self.long == "refuse" and limit is not None and count > limit:
             raise ValueError(
                 f"{place}: {count} tokens are more than the {limit} that are read; cut the text, or give --long "

@@ -232,7 +232,7 @@ def _description(numbers: StepNumbers, head: int, source_head: int | None, facts
         f"One step of decoding with a key-value cache. {len(own.labels) - 1} tokens are cached; the new token "
         f"{own.labels[-1]} makes a query, a key and a value. Key and value are appended to the cache; the query "
         f"reads all {len(own.labels)} keys and, by its weights, all values. {facts[0]} Weights of layer "
-        f"{numbers.layer} head {head}: {_told(own, head)}.{read} Likeliest next tokens: {following}."
+        f"{numbers.layer} head {head}: {_told(own, head)}.{read} Most probable next tokens: {following}."
     )
 
 

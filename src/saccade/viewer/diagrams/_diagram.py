@@ -37,7 +37,7 @@ class Diagram:
     Attributes:
         kind: "attention", "multi-head", "block", "transformer", "decoder-step" or "variants".
         title: one line.
-        description: what a reader who does not see the picture is told, its numbers included.
+        description: the text alternative for readers who do not see the picture, with its numbers.
         theme: "auto" follows the reader's setting, "light" and "dark" do not.
         facts: the numbers that it shows, by name: what tests compare with the model.
     """

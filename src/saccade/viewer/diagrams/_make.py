@@ -217,9 +217,7 @@ def _random_numbers(module: nn.Module) -> LayerNumbers:
             outputs = own(x)
             calls.append(ObservedCall(query, key, value, out=attention(query, key, value), source=name))
         elif own.config.mechanism is not None:
-            raise ValueError(
-                f"source: {own.config.mechanism.name!r} stands in the place of softmax attention: no weights"
-            )
+            raise ValueError(f"source: {own.config.mechanism.name!r} is used instead of softmax attention: no weights")
         else:
             outputs = own.eval()(x, observe=calls.append)
     return module_numbers(module, name, calls[0], x, outputs)

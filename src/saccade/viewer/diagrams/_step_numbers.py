@@ -61,7 +61,7 @@ class StepNumbers:
     Attributes:
         own: of the text that is decoded, the new token last. source: of the source, where there is one.
         before: shape of the layer's keys before this step, (B, Hkv, Lk - 1, D).
-        following: the likeliest next tokens and their probabilities.
+        following: the most probable next tokens and their probabilities.
     """
 
     own: Reading
@@ -90,7 +90,7 @@ def step_numbers(model: TextModel, text: str, layer: int, target: str | None = N
     tokens, labels = read_short(model, text, MOST_TOKENS)
     ids = model.whole(tokens.ids)
     if ids.shape[1] < 2:
-        raise ValueError("text: a step reads what came before it; two tokens at least are needed")
+        raise ValueError("text: a step reads the earlier tokens; at least two tokens are needed")
     cache, seen = module.cache(), list[ObservedCall]()
 
     def keep(at: int, call: ObservedCall) -> None:
@@ -146,7 +146,7 @@ def _short(target: Target) -> tuple[list[int], list[str]]:
     if stop > MOST_TOKENS:
         raise ValueError(f"target: {stop} tokens came; a picture holds {MOST_TOKENS}, the start token among them")
     if stop < 2:
-        raise ValueError("target: a step reads what came before it; two tokens at least are needed")
+        raise ValueError("target: a step reads the earlier tokens; at least two tokens are needed")
     return target.ids[:stop], list(target.labels[:stop])
 
 
@@ -170,7 +170,7 @@ def _logits(module: nn.Module, ids: Tensor, cache: KVCache, keep: object) -> Ten
 
 
 def _following(logits: Tensor, tokens: Any) -> list[tuple[str, float]]:
-    """The likeliest next tokens, as ``tokens`` writes them."""
+    """The most probable next tokens, as ``tokens`` writes them."""
     best = logits[0, -1].double().cpu().softmax(-1).topk(_BEST)
     words = [tokens.written(int(token)).replace("\n", "⏎").strip() or "␣" for token in best.indices]
     return list(zip(words, best.values.tolist(), strict=True))

@@ -168,7 +168,7 @@ def _draw_pairs(canvas: Canvas, where: Box, pairs: np.ndarray) -> None:
 
 
 def _draw_summary(canvas: Canvas, where: Box, kind: str) -> None:
-    """What stands in the place of pairs: a state, mixed keys, or landmarks."""
+    """What stands instead of pairs: a state, mixed keys, or landmarks."""
     if kind == "state":
         _draw_state(canvas, where)
     elif kind == "linformer":

@@ -183,7 +183,7 @@ def _fill(share: float) -> Style:
 def print_bars(
     console: Console, lines: Sequence[Line], total: float | None = None, remainder: float | None = None
 ) -> None:
-    """Name, number, bar, and what is said of it; below, the sum."""
+    """Name, number, bar, and a remark; below, the sum."""
     most = max((abs(line.value) for line in lines), default=0.0) or 1.0
     shown = [*lines, Line("sum", total)] if total is not None else lines
     names = [_clip(line.name, LONGEST_NAME) for line in shown]

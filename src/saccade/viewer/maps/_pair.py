@@ -25,7 +25,7 @@ PARTS = ("encoder", "decoder", "cross")
 
 
 class ReadPair(NamedTuple):
-    """What was read, for who reads it again."""
+    """The text that was read, to read it again."""
 
     model: EncoderDecoder
     ids: Tensor  # (1, Ls)

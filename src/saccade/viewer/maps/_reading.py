@@ -95,7 +95,7 @@ def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Itera
 
 
 def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:
-    """``text`` and the likeliest ``tokens`` tokens that the model continues it with, as `read_text` reads it.
+    """``text`` and the most probable ``tokens`` tokens that the model continues it with, as `read_text` reads it.
 
     Raises:
         ValueError: as `read_text`; a model that continues no text; a text that leaves no room in the context.

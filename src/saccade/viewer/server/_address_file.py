@@ -1,7 +1,7 @@
 """The file by which a browser gets the address, so that the token is in no argument of a program.
 
-A browser is told what to open as an argument, and every user of a machine may read the arguments of all programs. So
-it is told a file that only this user can read, and the page in it goes on to the address.
+A browser gets the address as an argument, and every user of a machine may read the arguments of all programs. So
+it gets the path of a file that only this user can read, and the page in it goes on to the address.
 """
 
 from __future__ import annotations

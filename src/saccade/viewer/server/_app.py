@@ -125,7 +125,7 @@ def _is_address(name: str) -> bool:
 
 
 class ViewerApp:
-    """The application: lets through what came to the server's own name and from its own page.
+    """The application: accepts only requests to the server's own name and from its own page.
 
     Every answer gets the strict headers. Without a page's requests ``activity`` grows idle.
     """

@@ -100,7 +100,7 @@ class Session:
 
     @cached_property
     def opened(self) -> dict[str, Any]:
-        """What a client is told first: everything there is to ask for."""
+        """The first message to a client: everything that it can request."""
         return {
             "version": VERSION,
             "title": self.title,

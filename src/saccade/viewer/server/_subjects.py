@@ -24,7 +24,7 @@ class Reading:
 
     Attributes:
         target: what an encoder-decoder writes to the text.
-        generate: tokens by which the model continues a text first, the likeliest each time; an encoder-decoder
+        generate: tokens by which the model continues a text first, the most probable each time; an encoder-decoder
             writes a target of so many at most.
         words: labels of the tokens of what `watch` kept.
         budget: bytes of queries and keys in memory, of all texts together; None: no limit.

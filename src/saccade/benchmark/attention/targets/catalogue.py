@@ -1,4 +1,4 @@
-"""What the native kernels are held to: each target is a group of measurements and what is asked of them.
+"""The performance targets of the native kernels: each is a group of measurements and their requirements.
 
 Nothing here knows a vendor: a target is a share of a limit that is measured in the same run, another row's speed, or
 the time of a full call. B = 1, H = 8, D = 64, 80 and 128, unless a target says otherwise.
@@ -96,7 +96,7 @@ def targets(preset: TargetPreset) -> list[PerformanceTarget]:
 
 
 def medians(preset: TargetPreset) -> list[MedianTarget]:
-    """What is asked of many targets together."""
+    """The requirement on many targets together."""
     members: dict[str, list[str]] = {}
     for target in small(preset):
         case = target.entries[0].case

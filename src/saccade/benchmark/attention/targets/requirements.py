@@ -16,7 +16,7 @@ from .arithmetic import Least, least
 
 
 class Requirement(ABC):
-    """bound: what is asked for, at least or at most by `upward`."""
+    """bound: the required value, at least or at most by `upward`."""
 
     bound: float
     upward = True
@@ -34,7 +34,7 @@ class Requirement(ABC):
 
     @abstractmethod
     def words(self, group: MeasurementGroup) -> str:
-        """What is asked, after "at least" and the bound."""
+        """The required quantity, after "at least" and the bound."""
 
     def allowed(self, group: MeasurementGroup, at_least: Least) -> float | None:
         """The best number that the first row could have if it took no more than the least time."""
