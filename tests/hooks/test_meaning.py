@@ -182,7 +182,7 @@ REFUSED = {
     "leading axes that do not broadcast": lambda q, k, v: SdpaCall(q, k[:, :4], v[:, :4]),
     "numbers of heads that do not fit": lambda q, k, v: SdpaCall(q, k[:, :4], v[:, :4], enable_gqa=True),
     "dtypes that differ or are not floating point": lambda q, k, v: SdpaCall(q.float(), k, v),
-    "attn_mask is torch.int64, which PyTorch refuses beside torch.float64": lambda q, k, v: SdpaCall(
+    "attn_mask is torch.int64, which PyTorch does not accept with torch.float64": lambda q, k, v: SdpaCall(
         q, k, v, torch.zeros(LQ, LK, dtype=torch.int64)
     ),
     f"attn_mask of shape (3, {LK}) does not broadcast to {(B, HQ, LQ, LK)}": lambda q, k, v: SdpaCall(

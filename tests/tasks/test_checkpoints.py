@@ -50,7 +50,7 @@ def test_a_run_says_whether_its_head_begins_anew(learned, files, tmp_path, capsy
     given = [str(data), "--from", str(learned.folder), "--out", str(tmp_path / "run"), "--steps=1", "--precision=no"]
     assert cli.main(["train", "classify", *given]) == 0
     told = capsys.readouterr().out.splitlines()[0]
-    assert told.endswith(f"parameters, from {learned.folder}" + "; its head begins anew" * anew)
+    assert told.endswith(f"parameters, from {learned.folder}" + "; its head starts with random weights" * anew)
 
 
 HEADS = {
