@@ -18,7 +18,7 @@ _FIGURES = [
     "--InlineBackend.figure_formats=svg",
     "--InlineBackend.rc={'svg.hashsalt': 'saccade', 'svg.fonttype': 'none'}",
 ]
-_PIXELS = re.compile(r"data:image/png;base64,[\w\s+/=]*")
+_PIXELS = re.compile(r"data:image/png;base64,[\w\s+/=]*|image[0-9a-f]{10}(?=\")")  # and names made from them
 _ENVIRONMENT = {"COLUMNS": "80", "SOURCE_DATE_EPOCH": "0"}
 FOLDER = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -57,7 +57,7 @@ def test_resuming_names_the_option(story, tmp_path, capsys):
     assert cli.main(command) == 0
     capsys.readouterr()
     assert cli.main([*command, "--resume", "--rate", "0.003", "--decay", "0.2"]) == 2
-    told = "rate 0.003 (asked for) / 0.001 (in the checkpoint); decay 0.2 (asked for) / 0.1 (in the checkpoint)\n"
+    told = "rate 0.003 (asked for) / 0.002 (in the checkpoint); decay 0.2 (asked for) / 0.1 (in the checkpoint)\n"
     assert capsys.readouterr().err.endswith(f"is of another run: {told}")
 
 
