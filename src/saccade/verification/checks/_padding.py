@@ -215,7 +215,9 @@ def _more_padding(subject: Subject) -> Iterator[Finding]:
             return  # it gives something for each key, as a pointer network does
         worst = float(influence.difference(outs[0], out).max())
         # Sums over a few more zeros, in another order: some tens of roundings; and what its own dtype does not resolve.
-        eps = max(1e3 * torch.finfo(out.dtype).eps, torch.finfo(subject.dtype).eps)
+        # A softmax that is always float32 has two sums of `total` terms in its output, each off by total * eps / 2.
+        inner = total * torch.finfo(torch.float32).eps
+        eps = max(1e3 * torch.finfo(out.dtype).eps, torch.finfo(subject.dtype).eps, inner)
         allowed = eps * max(1.0, float(outs[0].abs().nan_to_num(0.0).max()))
         if worst > allowed and math.isfinite(worst):
             row = int(influence.difference(outs[0], out).amax((0, 1)).argmax())
