@@ -219,7 +219,7 @@ def test_what_hides_nothing_is_read_as_is_usual():
     assert (first.meaning, first.behaves) == ("attend", None)
     (padding, *_) = discover(ignored).reading.masks
     assert (padding.axes, padding.meaning, padding.behaves) == ("BK", "ignore", None)
-    assert any("hides no key wholly" in words for words in discover(ignored).reading.assumed)
+    assert any("neither meaning hides a key completely" in words for words in discover(ignored).reading.assumed)
 
 
 def test_a_promise_wins_over_all():

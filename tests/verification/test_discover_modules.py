@@ -240,7 +240,7 @@ def test_two_ways_that_both_work_are_listed_and_none_is_taken():
         def forward(self, x, thing):
             return super().forward(x, thing)
 
-    with pytest.raises(Undecided, match="what thing is cannot be told from the signature") as raised:
+    with pytest.raises(Undecided, match="what thing is cannot be inferred from the signature") as raised:
         discover(Renamed())
     assert {option for _, option in raised.value.candidates} == {"--form cross", "--mask thing"}
     assert discover(Renamed(), Hints(mask="thing")).reading.masks
