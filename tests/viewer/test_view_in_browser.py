@@ -140,7 +140,7 @@ def test_what_is_saved_does_not_hold_the_token(viewer, browser, tmp_path):
     page = Page(browser).open(viewer.url).page
     token = urllib.parse.parse_qs(urllib.parse.urlsplit(viewer.url).query)["token"][0]
     page.get_by_role("button", name="Save", exact=True).click()
-    with page.expect_download() as download:
+    with page.expect_download(timeout=120_000) as download:
         page.locator("[data-save=HTML]").click()
     download.value.save_as(tmp_path / "saved.html")
     saved = (tmp_path / "saved.html").read_text("utf-8")
