@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ._existing import existing
 from ._options import option
 from ._outputs import budget_of
 
@@ -108,7 +109,13 @@ class BenchOutputOptions:
     plot: Path | None = option(
         None, "Plot time and memory against length: .png or .svg (needs matplotlib).", metavar="FILE"
     )
-    read: Path | None = option(None, "Show the results of a --json FILE, without measuring.", "--from", metavar="FILE")
+    read: Path | None = option(
+        None,
+        "Show the results of a --json FILE, without measuring.",
+        "--from",
+        metavar="FILE",
+        callback=existing("a file that --json wrote", kind="file"),
+    )
 
 
 def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, targets: bool) -> MeasurementSettings:

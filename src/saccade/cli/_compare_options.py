@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._bench_options import listed
+from ._existing import existing, existing_model
 from ._options import option
 from ._outputs import budget_of
 
@@ -20,14 +21,23 @@ class DataOptions:
 
     random: str | None = option(None, "Random normal q, k and v: batch, heads, head width.", metavar="B,H,D")
     tensors: Path | None = option(
-        None, "A .safetensors or .pt file with query, key and value (B, H, L, D).", metavar="FILE"
+        None,
+        "A .safetensors or .pt file with query, key and value (B, H, L, D).",
+        metavar="FILE",
+        callback=existing("a .safetensors or .pt file", kind="file"),
     )
     model: str | None = option(
         None,
         "Use q, k and v of this model: a folder or a name on the Hugging Face hub.  [default: the embedded model]",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
-    text: Path | None = option(None, "The text that the model reads.  [default: the start of a novel]", metavar="FILE")
+    text: Path | None = option(
+        None,
+        "The text that the model reads.  [default: the start of a novel]",
+        metavar="FILE",
+        callback=existing("a text file", kind="file"),
+    )
     layer: int | None = option(None, "Layer of the model, counted from 0.  [default: the middle one]", metavar="N")
     causal: bool | None = option(
         None,
@@ -79,7 +89,10 @@ class CompareOutputOptions:
     markdown: Path | None = option(None, "Write the results as a Markdown page.", metavar="FILE")
     plot: Path | None = option(None, "Plot the trade-offs: .png or .svg (needs matplotlib).", metavar="FILE")
     read: Path | None = option(
-        None, "Show a --json FILE, or with --task a --records file, without measuring.", metavar="FILE"
+        None,
+        "Show a --json FILE, or with --task a --records file, without measuring.",
+        metavar="FILE",
+        callback=existing("a file that --json or --records wrote", kind="file"),
     )
 
 

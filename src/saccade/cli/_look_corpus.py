@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing, existing_model
 from ._options import option
 from ._outputs import result_console
 
@@ -26,23 +27,34 @@ class CorpusOptions:
     """Studies of many texts"""
 
     corpus: list[Path] | None = option(
-        None, "Score every head on text files, or on folders of .txt files.", metavar="FILES"
+        None,
+        "Score every head on text files, or on folders of .txt files.",
+        metavar="FILES",
+        callback=existing("text files, or folders of .txt files"),
     )
     against: str | None = option(
         None,
         "With --corpus: a second checkpoint; show how its heads differ from those of --model.",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
     syntax: Path | None = option(
-        None, "Compare heads with the syntactic relations of a CoNLL-U treebank.", metavar="FILE"
+        None,
+        "Compare heads with the syntactic relations of a CoNLL-U treebank.",
+        metavar="FILE",
+        callback=existing("a .conllu file", kind="file"),
     )
     coreference: Path | None = option(
-        None, "Compare heads with coreference antecedents: JSON lines, or CoNLL-U of CorefUD.", metavar="FILE"
+        None,
+        "Compare heads with coreference antecedents: JSON lines, or CoNLL-U of CorefUD.",
+        metavar="FILE",
+        callback=existing("a .jsonl or .conllu file", kind="file"),
     )
     probe: Path | None = option(
         None,
         "Train a probe on each layer. The file has a word, a tab and a label per line, or is a .conllu.",
         metavar="LABELS",
+        callback=existing("a file with a word, a tab and a label per line, or a .conllu file", kind="file"),
     )
     column: str = option("upos", "The column of a .conllu that the probe predicts: upos or deprel.")
     texts: int = option(64, "Maximum number of passages, spread evenly over the corpus.")
@@ -92,8 +104,8 @@ def _checked(options: CorpusOptions, text: list[str] | None) -> list[Path]:
         if getattr(options, name) < 1:
             raise UserError(f"--{name} {getattr(options, name)}: at least 1 is needed")
     files = [*(options.corpus or ()), *map(Path, text or ())]  # the shell makes several words of *.txt
-    for path in (*files, options.syntax, options.coreference, options.probe):
-        if path is not None and not path.exists():
+    for path in files:
+        if not path.exists():
             raise UserError(f"{path}: no such file")
     if options.syntax or any(p and p.suffix in (".conllu", ".conll") for p in (options.coreference, options.probe)):
         require("conllu", "study")

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from .._extras import NotInstalled
 from ._errors import with_options
 from ._examples import write_examples
+from ._existing import existing_model
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class CommonOptions:
         "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name).  [default: "
         "the embedded model]",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
     out: Path | None = option(None, "What a command writes; each says it anew, in this place.")
     force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")

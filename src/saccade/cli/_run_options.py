@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing
 
 Run = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="The folder of a run, as written by `saccade train --out`.", show_default=False),
+    typer.Argument(
+        metavar="RUN",
+        help="The folder of a run, as written by `saccade train --out`.",
+        show_default=False,
+        callback=existing(kind="folder"),
+    ),
 ]
 Changes = Annotated[
     list[str] | None,

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
+from ._existing import existing_data, existing_model
 from ._options import option
 from ._task_commands import TaskCommand
 from ._train_options import EvaluationOptions, LearningOptions, log_wanted
@@ -17,7 +18,9 @@ class NewRunOptions:
     """Files and folders"""
 
     out: Path = option(cast(Path, ...), "The folder to write the model into.", show_default=False)
-    validation: Path | None = option(None, "The validation data.  [default: a --share of DATA]", metavar="DATA")
+    validation: Path | None = option(
+        None, "The validation data.  [default: a --share of DATA]", metavar="DATA", callback=existing_data()
+    )
     share: float | None = option(None, "Share of DATA that is held out for validation.  [default: as for the teacher]")
     overwrite: bool = option(False, "Replace the run in --out.", "--overwrite")
     resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
@@ -34,6 +37,7 @@ class TaskFileOptions(NewRunOptions):
         "hub.  [default: random weights]",
         "--from",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
 
 

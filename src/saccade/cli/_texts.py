@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._terminal import standard_input
 from ._errors import UserError
+from ._existing import existing
 
 if TYPE_CHECKING:
     from ..inspection import TextModel
@@ -70,10 +72,24 @@ def as_file(argument: str) -> Path | None:
         raise UserError(f"{argument}: is a folder; give a text file")
     if exists and not path.is_dir():
         return path
-    looks_like_one = path.suffix.lower() in TEXT_FILES | SAVED_FILES or argument.startswith(("/", "./", "../", "~/"))
-    if looks_like_one and not re.search(r"\s", argument):
+    if _can_only_be_a_file(argument):
         raise UserError(f"{argument}: no such file")
     return None
+
+
+def existing_text() -> Callable[..., Any]:
+    """A callback for typer: what can only be a file, and no text, is there."""
+    return existing(
+        "a text in quotes, or a text file",
+        kind="file",
+        named=lambda argument: Path(argument) if _can_only_be_a_file(argument) else None,
+    )
+
+
+def _can_only_be_a_file(argument: str) -> bool:
+    ending = Path(argument).suffix.lower()
+    looks_like_one = ending in TEXT_FILES | SAVED_FILES or argument.startswith(("/", "./", "../", "~/"))
+    return looks_like_one and not re.search(r"\s", argument)
 
 
 def _read(path: Path) -> bytes:

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import require
+from ._existing import existing
 from ._options import option
 
 if TYPE_CHECKING:
     from ..training import LanguageSettings
 
 Text = Annotated[
-    Path, typer.Argument(metavar="TEXT", help="A text file, or a folder of .txt files.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="TEXT", help="A text file, or a folder of .txt files.", show_default=False, callback=existing()
+    ),
 ]
 
 
@@ -28,7 +32,10 @@ class FileOptions:
     overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
     resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
     initial: Path | None = option(
-        None, "Start from this model's weights, tokenizer and sizes.  [default: random weights]", "--from"
+        None,
+        "Start from this model's weights, tokenizer and sizes.  [default: random weights]",
+        "--from",
+        callback=existing("the folder of a model that `saccade train lm` wrote", kind="model folder"),
     )
 
 
@@ -37,7 +44,9 @@ class TextOptions:
     """Text and tokens"""
 
     hold_out: list[Path] | None = option(
-        None, "Use this file only for validation; repeat it for more.  [default: the last tenth of TEXT]"
+        None,
+        "Use this file only for validation; repeat it for more.  [default: the last tenth of TEXT]",
+        callback=existing("a text file, or a folder of .txt files"),
     )
     characters: bool = option(False, "Use characters as tokens, not BPE pieces.", "--characters")
     vocabulary: int = option(2048, "Size of the BPE vocabulary.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import UserError
+from ._existing import existing, existing_data
 from ._options import GroupedCommand, flattened, option
 from ._run_options import Changes, changes_of
 from ._task_commands import TaskCommand
@@ -41,6 +42,7 @@ class TeachingOptions:
         None,
         "Also train on these unlabelled inputs, with the teacher's predictions as labels.  [default: DATA only]",
         metavar="FILE",
+        callback=existing("inputs in the format of DATA"),
     )
 
 
@@ -54,7 +56,13 @@ def register(app: typer.Typer) -> None:
 def distill(
     *,
     teacher: Annotated[
-        Path, typer.Argument(metavar="TEACHER", help="The folder of the teacher's run.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="TEACHER",
+            help="The folder of the teacher's run.",
+            show_default=False,
+            callback=existing(kind="folder"),
+        ),
     ],
     student: Annotated[
         str,
@@ -68,7 +76,10 @@ def distill(
     data: Annotated[
         Path,
         typer.Argument(
-            metavar="DATA", help="Labelled data in the format that the teacher was trained on.", show_default=False
+            metavar="DATA",
+            help="Labelled data in the format that the teacher was trained on.",
+            show_default=False,
+            callback=existing_data(),
         ),
     ],
     files: NewRunOptions,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._errors import UserError
+from ._existing import existing, existing_model
 from ._options import GroupedCommand, flattened, option
 
 if TYPE_CHECKING:
@@ -54,11 +55,17 @@ def embed(
             help="A file with one text per line, a .csv or .tsv with --column, or a folder with one text per .txt "
             "file.",
             show_default=False,
+            callback=existing(),
         ),
     ],
     model: Annotated[
         str,
-        typer.Option(metavar="DIR_OR_HUB_ID", help="The model's folder or its name on the hub.", show_default=False),
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="The model's folder or its name on the hub.",
+            show_default=False,
+            callback=existing_model(),
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .npy or .jsonl.", show_default=False)],
     vectors: VectorOptions,

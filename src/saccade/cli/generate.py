@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .._terminal import uncleaned
+from ._existing import existing_model
 from ._options import GroupedCommand
 
 
@@ -24,6 +25,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="DIR_OR_HUB_ID",
+            callback=existing_model(),
             help="A folder with a Saccade model or with published weights of a decoder (GPT-2, Llama, ...), or a name "
             "on the Hugging Face hub.  [default: the embedded model]",
         ),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing_model
 from ._heads_measured import Measured
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import command_line, given_text, parse_head
+from ._texts import command_line, existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..inspection import TextModel
@@ -32,6 +33,7 @@ class QuestionOptions:
         "Find the heads that carry the difference between TEXT and OTHER: each head's output for TEXT "
         "replaces its output for OTHER. OTHER is a text or a file with the same number of tokens.",
         metavar="OTHER",
+        callback=existing_text(),
     )
     why: tuple[str, str] | None = option(
         None,
@@ -85,6 +87,7 @@ class CommonOptions:
         "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name).  [default: "
         "the embedded model]",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
     out: Path | None = option(None, "Write the maps as a figure: .svg, .png or .pdf.", metavar="FILE")
     force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
@@ -101,7 +104,12 @@ def heads(
     *,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
+        typer.Argument(
+            metavar="TEXT",
+            help="A text in quotes, a file, or - for standard input.",
+            show_default=False,
+            callback=existing_text(),
+        ),
     ] = None,
     question: QuestionOptions,
     how: HowOptions,

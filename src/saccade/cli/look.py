@@ -15,7 +15,16 @@ from ._errors import UserError, require
 from ._look_corpus import CorpusOptions, study
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import InputText, again_arguments, check_length, command_line, given_text, parse_head, word_range
+from ._texts import (
+    InputText,
+    again_arguments,
+    check_length,
+    command_line,
+    existing_text,
+    given_text,
+    parse_head,
+    word_range,
+)
 
 if TYPE_CHECKING:
     from ..inspection import Look
@@ -73,7 +82,12 @@ def look(
     *,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
+        typer.Argument(
+            metavar="TEXT",
+            help="A text in quotes, a file, or - for standard input.",
+            show_default=False,
+            callback=existing_text(),
+        ),
     ] = None,
     chosen: LookOptions,
     studies: CorpusOptions,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ._existing import existing
 from ._options import GroupedCommand
 from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
@@ -29,6 +30,7 @@ def predict(
             help="A file or folder in the format of the training data, a .txt with one input per line, an input in "
             "quotes, or - for lines on standard input. forecast accepts only a file.",
             show_default=False,
+            callback=existing(named=lambda given: Path(given) if _is_named_as_a_file(given) else None),
         ),
     ] = "-",
     changes: Changes = None,
@@ -62,6 +64,8 @@ def _file_or_text(given: str) -> str | Path:
         there = given != "" and path.exists()  # "" is the folder one is in to `Path`
     except OSError:  # a text longer than a name may be
         there = False
-    if there or (path.suffix.lower() in _ENDINGS and len(given.split()) == 1):
-        return path
-    return given
+    return path if there or _is_named_as_a_file(given) else given
+
+
+def _is_named_as_a_file(given: str) -> bool:
+    return Path(given).suffix.lower() in _ENDINGS and len(given.split()) == 1

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing_model, model_folder
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import text_or_file
+from ._texts import existing_text, text_or_file
 from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class DataOptions:
         "measured on it before and after. It is read as one text, in windows of at most 256 tokens that "
         "cross line breaks. With --keep every second window ranks the heads, and the others measure the loss.",
         metavar="FILE_OR_TEXT",
+        callback=existing_text(),
     )
     tokens: int = option(32_768, "Maximum tokens to read from a text.", metavar="N")
 
@@ -94,6 +96,7 @@ def prune(
             help="A run of `saccade train TASK`, a model folder, a name on the Hugging Face hub (org/name), or "
             f"{EMBEDDED}: the model within.",
             show_default=False,
+            callback=existing_model(lambda source: None if source == EMBEDDED else model_folder(source)),
         ),
     ],
     chosen: HeadOptions,

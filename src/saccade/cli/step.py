@@ -13,7 +13,7 @@ import typer
 from ._errors import UserError
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import given_text, parse_head
+from ._texts import existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..inspection import Steps
@@ -72,7 +72,12 @@ def step(
     *,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
+        typer.Argument(
+            metavar="TEXT",
+            help="A text in quotes, a file, or - for standard input.",
+            show_default=False,
+            callback=existing_text(),
+        ),
     ] = None,
     chosen: StepOptions,
     common: WrittenOptions,

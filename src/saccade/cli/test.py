@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ._existing import existing_data
 from ._options import GroupedCommand
 from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
@@ -19,7 +20,13 @@ def register(app: typer.Typer) -> None:
 def test(
     run: Run,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Labelled data in the format of `saccade train`.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled data in the format of `saccade train`.",
+            show_default=False,
+            callback=existing_data(),
+        ),
     ],
     changes: Changes = None,
     baseline: Annotated[

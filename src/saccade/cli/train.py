@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing_data
 from ._options import Group, GroupedCommand, flattened, from_command_line
 from ._search import train_search
 from ._task_commands import TASK_COMMANDS, TaskCommand
@@ -122,7 +123,7 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
         files = options.pop(TaskFileOptions.__name__)
         _train_task(task, data, files, given(*options.values()), from_command_line(context))
 
-    argument = typer.Argument(metavar="DATA", help=command.data, show_default=False)
+    argument = typer.Argument(metavar="DATA", help=command.data, show_default=False, callback=existing_data())
     own = {"context": typer.Context, "data": Annotated[Path, argument]}
     run.__annotations__ = {**own, **{group.__name__: group for group in groups}}
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__
 from ._errors import UserError
+from ._existing import existing, model_folder
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
 
@@ -27,6 +28,13 @@ CHECKS = (
     "scale, softmax, causal-leak, causal-blindness, mask-meaning, padding, mixing, order, cache, precision, gradients, "
     "dropout, robustness, dtype and device, compile, weights, model"
 )
+
+
+def _path_in(target: str) -> Path | None:
+    """The file or folder in FILE.py:NAME or hf:DIR; None where there is none, which the verification explains."""
+    if target.startswith("hf:"):
+        return model_folder(target.removeprefix("hf:"))
+    return next((Path(path) for path in (target, target.rpartition(":")[0]) if path.endswith(".py")), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +93,7 @@ class CallOptions:
         "(target, x, context, mask=None). query, key, value: (batch, heads, length, width); x: (batch, "
         "length, width); mask: boolean, True = attend.",
         metavar="FILE.py:NAME",
+        callback=existing("FILE.py:NAME", kind="file", named=_path_in),
     )
 
 
@@ -127,6 +136,7 @@ def verify(
             help="path/to/file.py:NAME, where NAME is a function, module or class; or hf:DIR_OR_ID for a transformers "
             "model.",
             show_default=False,
+            callback=existing(named=_path_in),
         ),
     ],
     promised: PromiseOptions,

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ._errors import UserError, require
+from ._existing import existing_model
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import check_length, given_text, parse_head, text_or_file, word_range
+from ._texts import check_length, existing_text, given_text, parse_head, text_or_file, word_range
 
 if TYPE_CHECKING:
     from ..viewer.server import Viewer
@@ -38,11 +39,17 @@ class ShownOptions:
         "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name). Give the "
         "option twice to compare two models.  [default: the embedded model]",
         metavar="DIR_OR_HUB_ID",
+        callback=existing_model(),
     )
     against: str | None = option(
-        None, "A second text, or a second file of `saccade.watch`, to compare with the first.", metavar="TEXT_OR_FILE"
+        None,
+        "A second text, or a second file of `saccade.watch`, to compare with the first.",
+        metavar="TEXT_OR_FILE",
+        callback=existing_text(),
     )
-    target: str | None = option(None, "The target text for an encoder-decoder.", metavar="TEXT_OR_FILE")
+    target: str | None = option(
+        None, "The target text for an encoder-decoder.", metavar="TEXT_OR_FILE", callback=existing_text()
+    )
     generate: int = option(
         0,
         "First continue the text by N tokens, each the most probable one. An encoder-decoder writes at most N.",
@@ -103,6 +110,7 @@ def view(
             help="A text in quotes, a text file, a file that `saccade.watch` saved, an input of a run that does not "
             "read text (an image, a sound, a table, a node), or - for standard input.",
             show_default=False,
+            callback=existing_text(),
         ),
     ] = None,
     shown: ShownOptions,
