@@ -185,8 +185,8 @@ def test_tasks_are_another_command(monkeypatch):
         ("--mechanism window:size=0", "size"),
         ("--mechanism linear:beads=1", "mechanism: linear takes"),
         ("--random 1,2", "random: expected batch, heads and width as 1,8,64; got '1,2'"),
-        ("--model there", "--random and --model: data comes from one of --random, --tensors and a model"),
-        ("--tensors it.pt", "--random and --tensors: data comes from one of"),
+        ("--model .", "--random and --model: data comes from one of --random, --tensors and a model"),
+        ("--tensors .", "--random and --tensors: data comes from one of"),
         ("--layer 1", "--layer is of a model; this data has none"),
         ("--plot it.pdf", "plot: expected a file that ends in .png or .svg, got it.pdf"),
         ("--json nowhere/it.json", "cannot write nowhere/it.json"),
@@ -195,7 +195,7 @@ def test_tasks_are_another_command(monkeypatch):
         ("--most-memory 0", "most-memory: must be positive, got 0.0"),
         ("--longest-call -1", "longest-call: must be positive, got -1.0"),
         ("--tolerance 0", "tolerance: must be positive, got 0.0"),
-        ("--read nowhere.json", "nowhere.json: no such file or directory"),
+        ("--read nowhere.json", "--read nowhere.json: no such file; expected a file that --json"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(given, words, capsys, tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_what_the_user_can_mend_is_one_line(given, words, capsys, tmp_path, monk
     [
         ("--tensors nowhere.pt", "nowhere.pt: no such file"),
         ("--model nowhere", "nowhere: no such model folder"),
-        ("--text nowhere.txt", "nowhere.txt: no such file or directory"),
+        ("--text nowhere.txt", "--text nowhere.txt: no such file; expected a text file"),
         ("--layer 7", "layer: the model has layers 0 to 3, got 7"),
     ],
 )

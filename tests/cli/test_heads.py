@@ -292,7 +292,7 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
         (["--patch", OTHER, "--positions", "3-1"], "--positions 3-1: expected tokens from 0"),
         (["--patch", OTHER, "--positions", "15"], "both texts have the tokens 0 to 14, got 15"),
         (["--patch", TEXT], "--patch: it has the same tokens as the text; expected a text that differs"),
-        (["--patch", "no-such.txt"], "--patch: no-such.txt: no such file"),
+        (["--patch", "no-such.txt"], "--patch no-such.txt: no such file"),
         (["--patch", " "], "--patch: the text is empty"),
         (["--out", "a.html"], "--out a.html: a figure is written to an .svg, .png or .pdf"),
         (["--model", "nowhere"], "nowhere: no such model folder"),

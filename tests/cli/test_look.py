@@ -228,10 +228,10 @@ def test_a_model_whose_heads_were_never_measured(bpe, capsys, tmp_path):
 def test_outputs_are_checked_before_the_model_is_read(capsys, tmp_path):
     (tmp_path / "notes.html").write_text("mine")
     assert "notes.html exists and was not made by Saccade" in refused(
-        capsys, SENTENCE, "--out", "notes.html", "--model", "no"
+        capsys, SENTENCE, "--out", "notes.html", "--model", "org/no"
     )
-    assert "does not exist" in refused(capsys, SENTENCE, "--out", "no/report.html", "--model", "no")
-    assert "it is a folder" in refused(capsys, SENTENCE, "--out", tmp_path, "--model", "no")
+    assert "does not exist" in refused(capsys, SENTENCE, "--out", "no/report.html", "--model", "org/no")
+    assert "it is a folder" in refused(capsys, SENTENCE, "--out", tmp_path, "--model", "org/no")
     assert (tmp_path / "notes.html").read_text() == "mine"
 
 

@@ -147,7 +147,7 @@ def test_numbers_in_a_file(capsys, tmp_path):
         (["--syntax", "none.conllu"], "none.conllu: no such file"),
         (["--syntax", "one.txt"], "one.txt:1: not CoNLL-U: 1 column between tabs, expected 10"),
         (["--syntax", "bank.conllu", "A text."], "a study reads files, not a TEXT; 'A text.' came"),
-        (["--against", "x"], "--against compares two checkpoints over texts; name them with --corpus"),
+        (["--against", "org/x"], "--against compares two checkpoints over texts; name them with --corpus"),
         (["--seed", "3"], "nothing to study came; name it with --corpus, --syntax, --coreference or --probe"),
         (["--corpus", "one.txt", "--texts", "0"], "--texts 0: at least 1 is needed"),
         (["--corpus", "one.txt", "--tokens", "2"], "corpus: none of the"),

@@ -212,7 +212,7 @@ def test_what_the_user_can_mend_is_one_line_and_exit_status_2(capsys, tmp_path):
     (tmp_path / "notes.html").write_text("mine")
     (tmp_path / "folder.html").mkdir()
     cases = [
-        (["nowhere.py:Causal"], "there is no file nowhere.py; the folder holds theirs.py"),
+        (["nowhere.py:Causal"], "TARGET nowhere.py:Causal: no such file or folder; expected path/to/file.py:NAME"),
         (["theirs.py:Casual"], "there is no Casual in it; it holds Causal"),
         (["theirs"], 'expected "path/to/file.py:Name"'),
         (["theirs.py:Causal", "--arg", "width"], "--arg width: expected NAME=VALUE, such as embed_dim=64"),

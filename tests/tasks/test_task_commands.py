@@ -97,7 +97,10 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         ),
         (command(files, out, "--last", "0"), "error: --last: "),
         (["predict", run, "nowhere.csv"], "nowhere.csv: no such file or folder"),
-        (["predict", str(tmp_path / "no"), "a film"], "no: no such folder; expected the --out of `saccade train`"),
+        (
+            ["predict", str(tmp_path / "no"), "a film"],
+            "no: no such folder; expected the folder of a run",
+        ),
         (["test", run, unseen, "--picture", "a.pdf"], "ends in .png or .svg"),
         (["test", run, unseen, "--set", "text"], "--set text: expected NAME=VALUE"),
         (["test", run, unseen, "--set", "txt=a"], "txt: no option of classify; expected one of text, label, skip_"),

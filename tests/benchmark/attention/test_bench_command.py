@@ -206,7 +206,7 @@ def test_what_is_wrong_with_targets_is_one_line(given, words, capsys):
         ("--json nowhere/it.json", "cannot write nowhere/it.json"),
         ("--rounds 0", "rounds: must be at least 1, got 0"),
         ("--threads 0", "threads must be at least 1, got 0"),
-        ("--from nowhere.json", "nowhere.json: no such file or directory"),
+        ("--from nowhere.json", "--from nowhere.json: no such file; expected a file that --json wrote"),
         ("--set sse17", "sse17"),
     ],
 )
