@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import signal
 
 import pytest
@@ -211,6 +212,24 @@ def test_piped_output_is_plain(make_run):
     assert lines[0].endswith("parameters: 1 layers, 2 heads, width 12, context 11, 283 tokens in the vocabulary")
     assert sum(line.startswith("step") and "gradient norm" in line for line in lines) == 2
     assert lines[-1].startswith("best weights, over the whole validation text")
+
+
+def test_the_beginning_of_a_run_is_written_before_its_first_step(make_run):
+    """Into a file, which Python buffers: what is not flushed is not there yet."""
+    run, seen = make_run(), []
+
+    class Watched(ConsoleReporter):
+        def step(self, *told):
+            seen.append(path.read_text())
+            super().step(*told)
+
+    path = run.out.with_name("said.txt")
+    with path.open("w") as file, Watched(run, Console(file=file, width=60)) as reporter:
+        train_language_model(run, reporter)
+    assert re.search(
+        r"parameters: 1 layers.*\n.* tokens to train on, .*; 4 steps into .*\non cpu in float32, eval", seen[0]
+    )
+    assert seen[0].endswith("evaluated every 2 steps\n")
 
 
 def test_a_terminal_gets_a_bar(make_run):

@@ -38,6 +38,8 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
         overwrite=files.overwrite,
         resume=files.resume,
     )
+    count = len(wanted.run.training)
+    typer.echo(f"{task}: at most {trials} trials on {count:,} examples into {files.out}, a line after each")
     with ending(files.out):
         result = search_requested(wanted, _reporter(trials), began)
     typer.echo(f"\n{result}\npicture: {files.out / 'search.png'}")

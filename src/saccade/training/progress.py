@@ -14,6 +14,7 @@ from rich.text import Text
 from .._terminal._console import Console
 from .objective import Evaluation
 from .prepared import COMMON, CurveEntry, PreparedRun, Reporter, RunRequest
+from .processes import joined
 
 
 class ConsoleReporter(Reporter):
@@ -66,6 +67,10 @@ class ConsoleReporter(Reporter):
         limits = [f"{self._steps:,} steps"] if math.isfinite(self._steps) else []
         limits += [] if minutes is None else [f"at most {minutes:g} minutes"]
         self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
+        execution, every = prepared.settings.execution.settled, prepared.settings.looks.every
+        precision = "float32" if execution.precision == "no" else execution.precision
+        # In a pipe nothing else is written until then, which may take minutes.
+        self._line(f"on {joined().device.type} in {precision}, evaluated every {every:,} steps")
         self._unit = prepared.unit
         self._progress.update(self._task, total=1.0, unit=self._unit)
 
