@@ -158,14 +158,19 @@ def test_empty_texts_may_be_left_out(learned, tmp_path):
     data = write_csv(tmp_path / "some.csv", [("a good film", "positive"), (" ", "negative"), ("poor", "negative")])
     with pytest.raises(ValueError, match=r"some.csv: line 3: the text is empty \(1 of 3 are\)"):
         tasks.test(learned, data)
-    report = tasks.test(learned, data, skip_empty=True, baseline=False)
+    with pytest.warns(UserWarning, match=r"^1 of 3 texts are empty and left out: \S*some.csv: line 3$"):
+        report = tasks.test(learned, data, skip_empty=True, baseline=False)
     assert len(report.tested.data) == 2
     with pytest.raises(ValueError, match="text 2: the text is empty"):
         tasks.predict(learned, ["fine", ""])
     data = write_csv(tmp_path / "unlabelled.csv", [("a good film", "positive"), ("fine", " "), ("poor", "negative")])
     with pytest.raises(ValueError, match=r"line 3: 'label' is empty.* \(1 of 3 rows are so\).*let skip_empty leave"):
         tasks.test(learned, data)
-    assert len(tasks.test(learned, data, skip_empty=True, baseline=False).tested.data) == 2
+    with pytest.warns(UserWarning, match=r"^1 of 3 rows have no label and are left out: \S*unlabelled.csv: line 3$"):
+        assert len(tasks.test(learned, data, skip_empty=True, baseline=False).tested.data) == 2
+    data = write_csv(tmp_path / "five.csv", [("fine", "positive"), *[("", "positive")] * 5])
+    with pytest.warns(UserWarning, match=r"^5 of 6 texts .* out: \S*: line 3, \S*: line 4, \S*: line 5 and 2 more$"):
+        tasks.test(learned, data, skip_empty=True, baseline=False)
     data = write_csv(tmp_path / "none.csv", [(" ", "negative")])
     with pytest.raises(ValueError, match="none.csv: line 2: no text is left, all 1 are empty"):
         tasks.test(learned, data, skip_empty=True)

@@ -43,7 +43,9 @@ class TextClassOptions:
         "Texts have any number of labels, separated by this.  [default: each text has one class]",
         metavar="SEPARATOR",
     )
-    skip_empty: bool = option(False, "Skip texts without a word, and rows without a label.", "--skip-empty")
+    skip_empty: bool = option(
+        False, "Skip texts without a word and rows without a label, and count them.", "--skip-empty"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +231,7 @@ class PairOptions:
         "target", "The column of translations, or the extension of their file, such as en.", metavar="LANGUAGE"
     )
     prefix: str = option("", "Prefix added to each text, for checkpoints that need one.", show_default=False)
-    skip_empty: bool = option(False, "Skip pairs with an empty side.", "--skip-empty")
+    skip_empty: bool = option(False, "Skip pairs with an empty side, and count them.", "--skip-empty")
     label_smoothing: float = option(0.1, "Share of the target probability that is spread over all tokens.")
     beams: int = option(4, "Beams of the search for a translation; 1 is greedy.")
     lowercase: bool = option(False, "Also report BLEU on lowercased texts.", "--lowercase")

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (*SEPARATORS, ".jsonl")
 _LISTED = 20  # columns, of those that there are
+_NAMED = 3  # in a warning, of those that are left out
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 Row = tuple[int, list[str]]
@@ -72,6 +74,14 @@ def column_names(path: Path) -> list[str]:
     except ValueError:
         return []
     return list(first) if isinstance(first, dict) else []
+
+
+def warn_left_out(places: Sequence[str], total: int, why: str) -> None:
+    """Warn how many of `total` are left out, if any are, and name the first of them. `why`: "texts are empty and"."""
+    if places:
+        more = f" and {len(places) - _NAMED:,} more" if len(places) > _NAMED else ""
+        first = ", ".join(places[:_NAMED])
+        warnings.warn(f"{len(places):,} of {total:,} {why} left out: {first}{more}", stacklevel=3)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from ._baselines import tfidf_regression
 from ._classes._class_task import ClassTask, label_of
 from ._classes._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
-from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table
+from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table, warn_left_out
 from ._media._files import Media
 from ._task import Baseline, Recipe, Tested
 from ._texts._text_task import AnyTokenizer, EncoderTask
@@ -44,7 +44,8 @@ class Classify(ClassTask, EncoderTask):
         text: column of a table.
         several: what stands between the labels of a text that may have any number of them; such a task is a
             `ClassifySeveral`. None: each text has one class.
-        skip_empty: leave out texts without a word and rows without a label; otherwise they raise an error.
+        skip_empty: leave out texts without a word and rows without a label, with a warning that counts them, instead of
+            raising an error.
         long: "slide": overlapping windows over texts that are too long; a text's logits are the means over them; "cut":
             only their beginnings are read; "refuse": an error.
         label, label_smoothing, class_weights, metric: as in every task of classes.
@@ -118,6 +119,7 @@ class Classify(ClassTask, EncoderTask):
                 f"{empty[0]}: {self.label!r} is empty, expected a label ({len(empty)} of {len(rows)} rows are so); "
                 "remove such rows, or let skip_empty leave them out"
             )
+        warn_left_out(empty, len(rows), "rows have no label and are")
         without = set(empty)
         return [row for row in rows if row[0] not in without]
 
@@ -132,6 +134,7 @@ class Classify(ClassTask, EncoderTask):
         left = [example for example in examples if example.text.strip()]
         if not left:
             raise ValueError(f"{examples[0].place}: no text is left, all {len(examples)} are empty")
+        warn_left_out([example.place for example in empty], len(examples), "texts are empty and")
         return left
 
     def inputs(self, texts: Sequence[str]) -> list[TextExample]:

@@ -25,6 +25,7 @@ from ..nn.stacks import LayerObserver
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._example_task import JUDGED, Batch, ExampleObjective, widened
+from ._examples import warn_left_out
 from ._task import Baseline, Recipe, Tested
 from ._texts._alignment import alignment, alignment_picture
 from ._texts._lexicon import Lexicon
@@ -56,7 +57,7 @@ class Translate(TextTask):
     Args:
         source, target: of a table the columns, of two aligned files the endings, such as "de" and "en".
         prefix: what stands before each text, for checkpoints that need one: "translate German to English: ".
-        skip_empty: leave out pairs with an empty side; otherwise they raise an error.
+        skip_empty: leave out pairs with an empty side, with a warning that counts them, instead of raising an error.
         label_smoothing: share of the truth that is spread evenly over all tokens in training (Szegedy et al. 2016).
         beams: translations that are searched for at once; 1 takes the most probable token each time.
         lowercase: whether a report also has BLEU on lowercased texts.
@@ -128,6 +129,7 @@ class Translate(TextTask):
         left = [pair for pair in pairs if _has_words(pair)]
         if not left:
             raise ValueError(f"{pairs[0].place}: no text is left, all {len(pairs)} are empty")
+        warn_left_out([pair.place for pair in empty], len(pairs), "pairs have an empty side and are")
         return left
 
     def inputs(self, texts: Sequence[str]) -> list[Pair]:

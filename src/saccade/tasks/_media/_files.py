@@ -6,15 +6,12 @@ Every error names the file, and the line of the table where there is one.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .._examples import ENDINGS as TABLES
-from .._examples import read_lines, read_table
-
-_NAMED = 3  # broken files in a warning
+from .._examples import read_lines, read_table, warn_left_out
 
 Found = tuple[Path, "str | None", str]
 """A file, what a table or a folder's name says of it, and where it stands."""
@@ -109,13 +106,7 @@ class Media:
             raise ValueError(f"{first} (broken: {counts}); remove what is broken, or let skip_broken leave it out")
         if not examples:
             raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
-        if broken:
-            more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-            warnings.warn(
-                f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s are broken and left out: "
-                f"{', '.join(broken[:_NAMED])}{more}",
-                stacklevel=2,
-            )
+        warn_left_out(broken, len(broken) + len(examples), f"{self.thing}s are broken and")
         return examples
 
     def _existing(self, path: Path, place: str) -> Path:
