@@ -1,6 +1,7 @@
 """Speed and memory of attention, measured: what `saccade bench` is made of.
 
-    group = measure("mine", [Entry(case, Ours("auto")), Entry(case, Sdpa())], Settings(threads=2))
+    entries = [Entry(case, SaccadeAttention("auto")), Entry(case, SdpaAttention())]
+    group = measure("mine", entries, MeasurementSettings(threads=2))
     group.speedup(group.rows[0], over=group.rows[1]).median
 
 A contender's result is checked before it is timed; contenders take turns; ratios are medians of ratios of readings of

@@ -23,7 +23,7 @@ def cases(
 
     Args:
         tasks: at least one.
-        names: of contenders, as `everyone.named` takes them; None is everyone.
+        names: of contenders, as `contender_named` takes them; None takes those of `usual_contenders`.
         seeds: runs of each, from seed 0.
         shape, budget: the same for all.
 

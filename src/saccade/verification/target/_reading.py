@@ -1,4 +1,4 @@
-"""How a target is to be called: a value that the user gives or that `_discover` finds.
+"""How a target is to be called: a value that the user gives or that `discovery` finds.
 
 Axes are named by letters: B batch, H heads, L length, D head width (of attention proper) or model width (of modules).
 """
