@@ -287,7 +287,7 @@ class NystromConfig(MechanismConfig):
         time="O(L m d + m^3), m landmarks",
         memory="O(L d + m^2)",
         choose="A long encoder attends smoothly, so that means of segments stand for their tokens.",
-        avoid="The model is causal, or single tokens must be found, which means wash out.",
+        avoid="The model is causal, or single tokens must be found: averaging hides single tokens.",
         causal=_NOT_CAUSAL,
         cross=_NO_DECODER,
         masks=_NO_MASKS,
