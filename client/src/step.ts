@@ -250,7 +250,7 @@ class StepView {
     const out = leftOut(this.data.scores, this.settings).map((name) => LEFT_OUT[name]).join(" and ");
     const what = step.columns.length ? "table" : "sum";
     return h("p", { class: "changed" }, state === "old" ? "As in the model, with nothing left out: the switches do not reach here."
-      : `The ${what} is computed anew, with ${out}; words and formula are those of the model.`);
+      : `The ${what} is recomputed, with ${out}; words and formula are those of the model.`);
   }
 
   // Switches
@@ -318,7 +318,7 @@ class StepView {
   private sentence(): string {
     const { data, live, original } = this;
     if (original.weights.some(Number.isNaN)) return "The weights are NaN: the score of a key that is seen is not finite.";
-    if (live.weights.some(Number.isNaN)) return `exp overflows in ${this.settings.format}: the weights are no numbers any more.`;
+    if (live.weights.some(Number.isNaN)) return `exp overflows in ${this.settings.format}: the weights are NaN.`;
     const most = (values: number[]): number => values.reduce((best, w, j) => (w > values[best] ? j : best), 0);
     const [before, after] = [most(original.weights), most(live.weights)];
     const [old, now] = [numberText(original.weights[before], 2), numberText(live.weights[after], 2)];

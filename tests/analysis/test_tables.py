@@ -48,11 +48,11 @@ def corpus(*layers, **more):
 def test_corpus():
     found = printed(tables.print_corpus, corpus())
     assert found[0] == "pretend: 2 layers, 4 heads, on 2 texts, 48 tokens"
-    rows = {line[:18].strip(): line for line in found[: found.index("What the heads are for")]}
+    rows = {line[:18].strip(): line for line in found[: found.index("Roles of the heads")]}
     assert rows["previous"].split()[-2:] == ["0.0", "1.00±.00"]
     assert rows["self"].split()[-2:] == ["1.1", "1.00±.00"]
     assert rows["repeat induction"].split()[-2:] == ["0.1", "1.00±.00"]
-    roles = [line.split() for line in found[found.index("What the heads are for") + 2 :]]
+    roles = [line.split() for line in found[found.index("Roles of the heads") + 2 :]]
     assert ["previous", "1", "0.0", "1.00"] in roles and ["self", "1", "1.1", "1.00"] in roles
     assert ["repeat", "induction", "1", "0.1", "1.00"] in roles
     assert len(roles) == 4
@@ -69,7 +69,7 @@ def test_spread_is_over_the_texts_that_can_tell():
 
 def test_a_score_that_nobody_can_have_is_named():
     found = printed(tables.print_corpus, corpus([previous], causal=True))
-    assert "nothing to see: next, dormant" in found
+    assert "no case in these texts: next, dormant" in found
     one = study_corpus(PretendModel([[previous, itself]]), [*TEXTS[:1], Text("c", "too short")])
     found = printed(tables.print_corpus, one)
     assert "left out, too short: 1 text" in found

@@ -115,7 +115,7 @@ def test_a_figure_is_drawn_from_records(tmp_path):
         (["--task", "copy", "--lengths", "4k"], "lengths: tasks are of one length, and trained, not timed"),
         (["--task", "copy", "--rounds", "4"], "rounds: tasks are of one length, and trained, not timed"),
         (["--steps", "3"], "steps: is for tasks (--task)"),
-        (["--task", "copy", "--read", "nowhere.jsonl"], "--read nowhere.jsonl: no such file; expected"),
+        (["--task", "copy", "--read", "nowhere.jsonl"], "read nowhere.jsonl: no such file; expected a file that"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):

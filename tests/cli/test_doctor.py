@@ -38,7 +38,7 @@ def test_an_installation_that_works(capsys):
     assert report["threads"] == torch.get_num_threads()
     status, out = doctor(capsys)
     assert status == 0
-    assert lines_of(out)["result"] == "nothing is broken"
+    assert lines_of(out)["result"] == "no problem found"
 
 
 @native
@@ -52,7 +52,7 @@ def test_kernels_that_compute_something_else_are_broken(capsys, monkeypatch):
     monkeypatch.setattr(_kernels.module, "forward", wrong)
     status, out = doctor(capsys)
     assert status == 1
-    assert "from the reference: please report it" in lines_of(out)["broken"]
+    assert ": please report it" in lines_of(out)["broken"]
 
 
 @native

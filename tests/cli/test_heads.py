@@ -167,8 +167,8 @@ def test_both_ways_and_how_they_agree_are_printed(capsys):
     status, out, err = run(capsys, TEXT, "--patch", OTHER)
     assert (status, err) == (0, "")
     said = " ".join(out.split())
-    assert "brings back, exactly The scale: 0 is the corrupted run's " in said and "brings back, by gradient" in said
-    assert "The gradient's estimates against the exact ones: correlation " in out
+    assert "restores, exact 0 is the corrupted run (" in said and "restores, by gradient" in said
+    assert "Gradient estimates compared with exact values: correlation " in out
     # without --target: what each text is continued by
     opened = open_model()
     with torch.no_grad():

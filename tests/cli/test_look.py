@@ -78,7 +78,7 @@ def test_sentences_map_table_report_and_three_commands(bpe, capsys, tmp_path):
         for part in (
             "\u2022 ",
             "each row: what that word looks at",
-            "What each head is for",
+            "Role of each head",
             "Report  saccade-report.html",
         )
     ]

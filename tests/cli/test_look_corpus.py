@@ -65,7 +65,7 @@ def test_a_corpus(capsys):
     out = told(capsys, "--corpus", "one.txt", "--tokens", 64)
     assert out.startswith("embedded: 4 layers, 32 heads, on ")
     assert max(map(len, out.splitlines())) <= 80
-    assert "What the heads are for" in out
+    assert "Roles of the heads" in out
     assert re.search(r"^repeat induction +\.0\d ", out, re.MULTILINE)
 
 

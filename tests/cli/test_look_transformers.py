@@ -53,7 +53,7 @@ def test_sentences_map_table_report_and_commands_that_work(models, capsys, tmp_p
     status, out, err = run(capsys, SENTENCE, "--model", models[name])
     assert (status, err) == (0, "")
     assert out.startswith("15 words and marks, ") and ", model " in out
-    order = [out.index(part) for part in ("• ", "each row: what that word looks at", "What each head is for", "Report")]
+    order = [out.index(part) for part in ("• ", "each row: what that word looks at", "Role of each head", "Report")]
     assert order == sorted(order) and "roles were not measured for this model" in out
     assert "not measured" in (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
     commands = [shlex.split(line[8:]) for line in out.splitlines()[-3:]]
@@ -128,7 +128,7 @@ def test_a_long_text_and_the_words_asked_for(name, models, capsys, monkeypatch, 
     assert len(numbers["whole"]["received"]) == 20
     assert all(sum(row) <= 1 + 1e-4 for head in numbers["heads"] for row in head["weights"])
     html = (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
-    assert "9 to 12 of 37, read with all others around them" in html
+    assert "9 to 12 of 37, read in the context of the whole text" in html
 
 
 def test_rows_that_are_none(models, capsys):

@@ -67,7 +67,7 @@ def test_the_page_is_written_and_not_over_others(capsys, tmp_path):
 
 def test_a_word_that_is_there_twice_is_told(capsys):
     status, out, _ = run(capsys, SENTENCE, "--word", "it", "--head", "1.4")
-    assert status == 0 and "'it' is there 2 times: the first is taken (it:2 is the next)" in " ".join(out.split())
+    assert status == 0 and "'it' occurs 2 times: the first is used (it:2 is the next)" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_the_example_needs_no_text(capsys):
     [
         ([SENTENCE, "--word", "dog"], "word: 'dog' is not in the text; the text begins with 'The', 'cat', 'sat'"),
         ([SENTENCE, "--word", "sta"], "like it there is 'sat'"),
-        ([SENTENCE, "--word", "it:3"], "'it' is there 2 times, so there is no occurrence 3"),
+        ([SENTENCE, "--word", "it:3"], "'it' occurs 2 times, so there is no occurrence 3"),
         ([SENTENCE, "--head", "4.0"], "head: 4.0 does not exist; this model has the layers 0 to 3"),
         ([SENTENCE, "--head", "four"], "--head four: expected layer.head"),
         (
@@ -106,7 +106,7 @@ def test_the_example_needs_no_text(capsys):
         ([SENTENCE, "--head", "cross.1.2"], "head: cross.1.2 is of an encoder-decoder; embedded has heads such as 1.4"),
         ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; an encoder-decoder"),
         ([SENTENCE, "--nth", "0"], "nth: it counts the occurrences of a word; give the word, too"),
-        ([SENTENCE, "--word", "it", "--nth", "0"], "'it' is there 2 times, so there is no occurrence 0"),
+        ([SENTENCE, "--word", "it", "--nth", "0"], "'it' occurs 2 times, so there is no occurrence 0"),
         ([SENTENCE, "--out", "nowhere/step.html"], "cannot write nowhere/step.html: the folder"),
         ([SENTENCE, "--out", "a-folder.html"], "cannot write a-folder.html: it is a folder"),
         (["--example", "--target", "a"], "--example has a text and a head of its own"),

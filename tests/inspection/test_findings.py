@@ -57,8 +57,10 @@ LINK = re.compile(rf"{NAME} looks (?:mostly at|most at|back at|at) {NAME} \({NUM
 AVERAGE = re.compile(
     rf"Layer (\d+) head (\d+) (looks one word back|stays on the word itself): {NUMBER} of its weight on average"
 )
-GATHERS = re.compile(rf"Layer (\d+) head (\d+) gathers at {NAME}: {NUMBER} of the weight of the words after it")
-SINKS = re.compile(r"(\d+) of (\d+) heads rests? on the first token: '<s>' gets more than (half|\.\d\d)")
+GATHERS = re.compile(rf"Layer (\d+) head (\d+) concentrates on {NAME}: {NUMBER} of the weight of the words after it")
+SINKS = re.compile(
+    r"(\d+) of (\d+) heads puts? more than (half|\.\d\d) of (?:its|their) weight on the first token, '<s>'"
+)
 
 
 def check(seen: AttentionMap, finding, roles) -> None:
@@ -89,7 +91,7 @@ def check(seen: AttentionMap, finding, roles) -> None:
 
 def check_link(seen: AttentionMap, finding, roles) -> None:
     match = LINK.search(finding.sentence)
-    copying = re.match(r"Head (\d+)\.(\d+) copies what followed last time: ", finding.sentence)
+    copying = re.match(r"Head (\d+)\.(\d+) copies what followed an earlier occurrence: ", finding.sentence)
     layer, head = (int(copying[1]), int(copying[2])) if copying else (int(match[4]), int(match[5]))
     q, k = word_number(seen, match[1]), word_number(seen, match[2])
     row = seen.weights[layer, head, q]
@@ -132,7 +134,7 @@ def test_a_head_that_gathers_at_a_comma():
     lm.model.patterns = [[at_ids({lm.tokenizer.table[","]}), broad]]
     seen = collect(lm, TEXTS[0])
     (said,) = (f for f in find(seen) if f.kind == "delimiter")
-    assert said.sentence == "Layer 0 head 0 gathers at ',': 1.00 of the weight of the words after it"
+    assert said.sentence == "Layer 0 head 0 concentrates on ',': 1.00 of the weight of the words after it"
     check(seen, said, None)
 
 
@@ -153,17 +155,20 @@ def test_only_a_measured_head_is_said_to_copy():
     words = " ".join(f"w{i}" for i in range(60))
     lm.heads = measure_roles(lm, words)
     said = look(lm, text).findings[0]
-    assert said.sentence == "Head 0.0 copies what followed last time: the second 'Mary' looks at the first 'met' (1.00)"
+    assert (
+        said.sentence
+        == "Head 0.0 copies what followed an earlier occurrence: the second 'Mary' looks at the first 'met' (1.00)"
+    )
 
 
 def test_one_word_is_nothing_to_tell():
     (said,) = find(collect(random_lm(0), "Nobody"))
-    assert said.kind == "nothing" and said.sentence.startswith("Nothing to tell yet: 'Nobody' can look only at itself")
+    assert said.kind == "nothing" and said.sentence.startswith("Nothing to report: 'Nobody' can look only at itself")
 
 
 def test_heads_that_do_what_is_expected_are_not_made_interesting():
     (said,) = find(collect(PretendLM([[broad, broad], [broad, broad]]), TEXTS[1]))
-    assert said.kind == "nothing" and "tells more than chance" in said.sentence
+    assert said.kind == "nothing" and "is above chance" in said.sentence
 
 
 def test_a_chosen_head_is_shown_and_its_word_is_telling():

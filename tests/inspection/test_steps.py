@@ -397,13 +397,13 @@ def test_which_word_is_meant():
     assert (chosen("IT"), chosen("IT:3")) == (1, 10)  # written so nowhere: any case
     assert (chosen("7"), chosen(7), chosen("3"), chosen("<s>")) == (3, 7, 3, 0)  # a word before a number
     assert (chosen(":"), chosen(None)) == (9, 11)
-    assert "'it' is there 2 times: the first is taken (it:2 is the next)" in find_word(words, "it")[1]
+    assert "'it' occurs 2 times: the first is used (it:2 is the next)" in find_word(words, "it")[1]
     assert find_word(words, "rains") == (11, "")
     for wanted, nth, said in [
         ("rain", None, "'rain' is not in the text; like it there is 'rains'"),
         ("xyz", None, "'xyz' is not in the text; the text begins with 'It', 'is', '7'"),
-        ("it:3", None, "'it' is there 2 times, so there is no occurrence 3"),
-        ("rains", 2, "'rains' is there once, so there is no occurrence 2"),
+        ("it:3", None, "'it' occurs 2 times, so there is no occurrence 3"),
+        ("rains", 2, "'rains' occurs once, so there is no occurrence 2"),
         (12, None, "12 is no word of this text, which has 1 to 11"),
         (0, None, "0 is no word of this text"),
         (None, 2, "^nth: it counts the occurrences of a word; give the word, too$"),
@@ -419,7 +419,7 @@ def test_which_word_is_meant():
 
 def test_a_word_of_several_tokens_asks_with_its_last(embedded):
     steps = step("The bewildered cat", (0, 1), "bewildered")
-    assert "tokens: the last of them asks" in " ".join(steps.notes) and steps.word.last - 1 == steps.row
+    assert "tokens: the query is the last of them" in " ".join(steps.notes) and steps.word.last - 1 == steps.row
     assert (
         steps.word.last - steps.word.first > 1
         and len(steps.labels) == embedded.whole(embedded.encode("The bewildered cat").ids).shape[1]
@@ -459,8 +459,8 @@ def test_the_head_that_is_taken_where_none_is_asked_for(embedded):
     key = max(away, key=lambda j: rows[best][j])
     looks = [steps.labels[row.argmax()] for place, row in rows.items() if place != best]
     most = max(looks, key=looks.count)
-    (note,) = (note for note in steps.notes if note.startswith("no head was asked for"))
-    assert f"of 32 heads, {steps.place} is shown, in which 'it' looks most at one word that is not beside it" in note
+    (note,) = (note for note in steps.notes if note.startswith("no head was given"))
+    assert f"of 32 heads, {steps.place} is shown, in which 'it' looks most at one word that is not adjacent" in note
     assert f"('{steps.labels[key]}', {rows[best][key]:.2f})".replace("0.", ".") in note
     assert f"{looks.count(most)} of them most at '{most}'; --head (in Python head=) shows another" in note
 
@@ -498,7 +498,7 @@ def test_what_is_of_another_type_is_said(options, said):
 def test_a_text_of_one_word(embedded):
     steps = step("Nobody")
     assert steps.notes[-1].startswith(
-        "no head was asked for: 0.0 is shown; --head"
+        "no head was given: 0.0 is shown; --head"
     ) and steps.weights.sum() == pytest.approx(1)
     alone = step("The cat sat", (1, 2), "<s>", without="mask")
     assert alone.weights[0] == 1 and [v.name for v in alone["sum"].vectors] == ["1.000 · v of '<s>'", "o"]

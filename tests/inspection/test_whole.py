@@ -169,8 +169,8 @@ def check(said, full, tokens, words, w, model):
         said,
     )
     average = re.fullmatch(rf"Layer (\d+) head (\d+) (.*): {NUMBER} of its weight on average", said)
-    gathers = re.fullmatch(rf"Layer (\d+) head (\d+) gathers at (.*): {NUMBER} of the weight of the (.*)", said)
-    rests = re.fullmatch(r"(\d+) of (\d+) heads rests? on (.*?)(?:: .*)? (?:gets|they get) more than half", said)
+    gathers = re.fullmatch(rf"Layer (\d+) head (\d+) concentrates on (.*): {NUMBER} of the weight of the (.*)", said)
+    rests = re.fullmatch(r"(\d+) of (\d+) heads puts? more than half of (?:its|their) weight on (.*)", said)
     most = re.fullmatch(rf"(.*?) gets {NUMBER} of the weight of all heads(?:, then .*)?", said)
     if link:
         q, k = number_of(link[1], full), number_of(link[3], full)
@@ -238,8 +238,8 @@ def test_habits_of_a_long_text_are_told(monkeypatch):
     assert said["previous"] == "Layer 0 head 0 looks one token back: 1.00 of its weight on average"
     assert said["next"] == "Layer 0 head 1 looks one token ahead: 1.00 of its weight on average"
     assert said["self"] == "Layer 0 head 2 stays on the token itself: 1.00 of its weight on average"
-    assert said["sink"] == "2 of 12 heads rest on the first token: '[CLS]' gets more than half"
-    assert said["special"] == "1 of 12 heads rests on '[SEP]': it gets more than half"
+    assert said["sink"] == "2 of 12 heads put more than half of their weight on the first token, '[CLS]'"
+    assert said["special"] == "1 of 12 heads puts more than half of its weight on '[SEP]'"
     assert (
         said["received"] == "'[CLS]' gets .17 of the weight of all heads, then '[SEP]' .09"
     )  # with the little that all others give

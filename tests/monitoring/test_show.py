@@ -85,7 +85,7 @@ def test_alarms_go_on_in_the_next_line():
 def test_the_heads_with_the_least_and_the_greatest_are_named():
     seen = observed("one", "two", alarms=False)
     lines = str(seen).splitlines()
-    start = lines.index("Of all heads, the least and the greatest:")
+    start = lines.index("Minimum and maximum over all heads:")
     line = next(line.split() for line in lines[start:] if line.split()[:1] == ["entropy"])
     means = {(n, h): seen.aggregates[n][h]["entropy"].mean for n in ("one", "two") for h in range(H)}
     low, high = min(means, key=means.get), max(means, key=means.get)

@@ -191,7 +191,7 @@ def test_heads_and_layers_that_are_not_there_are_named(tmp_path):
     with saccade.watch(model, layers=[5]) as seen:
         model(x)
         model(x)
-    said = "Nothing observed in 2 of 2 steps: `layers` chose none of the 4 attention calls that there were."
+    said = "Nothing observed in 2 of 2 steps: `layers` matches none of the 4 attention calls that there were."
     assert str(seen) == said
     seen.save(tmp_path / "none.safetensors")
     assert str(saccade.monitoring.load(tmp_path / "none.safetensors")) == said
@@ -462,7 +462,7 @@ def test_a_model_without_attention_says_so(model):
 def test_a_forward_that_never_runs_says_so():
     with saccade.watch(Model()) as seen:
         pass
-    assert str(seen).startswith("Nothing observed: no forward of the model ran")
+    assert str(seen).startswith("Nothing observed: the model ran no forward pass")
 
 
 def test_empty_batches_are_calls_without_samples():

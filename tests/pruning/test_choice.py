@@ -194,7 +194,7 @@ def test_the_command_keeps_a_share_and_shows_a_table(capsys):
     ("arguments", "told"),
     [
         (["--heads", "0.9"], "layer 0 has the heads 0 to 7, got 9"),
-        ([], "give the heads, --heads 4.1,5.3, or the share that stays, --keep .5 --data FILE"),
+        ([], "give the heads, --heads 4.1,5.3, or the share to keep, --keep .5 --data FILE"),
         (["--heads", "0.1", "--keep", ".5"], "give the heads, --heads 4.1,5.3, or the share"),
         (["--keep", ".5"], "--keep ranks the heads by a text: give one with --data FILE"),
         (["--keep", "1", "--data", LONG], "keep: at 1.0 every head stays"),
@@ -221,7 +221,7 @@ def test_a_model_without_a_loss_is_told_the_two_ways_that_are_left(tmp_path, cap
     )
     assert main(["prune", str(tmp_path), "--heads", "0.1,0.3"]) == 0
     shown = capsys.readouterr().out
-    assert "Heads that stay are numbered anew, from 0: 0.2 is now 0.1." in shown
+    assert "The remaining heads are renumbered from 0: 0.2 is now 0.1." in shown
     assert main(["prune", str(tmp_path), "--heads", "0.5"]) == 0
     assert "numbered anew" not in capsys.readouterr().out
 

@@ -333,7 +333,7 @@ def test_the_picture(learned, files, tmp_path):
     with pytest.raises(ValueError, match="path: pictures are written to a name that ends in .png or .svg, got"):
         report.save_picture(tmp_path / "confusion.gif")
     assert report.protocol in str(report).splitlines() and report.protocol == (
-        f"protocol: learned from {files / 'reviews.csv'}, weights chosen on a share of 0.1 of it (seed 0); accuracy "
+        f"protocol: trained on {files / 'reviews.csv'}, weights selected on a share of 0.1 of it (seed 0); accuracy "
         "and macro F1 as scikit-learn counts them, calibration error over 15 bins"
     )
     rows = [line.split() for line in str(report).splitlines()[-2:]]
@@ -362,7 +362,7 @@ def test_too_little_memory_says_which_parts_fit(files, tmp_path, monkeypatch, ro
         def step(self, step, loss, norm, rate, tokens_per_second):
             with_room_for(monkeypatch, room)
 
-    with pytest.raises(ValueError, match=f"training: step 2 needs more memory than there is; {advice}"):
+    with pytest.raises(ValueError, match=f"training: step 2 needs more memory than is available; {advice}"):
         tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, **options})
     assert list((tmp_path / "out" / "checkpoints").glob("*.checkpoint"))
 
@@ -396,7 +396,7 @@ def test_a_look_that_needs_too_much_says_so_in_a_line(files, tmp_path, monkeypat
         def step(self, step, loss, norm, rate, tokens_per_second):
             with_room_for(monkeypatch, 0)
 
-    with pytest.raises(ValueError, match="training: the look after step 1 needs more memory than there is; give a"):
+    with pytest.raises(ValueError, match="training: the look after step 1 needs more memory than is available; give a"):
         tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, "every": 1})
 
 
@@ -407,7 +407,7 @@ def test_what_is_predicted_is_split_until_it_fits(learned, files, monkeypatch):
     for one, other in zip(tasks.predict(learned, inputs), expected, strict=True):
         assert one["text"] == other["text"] and one["probabilities"] == pytest.approx(other["probabilities"], rel=1e-5)
     with_room_for(monkeypatch, 0)
-    with pytest.raises(ValueError, match="classify: one input alone needs more memory than there is; give shorter"):
+    with pytest.raises(ValueError, match="classify: one input alone needs more memory than is available; give shorter"):
         tasks.predict(learned, inputs)
 
 

@@ -101,7 +101,9 @@ def test_the_command(story, tmp_path, capsys):
     command = ["train", "rate", str(story), *OPTIONS, "--steps", "60"]
     assert cli.main([*command, "--out", str(tmp_path / "rate")]) == 0
     table = capsys.readouterr().out
-    assert table.splitlines()[0].split() == ["rate", "loss", "smoothed"]
+    begin, head, *_ = table.splitlines()
+    assert begin.startswith("60 steps with rates from ") and begin.endswith(f" on {story}; a table follows")
+    assert head.split() == ["rate", "loss", "smoothed"]
     assert "suggested: --rate " in table
     assert {path.name for path in (tmp_path / "rate").iterdir()} == {"rate.csv", "rate.json", "rate.png"}
     found = json.loads((tmp_path / "rate" / "rate.json").read_text())

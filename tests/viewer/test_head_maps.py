@@ -55,9 +55,8 @@ def test_the_rise_of_a_gradient_is_its_opposite():
     found = HeadImportance("gradient", size, None, None, 3.0, 1, signed=signed)
     said = importance_sentences(found)
     assert said == [
-        "The text needs head 0.1 most: without it the loss would rise by 0.250 nats, to first order.",
-        "Without any one of 2 of the 3 heads the text would be likelier, most of all without 0.0 (-0.500) and 0.2 "
-        "(-0.000).",
+        "Head 0.1 matters most: without it the loss would rise by 0.250 nats (first-order estimate).",
+        "For 2 of the 3 heads the loss would fall without the head, most without 0.0 (-0.500) and 0.2 (-0.000).",
         "Hardly any effect: 0.2 (-0.000).",
     ]
 

@@ -166,4 +166,4 @@ def test_roles_and_rules_are_told():
     html = render_report(make(), "1")
     assert "previous token" in html and "4080 tokens" in html
     assert "broad: at least .80 of the largest possible entropy, on held-out text" in html
-    assert "were never measured" in render_report(make(roles=False), "1")
+    assert "were not measured" in render_report(make(roles=False), "1")

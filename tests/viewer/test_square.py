@@ -56,14 +56,15 @@ def test_the_report_holds_the_whole_square():
     assert runs_of(html) == f"[CLS]{TEXTS[0]}[SEP]"
     assert html.count('class="w start"') == 2
     assert (
-        "all words, those after it as well" in html and "<code>[CLS]</code> and <code>[SEP]</code> are tokens" in html
+        "the weights of a word over all words sum to 1" in html
+        and "<code>[CLS]</code> and <code>[SEP]</code> are tokens" in html
     )
 
 
 def test_the_report_of_a_model_without_a_start_token():
     html = render_report(look(random_model(0, "nothing"), TEXTS[0]), "1")
     assert data_of(html)["causal"] is True and 'class="w start"' not in html
-    assert "the words up to and including itself" in html and "Nothing stands before the text" in html
+    assert "the words up to and including itself" in html and "The model adds no token before the text" in html
     assert runs_of(html) == TEXTS[0]
 
 
@@ -134,7 +135,7 @@ def test_a_part_of_a_long_text(monkeypatch):
     assert shown.startswith("92 words and marks, 92 tokens, ")
     assert "words 29 to 48 and 81 to 92 of 92; the rest of a row falls on other words" in shown
     html = render_report(seen, "1")
-    assert "This page holds the words 29 to 48 and 81 to 92 of 92, read with all others around them" in html
+    assert "This page holds the words 29 to 48 and 81 to 92 of 92, read in the context of the whole text" in html
     assert runs_of(html) == f"[CLS] … {' '.join(names[28:48])} … {' '.join(names[80:])} w37 again[SEP]"
     numbers = json.loads(json.dumps(as_json(seen), allow_nan=False))
     assert numbers["whole"]["part"] == [[29, 48], [81, 92]] and numbers["whole"]["words"] == 92

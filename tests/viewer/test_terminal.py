@@ -89,7 +89,9 @@ def test_a_long_text_is_cut_to_a_stretch_and_says_so():
     look = make(LONG)
     shown = printed(look, 80)
     told = " ".join(shown.split())
-    match = re.search(r"words (\d[^;]*) of 149, around what tells most; the rest of a row falls on other words", told)
+    match = re.search(
+        r"words (\d[^;]*) of 149, around the clearest finding; the rest of a row falls on other words", told
+    )
     runs = [[int(n) for n in run.split(" to ")] for run in match[1].split(" and ")]
     numbers = [n for run in runs for n in range(run[0], run[-1] + 1)]
     assert len(numbers) < 40 and set(look.ends) <= {0, *numbers}

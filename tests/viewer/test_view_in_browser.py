@@ -199,7 +199,7 @@ def test_a_head_is_switched_off_and_the_text_shows_what_it_did(browser):
         chosen.wait_for()
         assert page.locator(".h-said").inner_text() == chosen.get_attribute("aria-label")
         assert " nats: from " in chosen.get_attribute("aria-label")
-        assert page.get_by_role("heading", name="The likeliest tokens after").inner_text().endswith("‘script’")
+        assert page.get_by_role("heading", name="The most likely tokens after").inner_text().endswith("‘script’")
         page.get_by_role("button", name="Switch layer 1 head 3 on").click()
         assert "off" not in tile.get_attribute("aria-label")
         page.get_by_role("button", name="All on").click()
@@ -228,13 +228,13 @@ def test_patching_from_another_text_is_a_map_of_the_heads(browser):
         field.fill(other)
         page.get_by_label("Measured").select_option("exact")
         page.get_by_role("button", name="Patch the heads").click()
-        cells = page.get_by_role("table", name="What each head brings back").get_by_role("button")
+        cells = page.get_by_role("table", name="What each head restores").get_by_role("button")
         cells.nth(31).wait_for()
         told = {"run": "0", "other": other, "target": "", "positions": "", "by": "exact"}
         effects = np.frombuffer(open_session(text).reply("patching", told).buffers[0], "<f4")
         found = [float(cell.replace("\u2212", "-")) for cell in cells.all_inner_texts()]
         assert found == pytest.approx(effects.tolist(), abs=0.0051)
-        assert page.locator(".h-patch").inner_text().count("Head 1.1 carries most") == 1
+        assert page.locator(".h-patch").inner_text().count("Head 1.1 restores most") == 1
         cells.nth(9).focus()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")

@@ -7,7 +7,7 @@ import { reach, signed, signedWithin, worths } from "./numbers";
 
 type Worths = Map<string, number[]>;
 const HINT = "x switches the head in focus off.";
-const MEANING = "What the loss of this text gains if one head alone is switched off, to first order, in nats a token.";
+const MEANING = "Estimated rise of the loss of this text if one head alone is switched off (first order), in nats per token.";
 
 const placeOf = (tile: HTMLElement): [string, number] => {
   const [head, ...call] = tile.dataset["head"]!.split(" ");

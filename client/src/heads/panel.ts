@@ -27,7 +27,7 @@ function losses({ loss, masked, reason }: Found): HTMLElement[] {
 
 /** What may come after a word, or in its place; the token that does is told. */
 function nextTokens(next: NonNullable<Found["next"]>, word: string, masked: boolean): Node[] {
-  const where = `The likeliest tokens ${masked ? "in place of" : "after"} `, title = `${where}‘${word}’`;
+  const where = `The most likely tokens ${masked ? "in place of" : "after"} `, title = `${where}‘${word}’`;
   return [h("h3", {}, where, bdi(`‘${word}’`)),
     table(title, ["token", "all on", "now", "points"], next.map(([token, before, after]) => h("tr", {},
       h("th", { scope: "row" }, bdi(visible(token).replace(/^ /, "␣") || "⏎")), h("td", {}, percent(before)), h("td", {}, percent(after)),

@@ -21,7 +21,7 @@ const field = (name: string, title: string, placeholder: string): [HTMLInputElem
 export function fillPatch(context: Context): { element: HTMLElement; end(): void } {
   const { store } = context;
   const [other, otherField] = field("Other text", "As many tokens as this text, unless tokens are chosen.", "");
-  const [target, targetField] = field("Words", WORDS, "likeliest");
+  const [target, targetField] = field("Words", WORDS, "most likely");
   const [positions, positionsField] = field("Tokens", TOKENS, "all");
   const way = choice("Measured", [["gradient", "by gradient"], ["exact", "exactly, head by head"]], "gradient", () => {});
   const found = h("div", { class: "stack", "aria-live": "off" });
@@ -73,7 +73,7 @@ function shown(context: Context, { of, clean, corrupted, sentences, data }: Foun
   return [
     h("p", "small", `Measured: ${of}. This text (clean) has ${signed(clean)}, the other (corrupted) ${signed(corrupted)}.`),
     map(context, byHead(context.run().calls, data), most),
-    h("div", "h-scale", h("span", {}, `${signed(-most)} away`), h("i"), h("span", {}, `brings back ${signed(most)}`)),
+    h("div", "h-scale", h("span", {}, `${signed(-most)} away`), h("i"), h("span", {}, `restores ${signed(most)}`)),
     h("ul", "stack small", ...sentences.map((sentence) => h("li", {}, sentence))),
   ];
 }
@@ -87,7 +87,7 @@ function map(context: Context, effects: Map<string, number[]>, most: number): HT
       "aria-label": `${capital(headName(context.run(), call, head))}: ${signed(value)}`, style: `--share: ${share.toFixed(3)}`,
       onclick: () => store.set({ call: call.id, head }) }, signedWithin(value, most).replace(/^(\D?)0\./, "$1.")));
   };
-  const table = h("table", "h-effects", h("caption", "unseen", "What each head brings back"),
+  const table = h("table", "h-effects", h("caption", "unseen", "What each head restores"),
     h("thead", {}, h("tr", {}, h("td", {}), ...Array.from({ length: columns }, (_, n) => h("th", { scope: "col" }, String(n))))),
     h("tbody", {}, ...calls.map((call) => h("tr", {}, h("th", { scope: "row" }, String(call.layer)),
       ...Array.from({ length: call.heads }, (_, head) => cell(call, head))))));

@@ -41,7 +41,7 @@ export const facts: Panel = {
   id: "facts", title: "Call", place: "right",
   mount(el, context) {
     const { store, manifest } = context, body = h("div", "stack"), findings = h("ul", "plain");
-    el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "What was found"),
+    el.append(body, h("div", { class: "stack", hidden: !manifest.findings.length }, h("h3", {}, "Findings"),
       findings));
     findings.append(...manifest.findings.map(({ sentence, call, head, row, key }) => h("li", {}, h("button", {
       onclick: () => {

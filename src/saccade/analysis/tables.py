@@ -68,7 +68,7 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
         >>> tables.print_corpus(Console(file=sys.stdout, width=80), study)
         embedded: 4 layers, 32 heads, on 1 text, ... tokens
         ...
-        What the heads are for
+        Roles of the heads
         ...
     """
     size = f"{counted(study.layers, 'layer')}, {counted(sum(study.heads), 'head')}"
@@ -90,7 +90,7 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
     console.print(table)
     absent = [name for name in SCORES if np.isnan(study.scores[name]).all()]
     if absent:
-        _note(console, f"nothing to see: {', '.join(absent)}")
+        _note(console, f"no case in these texts: {', '.join(absent)}")
     if study.skipped:
         _note(console, f"left out, too short: {counted(len(study.skipped), 'text')}")
     console.print()
@@ -120,7 +120,7 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
         for head in range(heads):
             role, decided_by = study.role(layer, head)
             by_role.setdefault(role, []).append((float(scores[decided_by][layer, head]), layer, head))
-    _title(console, "What the heads are for")
+    _title(console, "Roles of the heads")
     table = _table("role", "heads", "strongest: layer.head and score")
     order = [name for rule in ROLES for name in rule.roles]
     for role in [*(name for name in order if name in by_role), "mixed"]:

@@ -149,7 +149,7 @@ class WhyAttends:
             [
                 f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
                 f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {seen}",
-                "  written into the query x written into the key",
+                "  contribution to the query x contribution to the key",
                 *aligned(rows),
                 f"held fixed: {listed(self.fixed)}",
             ]

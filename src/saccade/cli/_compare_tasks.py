@@ -119,8 +119,6 @@ def _cases(
 def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[FinishedRun]:
     from ..benchmark.tasks import load
 
-    if not path.exists():
-        raise ValueError(f"read: there is no file {path}")
     titles = [task.name for task in wanted]
     rows = [row for row in load(path) if row.task in titles and (not names or row.mechanism in ("exact", *names))]
     if not rows:

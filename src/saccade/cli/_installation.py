@@ -156,7 +156,7 @@ def _kernels(broken: list[str]) -> dict[str, Any]:
         broken.append(f"the native kernels cannot compute: {error}")
         return found
     if not found["error"] <= LARGEST_ERROR:
-        broken.append(f"the native kernels are off by {found['error']:.1e} from the reference: please report it")
+        broken.append(f"the native kernels differ from the reference by {found['error']:.1e}: please report it")
     return found
 
 

@@ -47,10 +47,15 @@ def learning_rate(
         hold_out=tuple(data.hold_out or ()),
         vocabulary=data.pieces,
     )
-    if not as_json:
-        typer.echo(f"{trial.steps} steps with rates from {trial.low:g} to {trial.high:g} on {text}; a table follows")
+    begin = f"{trial.steps} steps with rates from {trial.low:g} to {trial.high:g} on {text}; a table follows"
     with rates_shown(trial.steps, quiet=as_json) as told:
-        result = range_test_of(run, low=trial.low, high=trial.high, told=told)
+
+        def stepped(rate: float, loss: float) -> None:
+            if rate == trial.low and not as_json:  # now that the input is known to be right
+                typer.echo(begin)
+            told(rate, loss)
+
+        result = range_test_of(run, low=trial.low, high=trial.high, told=stepped)
     found = {"suggestion": result.suggestion, "edge": result.edge, "steepest": result.steepest}
     whole = {
         **found,

@@ -41,12 +41,12 @@ def as_text(report: dict[str, Any]) -> str:
         ("packages", ", ".join(versions)),
         ("kernels", _kernels(report["kernels"])),
         ("threads", "unknown" if report["threads"] is None else str(report["threads"])),
-        ("environment", ", ".join(variables) or "no variable set that matters"),
+        ("environment", ", ".join(variables) or "no relevant variable is set"),
         ("devices", ", ".join(report["devices"] or []) or "CPU only"),
         ("model", "embedded model installed" if report["embedded_model"] else "no embedded model"),
     ]
     rows += _extras(report["extras"])
-    rows += [("broken", line) for line in report["broken"]] or [("result", "nothing is broken")]
+    rows += [("broken", line) for line in report["broken"]] or [("result", "no problem found")]
     return "\n".join(f"{name:<13}{text}" for name, text in rows)
 
 
@@ -55,14 +55,14 @@ def _kernels(kernels: dict[str, Any] | None) -> str:
         return "unknown"
     if not kernels["present"]:
         return f"none: {kernels['why_not']}"
-    listed = f"this processor runs {', '.join(kernels['available'])}; compiled: {', '.join(kernels['compiled'])}"
-    error = "" if kernels["error"] is None else f"off by {kernels['error']:.1e} from the reference; "
+    listed = f"this processor supports {', '.join(kernels['available'])}; compiled: {', '.join(kernels['compiled'])}"
+    error = "" if kernels["error"] is None else f"largest error {kernels['error']:.1e} against the reference; "
     return f"{kernels['in_use'] or 'not usable'}; {error}{listed}"
 
 
 def _extras(extras: dict[str, Any] | None) -> list[tuple[str, str]]:
     if extras is None:
-        return [("extras", "unknown: Saccade is not installed, it runs from its folder")]
+        return [("extras", "unknown: Saccade is not installed; it runs from its source folder")]
     complete = [name for name, extra in extras.items() if not extra["missing"]]
     rows = [("extras", f"complete: {', '.join(complete) or 'none'}")]
     for name, extra in extras.items():

@@ -97,7 +97,7 @@ def embed(
         written = embed_to_file(corpus, embedder, target, anew=force, progress=told)
     empty = sum(not text.strip() for text in corpus.texts)
     if empty:
-        typer.echo(f"saccade: {empty:,} of the texts are empty; their vectors are of no words", err=True)
+        typer.echo(f"saccade: {empty:,} of the texts are empty; their vectors represent no word", err=True)
     rows, width = written.shape
     found = f", {written.found:,} of them from the run before" if written.found else ""
     typer.echo(f"{rows:,} vectors of {width:,} numbers{found}  {out}")

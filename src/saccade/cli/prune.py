@@ -138,7 +138,7 @@ def _prune_run(
     run: Path, chosen: HeadOptions, judging: DataOptions, learning: TrainingOptions, common: CommonOptions
 ) -> None:
     if (chosen.heads is None) == (chosen.keep is None):
-        raise UserError("give the heads, --heads 1.1,1.3, or the share that stays, --keep .5")
+        raise UserError("give the heads, --heads 1.1,1.3, or the share to keep, --keep .5")
     if common.out is None:
         raise UserError("--out: missing; the folder to write the pruned run into")
     require("accelerate", "tasks")
@@ -161,7 +161,7 @@ def _prune_run(
 
 def _check(chosen: HeadOptions, judging: DataOptions, out: Path | None, *, force: bool) -> None:
     if (chosen.heads is None) == (chosen.keep is None):
-        raise UserError("give the heads, --heads 4.1,5.3, or the share that stays, --keep .5 --data FILE")
+        raise UserError("give the heads, --heads 4.1,5.3, or the share to keep, --keep .5 --data FILE")
     if chosen.keep is not None and judging.data is None:
         raise UserError("--keep ranks the heads by a text: give one with --data FILE")
     if judging.tokens < 2:
@@ -209,7 +209,7 @@ def _renumbered(made: Comparison | PrunedRun) -> str:
         moved = next(((old, new) for new, old in enumerate(kept) if old != new), None)
         if moved is not None:
             old, new = moved
-            return f"Heads that stay are numbered anew, from 0: {layer.name}.{old} is now {layer.name}.{new}."
+            return f"The remaining heads are renumbered from 0: {layer.name}.{old} is now {layer.name}.{new}."
     return ""
 
 

@@ -24,7 +24,7 @@ from ._scores import by_chance, different, followers, here, occurrences, telling
 
 MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
 NOTHING_BUT_CHANCE = (
-    "Nothing in this text tells more than chance: heads that look everywhere alike, or at random, would give the same"
+    "Nothing in this text is above chance: heads with uniform or random weights would give the same numbers"
 )
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
@@ -92,7 +92,7 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
         ...     print(finding.sentence)
         The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
         Layer 0 head 5 looks one word back: .90 of its weight on average
-        13 of 32 heads rest on the first token: '<s>' gets more than .51
+        13 of 32 heads put more than .51 of their weight on the first token, '<s>'
     """
     gain = telling(seen.weights, seen.causal, seen.alike)
     # Layer by layer: of a large model on a long text one map more would be too much.
@@ -236,7 +236,9 @@ def _copy(
         return
     looks = f"{name_of(seen, q)} looks at {name_of(seen, k)} ({short_number(value)})"
     if (layer, head) in copying and k < q:
-        yield MapFinding("copy", f"Head {layer}.{head} copies what followed last time: {looks}", value, 2 * worth, *at)
+        yield MapFinding(
+            "copy", f"Head {layer}.{head} copies what followed an earlier occurrence: {looks}", value, 2 * worth, *at
+        )
     elif value >= MAIN:
         sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
         yield MapFinding("copy", capital(sentence), value, worth, *at)
@@ -288,7 +290,7 @@ def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFindin
         if best is None or worth > best.telling:
             whose = "the words after it" if seen.causal else "the other words"
             share = f"{short_number(value)} of the weight of {whose}"
-            sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {share}"
+            sentence = f"Layer {layer} head {head} concentrates on {name_of(seen, k)}: {share}"
             best = MapFinding("delimiter", sentence, value, float(worth), layer, head, None, k)
     if best:
         yield best
@@ -307,10 +309,10 @@ def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -
     ``names``: of the first token and of the special ones, by their places.
     """
     kind = "token" if first_is_special else "word"
-    out = _resting(heads, "sink", f"on the first {kind}: {names[0]} gets")
+    out = _resting(heads, "sink", f"the first {kind}, {names[0]}")
     others = [name for i, name in names.items() if i]
     if others:
-        where = f"on {others[0]}: it gets" if len(others) == 1 else "on the special tokens after the first: they get"
+        where = others[0] if len(others) == 1 else "the special tokens after the first"
         out += _resting(heads, "special", where)
     return out
 
@@ -327,9 +329,9 @@ def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
     if not ((means > least) & ~lucky).any():
         return []
     found = int((means > least).sum())
-    verb = "rests" if found == 1 else "rest"
+    puts, their = ("puts", "its") if found == 1 else ("put", "their")
     much = "half" if least == MOST else short_number(least)
-    sentence = f"{found} of {count} heads {verb} {where} more than {much}"
+    sentence = f"{found} of {count} heads {puts} more than {much} of {their} weight on {where}"
     return [MapFinding(kind, sentence, found, 0.0)]
 
 
@@ -338,11 +340,11 @@ def _nothing(seen: AttentionMap, at_random: bool) -> MapFinding:
         at = int(seen.ordinary[0])
         others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
         more = f" and at {' and '.join(others)}" if others else ""
-        said = f"Nothing to tell yet: {name_of(seen, at)} can look only at itself{more}"
+        said = f"Nothing to report: {name_of(seen, at)} can look only at itself{more}"
         return MapFinding("nothing", said, 0.0, 0.0)
     if at_random:
         return MapFinding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)
-    clear = f"no weight of {short_number(MAIN)} or more that chance or the head's own habit would not give"
+    clear = f"chance or the head's average behaviour explains every weight of {short_number(MAIN)} or more"
     return MapFinding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
 
 

@@ -79,7 +79,7 @@ def _link(whole: TokenMap, link: WordLink, row: WordRow, copying: set[tuple[int,
         sentence = f"{names[0]} looks {way} at {names[1]} ({short_number(value)}) in layer {layer} head {head}"
     elif (layer, head) in copying and k < q:
         about = f"{names[0]} looks at {names[1]} ({short_number(value)})"
-        sentence = f"Head {layer}.{head} copies what followed last time: {about}"
+        sentence = f"Head {layer}.{head} copies what followed an earlier occurrence: {about}"
     else:
         where = f"in layer {layer} head {head}, the word after {name_in_whole(whole, k - 1)}"
         sentence = f"{names[0]} looks at {names[1]} ({short_number(value)}) {where}"
@@ -95,7 +95,7 @@ def _habits(whole: TokenMap) -> Iterator[MapFinding]:
         chance_of_one = float(whole.chance["self"].value[layer, 0])
         whose = "the tokens after it" if whole.causal else "the other tokens"
         share = f"{short_number(value)} of the weight of {whose}"
-        sentence = f"Layer {layer} head {head} gathers at {name_in_whole(whole, k)}: {share}"
+        sentence = f"Layer {layer} head {head} concentrates on {name_in_whole(whole, k)}: {share}"
         yield MapFinding("gathers", sentence, value, value * float(np.log(value / chance_of_one)), layer, head, None, k)
 
 

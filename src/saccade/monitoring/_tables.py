@@ -51,7 +51,7 @@ COLUMNS = (
     TableColumn("first+sink", "weight on the first key and the learned sink", _sink),
     TableColumn("self", "weight on the row's own key", _mean("mass.self")),
     TableColumn("previous", "weight on the key before", _mean("mass.previous")),
-    TableColumn("distance", "mean distance of a row to what it looks at, in tokens", _mean("distance")),
+    TableColumn("distance", "mean distance from a row to its keys, in tokens", _mean("distance")),
     TableColumn("max logit", "largest logit of all steps", _largest("logits.max")),
     TableColumn("out", "norm of the output", _mean("out.norm")),
     TableColumn("grad q", "norm of the gradient of the queries", _mean("query.gradient")),
@@ -92,15 +92,13 @@ def headline(seen: CallObservations) -> str:
     """How much was seen, in a sentence."""
     steps = f"{seen.observed} of {seen.steps} step{'s' * (seen.steps != 1)}"
     if not seen.steps:
-        return (
-            "Nothing observed: no forward of the model ran inside of the watched block on the thread that entered it."
-        )
+        return "Nothing observed: the model ran no forward pass inside the watched block on the thread that entered it."
     if not seen.calls:
         reason = "the model called no attention"
         if seen.passed_over:
-            reason = f"`layers` chose none of the {seen.passed_over} attention calls that there were"
+            reason = f"`layers` matches none of the {seen.passed_over} attention calls that there were"
         if seen.unobserved:
-            reason = "what was not seen stands below"
+            reason = "unobserved calls are listed below"
         return f"Nothing observed in {steps}: {reason}."
     count = len(seen.calls)
     return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
@@ -114,7 +112,7 @@ def text(seen: CallObservations) -> str:
         rows = [["layer", "call", "heads", *(column.title for column in columns)]]
         for line in lines:
             rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
-        parts += [*_blocks(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
+        parts += [*_blocks(rows), "", "Each cell: minimum to maximum over the heads of the mean over all rows."]
         parts += _extremes(columns, lines)
     return "\n".join([*parts, *(line for lines in _not_seen(seen) for line in _wrapped(lines))])
 
@@ -151,7 +149,7 @@ def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list
     if not found:
         return []
     widths = [max(len(row[cell]) for row in found) for cell in range(4)]
-    return ["", "Of all heads, the least and the greatest:"] + [
+    return ["", "Minimum and maximum over all heads:"] + [
         f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}} {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}} {row[4]}"
         for row in found
     ]

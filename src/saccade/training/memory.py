@@ -41,7 +41,7 @@ def memory_told(what: str, advice: Callable[[], str]) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # they hold what was computed until then
-        raise TooLittleMemory(f"{what} needs more memory than there is; {advice()}") from None
+        raise TooLittleMemory(f"{what} needs more memory than is available; {advice()}") from None
 
 
 def is_out_of_memory(error: Exception) -> bool:

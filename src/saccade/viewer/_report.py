@@ -185,11 +185,11 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
 def _note(look: Look, columns: list[int]) -> str:
     if look.is_all(columns):
         return ""
-    words = f"This page holds the {look.part(columns)}, read with all others around them"
+    words = f"This page holds the {look.part(columns)}, read in the context of the whole text"
     about = (
-        "Sentences and averages are about the whole text; those that are no links are about words that are not here."
+        "Sentences and averages are about the whole text. A sentence without a link is about words that are not here."
     )
-    return f"{words}: the rest of a row went to words that are not here. {about}"
+    return f"{words}: the rest of each row is on other words. {about}"
 
 
 def _link(look: Look, finding: MapFinding, place: dict[int, int]) -> str:

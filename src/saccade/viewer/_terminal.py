@@ -106,7 +106,7 @@ def print_map(console: Console, look: Look) -> None:
     if not look.is_all(columns):
         held = look.seen.stretch[1] - look.seen.stretch[0]
         among = f" among the {held:,} words chosen" if held < look.words else ""
-        around = "" if len(columns) == len(labels) else f", around what tells most{among}"
+        around = "" if len(columns) == len(labels) else f", around the clearest finding{among}"
         console.print(Text(f"{look.part(columns)}{around}; the rest of a row falls on other words", style="dim"))
     for line in lines:
         line.truncate(console.width)
@@ -232,7 +232,7 @@ def _fill(weight: float) -> Style:
     return Style.parse(f"{'bold ' if weight >= 0.3 else ''}#ffffff on #{r:02x}{g:02x}{b:02x}")
 
 
-# What every head is for
+# The role of every head
 
 
 def print_heads(console: Console, look: Look) -> None:
@@ -240,11 +240,11 @@ def print_heads(console: Console, look: Look) -> None:
     seen = look.seen
     left, cell = 6, 9 if look.roles else 10
     per_line = max(1, (console.width - left) // cell)
-    console.print(Text("What each head is for", style="bold"))
+    console.print(Text("Role of each head", style="bold"))
     if look.roles:
-        legend = "role; score above chance when measured, and in this text; entropy here (nats)"
+        legend = "role; score above chance when measured, and in this text; entropy in this text (nats)"
     else:
-        legend = "roles were not measured for this model; where a head looks above chance; entropy here (nats)"
+        legend = "roles were not measured for this model; largest score above chance, and entropy (nats), in this text"
     console.print(Text(legend, style="dim"))
     for first in range(0, seen.heads, per_line):
         heads = range(first, min(first + per_line, seen.heads))

@@ -127,7 +127,7 @@ def test_rows_of_several_cases_name_theirs():
 def test_a_limit_that_is_not_known_is_not_made_up():
     group = MeasurementGroup("", (replace(OURS, limit=None),))
     assert "not known" in tables.group_lines(group)[2]
-    assert any("limit is not known" in note for note in tables.notes(report(group)))
+    assert any("limit is unknown" in note for note in tables.notes(report(group)))
 
 
 def test_bytes_are_read_when_decoding():

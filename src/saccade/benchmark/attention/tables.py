@@ -155,14 +155,16 @@ def notes(report: BenchmarkReport) -> list[str]:
             f"groups were timed, up to {_numbers.percent(max(disturbed))}."
         )
     if any(row.status == "measured" and row.readings and row.limit is None for row in rows):
-        told.append("The limit is not known where no native kernel measures it.")
+        told.append("The limit is unknown if no native kernel measures it.")
     compiled = [row for row in rows if row.setup > 0]
     if compiled:
         longest = max(row.setup for row in compiled)
-        told.append(f"Compiling is not in the times: {compiled[0].contender} took up to {longest:.0f} s for a shape.")
+        told.append(
+            f"Times do not include compilation: {compiled[0].contender} took up to {longest:.0f} s for a shape."
+        )
     wrong = sum(row.status == "wrong" for row in rows)
     if wrong:
-        told.append(f"{wrong} results were WRONG and have no speed.")
+        told.append(f"{wrong} results were WRONG, so no speed is shown for them.")
     return told
 
 

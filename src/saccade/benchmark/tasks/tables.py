@@ -93,8 +93,9 @@ def head(rows: Sequence[FinishedRun]) -> list[str]:
     layers = f"{shape['layers']} layer{'s' * (shape['layers'] != 1)}"
     near = f"a short convolution over {shape['taps']} tokens" if shape["taps"] else "no convolution"
     first, *others = (f"{rate:g}" for rate in budget["rates"])
-    again = f" Who does not solve a task at a rate of {first} gets {' and then '.join(others)}, from the start." * bool(
-        others
+    rates = " and then ".join(others)
+    again = (
+        f" A mechanism that does not solve a task at a rate of {first} is trained again at {rates}." if rates else ""
     )
     counts = sorted({len(line.rows) for line in lines(rows)})
     seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
@@ -168,11 +169,13 @@ def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
     solved = [line for line in fixed if line.solved]
     said = [f"Guessing is right {percent_rounded_down(own[0].rows[0].chance)} of the time."]
     if any(line.grows for line in own):
-        said.append(_named("Solved by what keeps every token", [line for line in own if line.grows and line.solved]))
+        said.append(
+            _named("Solved by mechanisms that keep every token", [line for line in own if line.grows and line.solved])
+        )
         rest = [line for line in own if line.grows and not line.solved]
         said += [_named("Not solved, although every token is kept", rest)] if rest else []
     if fixed:
-        least = f", {solved[0].kept:,} numbers with {solved[0].mechanism} at the least" if solved else ""
+        least = f"; the smallest has {solved[0].kept:,} numbers ({solved[0].mechanism})" if solved else ""
         said.append(_named("Solved with a state of fixed size", solved, least))
         rest = [line for line in fixed if not line.solved]
         said += [_named("Not solved with", rest)] if rest else []

@@ -68,12 +68,12 @@ def advice(comparison: VariantComparison, tolerance: float | None = None) -> str
     tolerance = comparison.settings.get("tolerance", 0.1) if tolerance is None else tolerance
     choice = choose(comparison, tolerance)
     if choice is None:
-        return "No advice: exact attention was not timed, so there is nothing to hold the others against."
+        return "No advice: exact attention was not timed, so there is no baseline to compare with."
     unsound = [line.name for line in choice.named() if not sound(line, CALL)]
     if unsound:
         return (
-            f"No advice: the times of {_listed(unsound)} make no sense, since they fall with length or follow no "
-            "power of it; something else used the machine, so measure again when it is idle."
+            f"No advice: the times of {_listed(unsound)} are not plausible: they fall with length or follow no power "
+            "law. Another program may have used the machine; measure again when it is idle."
         )
     return _advised(choice, comparison) + _caveat(choice)
 
@@ -93,23 +93,23 @@ def _advised(choice: Recommendation, comparison: VariantComparison) -> str:
     at = f"{_numbers.length(choice.length)} tokens"
     if choice.fastest is None:
         return (
-            f"Stay with exact attention: up to {at} nothing that reads the same q, k and v trains {FASTER:g} times as "
+            f"Stay with exact attention: up to {at} no mechanism on the same q, k and v trains {FASTER:g} times as "
             "fast."
         )
     fastest = f"{choice.fastest.name}, {choice.faster(choice.fastest):.1f} times as fast at {at}"
     if choice.close is None:
         closest = _closest(choice, comparison)
         return (
-            f"Stay with exact attention for these q, k and v: what is faster is not near it{closest}"
-            f"; of what a model would have to be trained with, the fastest is {fastest}{_off(choice, choice.fastest)}."
+            f"Stay with exact attention for these q, k and v: no faster mechanism is close to it{closest}"
+            f"; for a model that is trained with it, the fastest is {fastest}{_off(choice, choice.fastest)}."
         )
     close = (
-        f"Take {choice.close.name}{_since(choice)}: at {at} it trains {choice.faster(choice.close):.1f} times as fast "
+        f"Use {choice.close.name}{_since(choice)}: at {at} it trains {choice.faster(choice.close):.1f} times as fast "
         f"as exact attention{_off(choice, choice.close)}"
     )
     if choice.fastest.name == choice.close.name:
-        return f"{close}, and nothing is faster still."
-    return f"{close}; only a model trained with it should take {fastest}{_off(choice, choice.fastest)}."
+        return f"{close}; no mechanism is faster."
+    return f"{close}; for a model that is trained with it, the fastest is {fastest}{_off(choice, choice.fastest)}."
 
 
 def _since(choice: Recommendation) -> str:
@@ -121,7 +121,7 @@ def _since(choice: Recommendation) -> str:
 def _off(choice: Recommendation, line: ContenderResults) -> str:
     error = choice.error(line)
     if error is None or choice.error_length is None:
-        return ", with an error that is not known"
+        return ", with an unknown error"
     both = f"{_numbers.percent(error.whole)} over all rows and {_numbers.percent(error.worst)} in the worst"
     return f", with an error of {both}, at {_numbers.length(choice.error_length)}"
 

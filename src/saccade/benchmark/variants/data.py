@@ -98,7 +98,7 @@ def random_data(shape: str, *, causal: bool = True) -> ComparisonData:
     if min(batch, heads, width) < 1:
         raise ValueError(f"random: batch, heads and width must be at least 1, got {shape!r}")
     sizes = ProblemSizes(batch, heads, heads, width, width, 0, causal)
-    note = "independent of each other, so that attention is spread wide: a hard case for what selects or compresses"
+    note = "independent of each other, so attention is spread widely: hard for mechanisms that select or compress keys"
     return ComparisonData("normal numbers", None, None, None, sizes, note, unlimited=True)
 
 

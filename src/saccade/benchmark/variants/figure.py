@@ -82,7 +82,7 @@ def _annotate_figure(figure: Figure, comparison: VariantComparison) -> None:
         if name in used:
             figure.text(x, 0.912, "■ " + name, color=colour, fontsize=8)
             x += 0.0058 * len(name) + 0.03
-    told = "hollow: approximates nothing; dashed: layers, and where gradients are shown four layers"
+    told = "hollow: no approximation of exact attention; dashed: layers, and four layers where gradients are shown"
     figure.text(x, 0.912, told, color="#555555", fontsize=7.5)
 
 

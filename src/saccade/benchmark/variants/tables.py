@@ -174,22 +174,19 @@ def _gradient(number: float | None) -> str:
 def notes(comparison: VariantComparison) -> list[str]:
     """What a reader must know: how to read the columns, and why something is missing."""
     told = [
-        "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that "
-        "decoding keeps of the past. memory: at the peak of training, above inputs and parameters, without gradients "
-        "of inputs."
+        "training: forward and backward. is: speed of training relative to the first line. keeps: bytes that decoding "
+        "caches of the past. memory: peak of training beyond inputs and parameters, without gradients of inputs."
     ]
     if any(line.points for line in comparison.lines if line.kind == READING):
         told.append(
-            "error: ||out - exact|| / ||exact|| over all rows, exact attention in float64. In brackets: what computes "
-            "something else and approximates nothing. Parameters of mechanisms are as they start."
+            "error: ||out - exact|| / ||exact|| over all rows, exact attention in float64. In brackets: "
+            "mechanisms that are no approximation of it. Parameters of mechanisms have their initial values."
         )
     if len(comparison.lengths) > 2:
         told.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
     told += _doubts(comparison)
     if comparison.paths:
-        told.append(
-            "Gradients are relative to that at distance 1; reaches: the largest distance with at least a hundredth."
-        )
+        told.append("Gradients are relative to the one at distance 1; reaches: the largest distance with at least .01.")
     return [*told, *_beyond(comparison), *missing(comparison)]
 
 
@@ -202,8 +199,8 @@ def _doubts(comparison: VariantComparison) -> list[str]:
     told += disturbances(sum(point.noisy for point in measured), len(measured), comparison.machine)
     if _any_cell(comparison, UNCLEAR):
         told.append(
-            f"! {UNCLEAR}: numbers that fall with length or follow no power of it. Something else used the machine; "
-            "measure again when it is idle."
+            f"! {UNCLEAR}: numbers that fall with length or follow no power law. Another program may have used the "
+            "machine; measure again when it is idle."
         )
     return told
 
@@ -220,14 +217,14 @@ def _beyond(comparison: VariantComparison) -> list[str]:
     if comparison.data["unlimited"] or all(length <= longest for length in comparison.lengths):
         return []
     return [
-        f"The data has {longest:,} tokens: beyond, times are of its tokens drawn at random, and there is no error. "
-        "What selects keys by their values may take another time on a real text of that length."
+        f"The data has {longest:,} tokens. Longer lengths are timed on its tokens in random order, without an error. "
+        "Mechanisms that select keys by their values may take another time on a real text of that length."
     ]
 
 
 def missing(comparison: VariantComparison) -> list[str]:
     """Who took no part, at which lengths, and who cannot decode, each with the reason."""
-    told = [f"{line.name} takes no part: {line.refused}." for line in comparison.lines if line.refused]
+    told = [f"{line.name} is not measured: {line.refused}." for line in comparison.lines if line.refused]
     for line in comparison.lines:
         by_note: dict[str, list[str]] = {}
         for point in line.points:

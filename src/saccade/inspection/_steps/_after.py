@@ -63,7 +63,7 @@ class AfterWeights(Writer):
             formula,
             f"o {shape(out)}, c {shape(numbers.joined)}",
             f"The {inputs.heads} heads work side by side, each with queries, keys and values of its own; their outputs "
-            f"are put in a row. Head {inputs.head} fills places {start} to {stop - 1} with its output.{says}",
+            f"are concatenated. The output of head {inputs.head} is components {start} to {stop - 1}.{says}",
             "With a single head a token would have one set of weights: it could not look at two places for two "
             "different reasons.",
             vectors=tuple(vectors),
@@ -81,7 +81,7 @@ class AfterWeights(Writer):
             "a = W_o c" + (" + b" if around.output.bias is not None else ""),
             f"W_o {shape(around.output.weight)}, c {shape(numbers.gated)}, a {shape(numbers.written)}",
             "One more learned matrix mixes the heads and brings the vector back to the width of the model.",
-            f"Without it every head would write only to places of its own, head {inputs.head} to {part.start} to "
+            f"Without it each head would write only to its own components: head {inputs.head} to {part.start} to "
             f"{part.stop - 1}."
             if inputs.heads > 1
             else "",

@@ -77,7 +77,7 @@ def most_telling(
     *,
     part: str = "",
 ) -> tuple[Place, str]:
-    """The head in which token ``row`` looks most at one token of a word that is not beside its own.
+    """The head in which token ``row`` looks most at one token of a word that is not adjacent to its own.
 
     ``run`` tells every call to choose from. Special tokens do not count; between two texts (``part`` "cross") all
     other words do. Where there is no such word, it is head 0.0.
@@ -106,14 +106,14 @@ def most_telling(
     run(compare)
     name = _name(part, place)
     if not counted:
-        return place, f"no head was asked for: {name} is shown; --head (in Python head=) shows another"
+        return place, f"no head was given: {name} is shown; --head (in Python head=) shows another"
     elsewhere = Counter(names[j] for where, j in looks.items() if where != place)
     others = "--head (in Python head=) shows another"
     if elsewhere:
         most, count = elsewhere.most_common(1)[0]
         others = f"the others look elsewhere, {count} of them most at {most}; {others}"
-    beside = "" if part == "cross" else " that is not beside it"
+    beside = "" if part == "cross" else " that is not adjacent"
     return place, (
-        f"no head was asked for: of {len(looks)} heads, {name} is shown, in which '{query.label}' looks most at one "
+        f"no head was given: of {len(looks)} heads, {name} is shown, in which '{query.label}' looks most at one "
         f"word{beside} ({names[told]}, {weight_text(best)}); {others}"
     )

@@ -18,7 +18,7 @@ def asking(
     number, note = find_word(words, wanted, nth, where=where)
     chosen, notes = words[number], [note] if note else []
     if chosen.last - chosen.first > 1:
-        notes.append(f"'{chosen.label}' is {chosen.last - chosen.first} tokens: the last of them asks")
+        notes.append(f"'{chosen.label}' has {chosen.last - chosen.first} tokens: the query is the last of them")
     return chosen, notes
 
 
@@ -43,7 +43,7 @@ def find_word(
         _check_occurrence(wanted, nth)
     if wanted is None:
         spoken = [i for i in ordinary if not words[i].is_delimiter] or ordinary
-        return spoken[-1], f"no word was asked for: the last one, '{words[spoken[-1]].label}', is taken"
+        return spoken[-1], f"no word was given: the last one, '{words[spoken[-1]].label}', is used"
     if not isinstance(wanted, str | int) or isinstance(wanted, bool):
         raise TypeError(f"word: expected a word or its number, got {wanted!r}")
     if isinstance(wanted, int):
@@ -60,12 +60,12 @@ def find_word(
         raise ValueError(f"word: {text!r} is not in the {where}; {_near(words, text, where)}")
     if nth is not None and not 1 <= nth <= len(places):
         times = "once" if len(places) == 1 else f"{len(places)} times"
-        raise ValueError(f"word: {text!r} is there {times}, so there is no occurrence {nth}")
+        raise ValueError(f"word: {text!r} occurs {times}, so there is no occurrence {nth}")
     chosen = places[(nth or 1) - 1]
     if nth is None and len(places) > 1:
         return (
             chosen,
-            f"'{words[chosen].label}' is there {len(places)} times: the first is taken ({text}:2 is the next)",
+            f"'{words[chosen].label}' occurs {len(places)} times: the first is used ({text}:2 is the next)",
         )
     return chosen, ""
 

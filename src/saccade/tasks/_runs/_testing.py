@@ -157,7 +157,7 @@ def _protocol(source: TaskFile, task: Task) -> str:
         return ""
     judged = source.validation or task.validated_by(source.share, source.seed)
     counted = f"; {task.protocol}" if task.protocol else ""
-    return f"protocol: learned from {source.data}, weights chosen on {judged}{counted}"
+    return f"protocol: trained on {source.data}, weights selected on {judged}{counted}"
 
 
 def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:

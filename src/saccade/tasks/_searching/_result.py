@@ -68,7 +68,7 @@ class SearchResult:
         lines += aligned({f"trial {trial.number}": self._row(trial) for trial in self.ranked})
         if self.importance:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.importance.items())
-            lines.append(f"what mattered: {shares}")
+            lines.append(f"importance of the settings: {shares}")
         return "\n".join(lines)
 
     def _row(self, trial: Trial) -> dict[str, str]:

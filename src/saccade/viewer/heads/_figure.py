@@ -42,7 +42,7 @@ class _Panel(NamedTuple):
 def draw_importance(found: HeadImportance, kind: str, measured: str, attributed: Attribution | None = None) -> bytes:
     """What the loss rises by without each head, as ``kind`` "png" (300 dots an inch), "svg" or "pdf"; beside it, where
     it is given, what each head writes towards a token."""
-    how = ", to first order" if found.by == "gradient" else ""
+    how = ", first-order estimate" if found.by == "gradient" else ""
     labels = layer_labels(found.values.calls)
     panels = [
         _panel(f"rise of the loss without each head{how} (nats)\n{measured}", rises(found).grid().numpy(), labels)
@@ -57,7 +57,7 @@ def draw_patching(found: Patching, kind: str, measured: str) -> bytes:
     labels = layer_labels(found.effects.calls)
     maps = [(found.exact, "exact"), (found.gradient, "by gradient")]
     panels = [
-        _panel(f"share of the metric that each head brings back, {way}\n{measured}", effects.grid().numpy(), labels)
+        _panel(f"share of the metric that each head restores, {way}\n{measured}", effects.grid().numpy(), labels)
         for effects, way in maps
         if effects is not None
     ]
@@ -79,14 +79,14 @@ def draw_why(found: WhyAttends, kind: str) -> bytes:
         f"head {found.layer}.{found.head}, {found.labels[found.query]} attends to {found.labels[found.key]}{rather}\n"
         f"logit{rather and 's differ by'} {found.logit:+.2f}{terms}, weight {found.weight:.2f}"
     )
-    sides = "written into the query", "written into the key"
+    sides = "contribution to the query", "contribution to the key"
     return _drawn([_Panel(title, values, row_names, column_names, sides)], kind)
 
 
 def _of_attribution(found: Attribution) -> _Panel:
     values = found.head_map().numpy()
     rather = "" if found.against_text is None else f" rather than {found.against_text!r}"
-    title = f"written towards {found.target_text!r}{rather} (logits)\nafter {found.labels[found.position]}"
+    title = f"contribution to the logit of {found.target_text!r}{rather}\nafter {found.labels[found.position]}"
     return _panel(title, values, [str(layer) for layer in range(len(values))])
 
 

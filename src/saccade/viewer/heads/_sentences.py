@@ -37,15 +37,15 @@ def importance_sentences(found: HeadImportance) -> list[str]:
     out = []
     if helpful:
         moved = f"{'would rise' if found.by == 'gradient' else 'rises'} by {by_head[helpful[0]]:.{digits}f} nats"
-        moved += ", to first order" if found.by == "gradient" else ""
-        out.append(f"The text needs head {name(helpful[0])} most: without it the loss {moved}.")
+        moved += " (first-order estimate)" if found.by == "gradient" else ""
+        out.append(f"Head {name(helpful[0])} matters most: without it the loss {moved}.")
     if len(helpful) > 1:
         out.append(f"Next are {listed(helpful[1:])}.")
     if harmful:
-        would = "would be" if found.by == "gradient" else "is"
+        falls = "would fall" if found.by == "gradient" else "falls"
         out.append(
-            f"Without any one of {len(harmful)} of the {len(falling)} heads the text {would} likelier, most of all "
-            f"without {listed(harmful[:3])}."
+            f"For {len(harmful)} of the {len(falling)} heads the loss {falls} without the head, most without "
+            f"{listed(harmful[:3])}."
         )
     if least:
         out.append(f"Hardly any effect: {listed(least[:NAMED])}.")
@@ -59,11 +59,11 @@ def _removals(found: HeadImportance) -> list[str]:
     count = found.removed.index(best) + 1
     if best.loss < found.loss:
         out.append(
-            f"The loss is least, {best.loss:.3f}, without the first {count}; with all heads it is {found.loss:.3f}."
+            f"The loss is lowest, {best.loss:.3f}, without the first {count}; with all heads it is {found.loss:.3f}."
         )
     last = found.removed[-1]
     left = len(found.heads) - len(found.removed)
-    out.append(f"The {left} heads that stay have a loss of {last.loss:.3f}: the text needs them most.")
+    out.append(f"With only the remaining {left} heads the loss is {last.loss:.3f}: these heads matter most.")
     return out
 
 
@@ -71,20 +71,22 @@ def patching_sentences(found: Patching) -> list[str]:
     """Which heads bring how much of the metric back, which work against it, and how well both ways agree."""
     ranked = [(head, effect) for head, effect in found.ranked()[:NAMED] if effect]
     if not ranked:
-        return ["No head changes the metric: what is patched is the same in both runs, or does not reach it."]
+        return [
+            "No head changes the metric: its patched output is the same in both runs, or does not affect the metric."
+        ]
     metrics = found.metrics("exact" if found.exact is not None else "gradient")
     value = dict(zip(metrics.heads, metrics.values.tolist(), strict=True))
     head, effect = ranked[0]
     name = found.effects.named
-    about = "" if found.exact is not None else " (to first order)"
+    about = "" if found.exact is not None else " (first-order estimate)"
     out = [
-        f"Head {name(head)} carries most: with its output from the clean run, the corrupted run's metric goes from "
+        f"Head {name(head)} restores most: with its output from the clean run, the corrupted run's metric goes from "
         f"{found.corrupted:+.2f} to {value[head]:+.2f}{about}, {_share(effect)} of the way to the clean run's."
     ]
     if len(ranked) > 1:
         out.append(f"Next are {_joined([f'{name(head)} ({_share(effect)})' for head, effect in ranked[1:]])}.")
     if found.agreement is not None:
-        out.append(f"The gradient's estimates against the exact ones: {found.agreement}.")
+        out.append(f"Gradient estimates compared with exact values: {found.agreement}.")
     return out
 
 

@@ -40,11 +40,11 @@ class Line(NamedTuple):
 def print_importance(console: Console, found: HeadImportance, measured: str) -> None:
     """The map of what the loss rises by without each head, and sentences; ``measured`` says what the loss is."""
     title = {
-        "gradient": "What the loss would rise by without each head, to first order",
-        "ablation": "What the loss rises by without each head",
-        "greedy": "What the loss rose by without each head, when it was last tried",
+        "gradient": "Rise of the loss without each head, first-order estimate",
+        "ablation": "Rise of the loss without each head",
+        "greedy": "Rise of the loss without each head, when it was last tried",
     }[found.by]
-    print_map(console, rises(found), f"{title}; nats", f"{measured}: {found.loss:.3f} nats")
+    print_map(console, rises(found), f"{title} (nats)", f"{measured}: {found.loss:.3f} nats")
     console.print()
     print_sentences(console, importance_sentences(found))
     _print_unobserved(console, found.unobserved)
@@ -53,12 +53,11 @@ def print_importance(console: Console, found: HeadImportance, measured: str) -> 
 def print_patching(console: Console, found: Patching, measured: str) -> None:
     """The maps of both ways and sentences; ``measured`` says what the metric is."""
     note = (
-        f"The scale: 0 is the corrupted run's {found.corrupted:+.3f}, 1 the clean run's {found.clean:+.3f}; "
-        f"metric: {measured}"
+        f"0 is the corrupted run ({found.corrupted:+.3f}), 1 is the clean run ({found.clean:+.3f}); metric: {measured}"
     )
-    for effects, way in ((found.exact, "exactly"), (found.gradient, "by gradient")):
+    for effects, way in ((found.exact, "exact"), (found.gradient, "by gradient")):
         if effects is not None:
-            title = f"How much of the metric each head's output brings back, {way}"
+            title = f"Share of the metric that each head's output restores, {way}"
             print_map(console, effects, title, note)
             console.print()
             note = ""
@@ -69,7 +68,7 @@ def print_patching(console: Console, found: Patching, measured: str) -> None:
 def print_attributed(console: Console, found: Attribution) -> None:
     """What heads write towards the predicted token, the top five, and all else by its kind."""
     target = repr(found.target_text) + ("" if found.against_text is None else f" rather than {found.against_text!r}")
-    _title(console, f"What is written towards {target} after {found.labels[found.position]}; logits")
+    _title(console, f"Contributions to the logit of {target} after {found.labels[found.position]}")
     console.print(
         Text(f"direct logit attribution; probability {found.probability:.3f}; {_fixed(found.fixed)}", style="dim")
     )
@@ -103,7 +102,7 @@ def print_why(console: Console, found: WhyAttends) -> None:
     logit = f"logit {found.logit:+.3f}" if found.against is None else f"logits differ by {found.logit:+.3f}"
     console.print(Text(f"{seen}, {logit}; {_fixed(found.fixed)}", style="dim"))
     console.print()
-    _title(console, "Written into the query x written into the key")
+    _title(console, "Contribution to the query x contribution to the key")
     top = found.top(PAIRS)
     lines = [Line(f"{one} x {other}", value) for one, other, value in top]
     rest = found.matrix.numel() - len(top)
@@ -113,7 +112,7 @@ def print_why(console: Console, found: WhyAttends) -> None:
     print_bars(console, lines, found.total, found.remainder)
     for side, shares in (("query", found.of_query), ("key", found.of_key)):
         console.print()
-        _title(console, f"By what was written into the {side} {found.labels[getattr(found, side)]}")
+        _title(console, f"By contribution to the {side} {found.labels[getattr(found, side)]}")
         order = shares.abs().argsort(descending=True, stable=True).tolist()
         lines = [Line(str(found.components[i]), float(shares[i])) for i in order[:PARTS]]
         if order[PARTS:]:

@@ -29,7 +29,7 @@ def step(
 
     Args:
         text: what the model reads.
-        head: (layer, head); None is the head in which the word looks most at a word that is not beside it. Of an
+        head: (layer, head); None is the head in which the word looks most at a word that is not adjacent. Of an
             encoder-decoder (part, layer, head): "encoder", which (layer, head) alone means too, "decoder" for the
             decoder's self-attention, "cross" for its cross-attention.
         word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the

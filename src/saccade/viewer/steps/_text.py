@@ -188,7 +188,7 @@ def _print_change(console: Console, steps: Steps) -> None:
     console.print(Text(f"    Weights without {left_out}", style="bold"), soft_wrap=True)
     if not np.isfinite(after).all():
         kind = str(steps.numbers.inputs.dtype).removeprefix("torch.")
-        _print_wrapped(console, f"exp overflows in {kind}: the weights are no numbers any more (NaN).", "", _INDENT)
+        _print_wrapped(console, f"exp overflows in {kind}: the weights are NaN.", "", _INDENT)
     order = list(dict.fromkeys([*np.argsort(-np.nan_to_num(after), kind="stable")[:TERMS], int(before.argmax())]))
     room = max(cell_len(_label(steps, j)) for j in order)
     cell = max(steps.digits + 6, 9)
@@ -206,7 +206,7 @@ def _print_change(console: Console, steps: Steps) -> None:
         norm = float(np.linalg.norm(out))
         _print_wrapped(
             console,
-            f"The output of the head moves by {_number(moved, 3)}; its norm with everything is {_number(norm, 3)}.",
+            f"The output of the head changes by {_number(moved, 3)}; its unchanged norm is {_number(norm, 3)}.",
             "",
             _INDENT,
         )
@@ -214,10 +214,10 @@ def _print_change(console: Console, steps: Steps) -> None:
 
 def _print_end(console: Console, steps: Steps) -> None:
     largest = max(steps.differences.values(), default=0.0)
-    whose = "the model" if steps.text else "the attention call itself"
+    whose = "the model" if steps.text else "the attention call"
     _print_wrapped(
         console,
-        f"Computed anew in float64. Largest difference from what {whose} computed: {largest:.0e}.",
+        f"Recomputed in float64. Largest difference from the result of {whose}: {largest:.0e}.",
         "dim",
         0,
     )
