@@ -88,7 +88,7 @@ def test_the_overview_is_the_gradient_of_the_texts_own_loss_and_the_attribution(
         assert one["signed"] == pytest.approx(other["signed"], rel=1e-3, abs=1e-6)
     assert found["attribution"] == json.loads(json.dumps(saccade.attribute(open_model(), TEXT).as_json()))
     most = int(expected.signed.values.argmin())
-    assert found["sentences"][0].startswith(f"The text needs head {expected.heads[most]} most")
+    assert found["sentences"][0].startswith(f"Head {expected.heads[most]} matters most")
 
     status, out, err = run(capsys, TEXT)
     assert (status, err) == (0, "") and "\x1b" not in out
@@ -115,7 +115,7 @@ def test_ablation_is_a_run_without_the_head(capsys, embedded):
     rise = {(line["layer"], line["head"]): line["value"] for line in found["importance"]["heads"]}
     assert rise[2, 7] == pytest.approx(without - whole, abs=1e-5)
     assert "attribution" in found and found["attribution"] is None
-    assert found["sentences"][0].startswith(f"The text needs head {'.'.join(map(str, max(rise, key=rise.get)))} most")
+    assert found["sentences"][0].startswith(f"Head {'.'.join(map(str, max(rise, key=rise.get)))} matters most")
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_why_is_what_python_says(capsys):
 
 def _table(out):
     lines = out.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("Written into the query x"))
+    first = next(i for i, line in enumerate(lines) if line.startswith("Contribution to the query x"))
     last = next(i for i, line in enumerate(lines) if line.startswith("  sum "))
     return lines[first + 1 : last]
 

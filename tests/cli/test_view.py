@@ -250,7 +250,7 @@ def refused(run, *arguments, told):
 @pytest.mark.slow
 def test_what_does_not_fit_what_watch_kept(run, watched):
     for option, told in {
-        ("--model", "x"): "model: it reads a text",
+        ("--model", "."): "model: it reads a text",
         ("--generate", "3"): "generate: it reads a text",
         ("--target", "x"): "target: it reads a text",
         ("--to", "3"): "--from and --to are for a text",

@@ -424,7 +424,7 @@ def test_an_alarm_says_where_what_and_what_to_do(alarms):
     q[:, 2] = 0.0
     (alarm,) = alarms.observe(record(q, k, v, step=13))
     assert str(alarm).startswith(
-        "warning: uniform head in layer 7 (blocks.7.attention), head 2, step 13: it looks at all keys alike"
+        "warning: uniform head in layer 7 (blocks.7.attention), head 2, step 13: its weights are uniform"
     )
     assert alarm.advice
     assert alarm.severity in SEVERITIES

@@ -83,8 +83,8 @@ def entropy_collapse(reading: CallReading, past: Sequence[HeadHistory], limits: 
                 ENTROPY_COLLAPSE,
                 "warning",
                 head,
-                f"entropy is down to {evenness:.2g} of the greatest possible, from {own.highest_evenness:.2g}; the "
-                f"layer's mean to {mean:.2g}, from {before:.2g}; the largest logit is {reading.logit[head]:.3g}",
+                f"entropy fell from {own.highest_evenness:.2g} to {evenness:.2g} of the maximum, the layer's mean from "
+                f"{before:.2g} to {mean:.2g}; the largest logit is {reading.logit[head]:.3g}",
                 numbers,
                 _of(limits, "evenness", "fallen", "learned"),
             )
@@ -133,12 +133,14 @@ def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
         if evenness >= limits.uniform and (lowest <= limits.formed or flat):
             why = f"while another head of this layer is at {lowest:.2g}"
             if flat:
-                why = "for its logits are all the same" if span == 0 else f"for its logits differ by {span:.2g} at most"
+                why = (
+                    "because its logits are equal" if span == 0 else f"because its logits differ by at most {span:.2g}"
+                )
             yield RuleMatch(
                 UNIFORM,
                 "warning",
                 head,
-                f"it looks at all keys alike (entropy is {evenness:.4f} of the greatest possible), {why}",
+                f"its weights are uniform (entropy is {evenness:.4f} of the maximum), {why}",
                 {"evenness": evenness, "span": span, "lowest_evenness": lowest},
                 _of(limits, "uniform", "formed", "flat"),
             )
@@ -203,7 +205,7 @@ def vanishing_gradients(
                 VANISHING,
                 "warning",
                 head,
-                f"hardly any gradient comes through the softmax: norm {gradients['out'][head]:.2g} at the output, "
+                f"almost no gradient passes through the softmax: norm {gradients['out'][head]:.2g} at the output, "
                 f"{gradients['query'][head]:.2g} at the queries and {gradients['key'][head]:.2g} at the keys "
                 f"(gains of {query:.1g} and {key:.1g})",
                 {"gain_query": query, "gain_key": key, **{f"gradient_{n}": g[head] for n, g in gradients.items()}},
@@ -224,18 +226,18 @@ RULES: tuple[Rule, ...] = (entropy_collapse, saturated_softmax, logit_growth, un
 
 ADVICE = {
     ENTROPY_COLLAPSE: "lower the learning rate or lengthen the warm-up; normalise queries and keys (qk_norm); clip "
-    "gradients; go back to a checkpoint from before",
+    "gradients; return to an earlier checkpoint",
     SATURATED: "check that the scale is D^-0.5 and applied once; normalise queries and keys (qk_norm), or cap the "
     "logits (softcap)",
     LOGIT_GROWTH: "normalise queries and keys (qk_norm), cap the logits (softcap), or lower the learning rate of the "
     "query and key projections",
     UNIFORM: "look at the norms of this head's queries and keys and whether its projections get a gradient; a mask or "
-    "a bias of the wrong shape does the same",
-    DEAD: "see whether other inputs wake it; if none does, the head can be pruned, and in training its projections can "
-    "be drawn anew",
-    SINK: "nothing is wrong: a head without a task leaves its weight there; keep that key in any cache that evicts, "
-    "and out of averages over keys",
-    VANISHING: "the weights are one-hot or the values alike: normalise queries and keys (qk_norm) or cap the logits "
+    "a bias of the wrong shape has the same effect",
+    DEAD: "check whether the head is active on other inputs; if not, prune it or, in training, initialise its "
+    "projections again",
+    SINK: "this is normal: a head that finds nothing to attend to puts its weight there; keep that key in any cache "
+    "that evicts keys, and exclude it from averages over keys",
+    VANISHING: "the weights are one-hot or the values similar: normalise queries and keys (qk_norm) or cap the logits "
     "(softcap); with float16 look at the loss scale",
     NOT_FINITE: "the numbers were finite in all calls seen before this one: look at what this module reads; lower the "
     "learning rate, and in float16 look for values above 65,504",
