@@ -22,6 +22,7 @@ namespace saccade {
 namespace SACCADE_SET {
 
 template <class T> class DecodePass {
+    typedef typename Rows<T>::weight Weight;
     static constexpr int step = Rows<T>::step;
     static constexpr int wide = 512;     // keys in a chunk
     static constexpr int words = wide / 64;
@@ -68,7 +69,7 @@ template <class T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, Rows<T>::pairs ? 2 : 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -172,7 +173,7 @@ template <class T> class DecodePass {
         }
         for (int64_t r = 0; r < rows; r++) take_query(c, r);
         score(c);
-        for (int64_t r = 0; r < rows; r++) weigh(c, r, result_of(c.result, r) + columns);
+        for (int64_t r = 0; r < rows; r++) weigh(c, r, result_of(c.result, r) + columns), round(c, r);
         add_values(c);
         for (int64_t r = 0; r < rows; r++) {
             float* out = result_of(c.result, r);
@@ -267,6 +268,18 @@ template <class T> class DecodePass {
         for (int64_t j = 0; j < width; j += lanes) store(s + j, load(s + j) * dropout.at(c.seen.start + j + p.dropout.key_origin));
     }
 
+    // Where the weights of a row stand once `weigh` and `round` are through with its scores.
+    const Weight* weights_of(const Chunk& c, int64_t r) const { return reinterpret_cast<const Weight*>(c.scores + r * wide); }
+
+    // Weights as the values are multiplied by them; a row of bf16 takes the first half of the row's scores.
+    void round(const Chunk& c, int64_t r) const {
+        if constexpr (Rows<T>::pairs) {
+            float* s = c.scores + r * wide;
+            T* to = reinterpret_cast<T*>(s);
+            for (int64_t j = 0; j < c.count(); j += lanes) store_from_float(to + j, load(s + j));
+        }
+    }
+
     void add_values(const Chunk& c) const {
         std::fill_n(c.out, rows * values.padded(), 0.0f);
         T some[stretch * step];
@@ -280,8 +293,8 @@ template <class T> class DecodePass {
                 from = some, stride = step;
             }
             in_tiles(rows, [&](auto tile, int64_t r) {
-                weighted<T, tile.value>(values, c.scores + r * wide + j, wide, from, stride, count, c.out + r * values.padded(), ahead,
-                                        r == 0);
+                weighted<T, tile.value>(values, weights_of(c, r) + j, wide * sizeof(float) / sizeof(Weight), from, stride, count,
+                                        c.out + r * values.padded(), ahead, r == 0);
             });
         }
     }
@@ -299,7 +312,7 @@ template <class T> class DecodePass {
         for (int64_t j = 0; j < c.count(); j++) {
             if (c.masked && !(c.bits[r * words + j / 64] >> (j % 64) & 1)) continue;
             if (p.bias.form != Bias::none && bias.at(c.seen.start + j, 1)[0] == -infinity) continue;
-            for (int64_t d = 0; d < p.value_width; d++) out[d] += c.scores[r * wide + j] * to_float(c.value[j * f.value.row + d]);
+            for (int64_t d = 0; d < p.value_width; d++) out[d] += to_float(weights_of(c, r)[j]) * to_float(c.value[j * f.value.row + d]);
         }
     }
 
@@ -346,7 +359,12 @@ template <class T> class DecodePass {
 inline void decode(const Forward& f) {
     switch (f.problem.type) {
         case Type::f32: return DecodePass<float>(f).run();
-        case Type::bf16: return DecodePass<bf16>(f).run();
+        case Type::bf16:
+#if defined(SACCADE_PAIRS)
+            // One row is bound by memory, and reads it a little slower in pairs; from two on there is more to multiply.
+            if (f.problem.group() * f.problem.length_q > 1) return DecodePass<paired>(f).run();
+#endif
+            return DecodePass<bf16>(f).run();
         case Type::f16: return DecodePass<f16>(f).run();
     }
 }

@@ -14,19 +14,47 @@ namespace saccade {
 namespace SACCADE_SET {
 
 // One step as vectors of float: one vector, or the even and the odd entries, which are a shift and a mask away.
+// `place`: where an entry stands in a step's weighted values.
 template <class T> struct Rows {
-    static constexpr int parts = 1, step = lanes;
+    static constexpr int parts = 1, key_parts = parts, step = lanes;
+    static constexpr bool pairs = false;
+    typedef vf vector;
+    typedef float weight;
     static SACCADE_INLINE void load_step(const T* p, vf (&x)[parts]) { x[0] = load_as_float(p); }
+    static SACCADE_INLINE vf multiply(const float* q, vf x, vf sum) { return sum + load(q) * x; }
+    static int place(int entry) { return entry; }
 };
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 template <> struct Rows<bf16> {
-    static constexpr int parts = 2, step = 2 * lanes;
+    static constexpr int parts = 2, key_parts = parts, step = 2 * lanes;
+    static constexpr bool pairs = false;
+    typedef vf vector;
+    typedef float weight;
     static SACCADE_INLINE void load_step(const bf16* p, vf (&x)[parts]) {
-        typedef vu vu_any __attribute__((aligned(2), may_alias));
-        const vu both = *reinterpret_cast<const vu_any*>(p);
+        const vu both = load(reinterpret_cast<const uint32_t*>(p));
         x[0] = (vf)(both << 16);
         x[1] = (vf)(both & splat_u(0xffff0000));
     }
+    static SACCADE_INLINE vf multiply(const float* q, vf x, vf sum) { return sum + load(q) * x; }
+    static int place(int entry) { return entry % 2 * lanes + entry / 2; }
+};
+#endif
+
+#if defined(SACCADE_PAIRS)
+// bf16 of which two are multiplied and added at once: neighbours in a key, and an entry of two values that follow each
+// other. Weights are rounded to bf16 for it.
+struct paired : bf16 {};
+
+template <> struct Rows<paired> {
+    static constexpr int parts = 2, key_parts = 1, step = 2 * lanes;
+    static constexpr bool pairs = true;
+    typedef vu vector;
+    typedef bf16 weight;
+    static SACCADE_INLINE void load_step(const bf16* p, vu (&x)[key_parts]) { x[0] = load(reinterpret_cast<const uint32_t*>(p)); }
+    static SACCADE_INLINE vf multiply(const float* q, vu x, vf sum) {
+        return dot_lanes(load(reinterpret_cast<const uint32_t*>(q)), x, sum);
+    }
+    static int place(int entry) { return entry % 8 / 4 * lanes + entry / 8 * 4 + entry % 4; }  // see `in_turn`
 };
 #endif
 
@@ -49,7 +77,7 @@ struct Width {
         }
     }
 
-    // A row times a factor in the order of the steps' vectors, [steps][parts][lanes].
+    // A row times a factor in the order of the steps' vectors, [steps][parts][lanes]; pairs stay bf16.
     template <class T> void spread(const T* from, float factor, float* to) const {
         constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
         for (int64_t n = 0; n < steps; n++, to += step) {
@@ -57,30 +85,36 @@ struct Width {
             const int64_t known = n * step - first;  // entries of this step that came before
             T some[step] = {};
             for (int64_t e = known; e < there; e++) some[e] = from[first + e];
-            vf x[parts];
-            Rows<T>::load_step(some, x);
-            for (int part = 0; part < parts; part++) store(to + part * lanes, x[part] * splat(factor));
+            if constexpr (Rows<T>::pairs) {  // the factor is a power of two: nothing is rounded
+                for (T& x : some) from_float(x, to_float(x) * factor);
+                memcpy(to, some, sizeof(some));
+            } else {
+                vf x[parts];
+                Rows<T>::load_step(some, x);
+                for (int part = 0; part < parts; part++) store(to + part * lanes, x[part] * splat(factor));
+            }
         }
     }
 
     // A row of vectors in that order back to entries in their own.
     template <class T> void natural(const float* from, float* to) const {
-        constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+        constexpr int step = Rows<T>::step;
         for (int64_t n = 0; n < steps; n++) {
             float* place = to + std::min(n * step, last);
-            for (int64_t e = 0; e < step; e++) place[e] = from[n * step + e % parts * lanes + e / parts];
+            for (int e = 0; e < step; e++) place[e] = from[n * step + Rows<T>::place(e)];
         }
     }
 };
 
 // Rows that are asked for while others are being used: as many, as wide, further on in memory. The processor's own
-// prefetching starts again at every page and gives up on rows with gaps; this reaches the bandwidth of plain reading.
+// prefetching starts again at every page and gives up on rows with gaps; this reaches the bandwidth of plain reading. They
+// are asked for into the second-level cache: lines on their way to the first take the few places that loads wait in.
 template <class T> struct Ahead {
     const T* rows;
     int64_t stride;
     SACCADE_INLINE void ask(int64_t row, int64_t entry) const {  // may lie beyond the last row: an address, never a read
         const int64_t place = (row * stride + entry) * (int64_t)sizeof(T);
-        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows) + (uintptr_t)place), 0, 3);
+        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows) + (uintptr_t)place), 0, 2);
     }
 };
 
@@ -107,41 +141,41 @@ template <int half = lanes / 2> SACCADE_INLINE vf totals(vf* x) {
 template <class T, int rows, int group, bool ragged>
 SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T* key, int64_t stride, const vu* keep,
                                   vf (*sum)[lanes / rows]) {
-    constexpr int parts = Rows<T>::parts;
-    vf x[group][parts];
+    constexpr int parts = Rows<T>::key_parts;
+    typedef typename Rows<T>::vector vector;
+    vector x[group][parts];
 #pragma GCC unroll 4
     for (int k = 0; k < group; k++) {
         Rows<T>::load_step(key + k * stride, x[k]);
         if (ragged)
 #pragma GCC unroll 2
-            for (int part = 0; part < parts; part++) x[k][part] = (vf)((vu)x[k][part] & keep[part]);
+            for (int part = 0; part < parts; part++) x[k][part] = (vector)((vu)x[k][part] & keep[part]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int part = 0; part < parts; part++) {
-            const vf q = load(query + r * query_row + part * lanes);
+        for (int part = 0; part < parts; part++)
 #pragma GCC unroll 4
-            for (int k = 0; k < group; k++) sum[r][k] += q * x[k][part];
-        }
+            for (int k = 0; k < group; k++)
+                sum[r][k] = Rows<T>::multiply(query + r * query_row + part * lanes, x[k][part], sum[r][k]);
 }
 
-// The same over four whole steps, key after key: each load then goes from key to key at one stride, which the processor's
+// The same over `some` whole steps, key after key: each load then goes from key to key at one stride, which the processor's
 // prefetcher follows. Four rows of floats take the keys together instead, for want of registers.
-template <class T, int rows, int group>
+template <class T, int some, int rows, int group>
 SACCADE_INLINE void multiply_keys(const float* query, int64_t query_row, const T* key, int64_t stride, vf (*sum)[lanes / rows]) {
-    constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+    constexpr int parts = Rows<T>::key_parts, step = Rows<T>::step;
 #pragma GCC unroll 4
     for (int k = 0; k < group; k++)
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
-            vf x[parts];
+        for (int n = 0; n < some; n++) {
+            typename Rows<T>::vector x[parts];
             Rows<T>::load_step(key + k * stride + n * step, x);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
                 for (int part = 0; part < parts; part++)
-                    sum[r][k] += load(query + r * query_row + n * step + part * lanes) * x[part];
+                    sum[r][k] = Rows<T>::multiply(query + r * query_row + n * step + part * lanes, x[part], sum[r][k]);
         }
 }
 
@@ -150,10 +184,12 @@ template <class T, int rows, bool ragged, bool fetch>
 __attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores,
                                            int64_t wide, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step, keys = lanes / rows, group = keys < 4 ? keys : 4;
+    constexpr int some_steps = 4 / parts;
     const int64_t whole = width.steps - ragged;
     vu keep[parts];
     for (int part = 0; part < parts; part++)
         for (int l = 0; l < lanes; l++) keep[part][l] = l * parts + part >= width.twice() ? ~0u : 0;
+    if constexpr (Rows<T>::pairs) keep[0] = (keep[0] & 0xffff) | (keep[1] & 0xffff0000);
 #pragma GCC unroll 1
     for (int64_t j = 0; j < lanes; j += keys) {
         vf sum[rows][keys];
@@ -163,13 +199,13 @@ __attribute__((noinline)) void products_of(const Width& width, const float* quer
             const T* at = key + (j + first) * stride;
             int64_t n = 0;
             if constexpr (rows == 1 || parts == 2)
-                for (; n + 4 <= whole; n += 4) {
+                for (; n + some_steps <= whole; n += some_steps) {
                     if (fetch)
 #pragma GCC unroll 4
                         for (int k = 0; k < group; k++)
 #pragma GCC unroll 4
-                            for (int m = 0; m < 4; m++) ahead.ask(j + first + k, (n + m) * step);
-                    multiply_keys<T, rows, group>(query + n * step, width.padded(), at + n * step, stride, some);
+                            for (int m = 0; m < some_steps; m++) ahead.ask(j + first + k, (n + m) * step);
+                    multiply_keys<T, some_steps, rows, group>(query + n * step, width.padded(), at + n * step, stride, some);
                 }
             for (; n < whole; n++) {
                 if (fetch)
@@ -205,10 +241,55 @@ SACCADE_INLINE void products(const Width& width, const float* query, const T* ke
 
 // --- weighted values ----------------------------------------------------------------------------------------------
 
-// out[r] += sum_j weights[r][j] value[j] for `vectors` steps, of which the last begins at `last`.
+// sum[r] += weights[r][0] value[0] for `vectors` steps, of which the last begins at `last`.
+template <class T, int rows, int vectors>
+SACCADE_INLINE void weigh_rows(const float* weights, int64_t wide, const T* value, int64_t, int64_t last, bool,
+                               vf (*sum)[vectors][Rows<T>::parts]) {
+    constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+    vf x[vectors][parts];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) Rows<T>::load_step(value + (v == vectors - 1 ? last : v * step), x[v]);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const vf weight = splat(weights[r * wide]);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) sum[r][v][part] += weight * x[v][part];
+    }
+}
+
+#if defined(SACCADE_PAIRS)
+// The same for two values, of which the second may be missing. wide counts weights.
+template <class T, int rows, int vectors>
+SACCADE_INLINE void weigh_rows(const bf16* weights, int64_t wide, const T* value, int64_t stride, int64_t last, bool alone,
+                               vf (*sum)[vectors][Rows<T>::parts]) {
+    constexpr int step = Rows<T>::step;
+    vu row[2][vectors][1] = {}, x[vectors][2];
+#pragma GCC unroll 2
+    for (int n = 0; n < 2 - alone; n++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+            Rows<T>::load_step(value + n * stride + (v == vectors - 1 ? last : v * step), row[n][v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) in_turn(row[0][v][0], row[1][v][0], x[v]);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        uint32_t two;
+        memcpy(&two, weights + r * wide, 4);
+        const spread_pair weight = splat_pair(alone ? two & 0xffff : two);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 2
+            for (int part = 0; part < 2; part++) sum[r][v][part] = dot(weight, x[v][part], sum[r][v][part]);
+    }
+}
+#endif
+
+// out[r] += sum_j weights[r][j] value[j] for `vectors` steps.
 template <class T, int rows, int vectors, bool fetch>
-SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t count,
-                                  float* out, int64_t out_row, Ahead<T> ahead) {
+SACCADE_INLINE void weighted_tile(const typename Rows<T>::weight* weights, int64_t wide, const T* value, int64_t stride,
+                                  int64_t last, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
     vf sum[rows][vectors][parts];
 #pragma GCC unroll 4
@@ -217,22 +298,17 @@ SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* v
         for (int v = 0; v < vectors; v++)
 #pragma GCC unroll 2
             for (int part = 0; part < parts; part++) sum[r][v][part] = load(out + r * out_row + v * step + part * lanes);
-    for (int64_t j = 0; j < count; j++, value += stride) {
-        vf x[vectors][parts];
+    constexpr int at_once = Rows<T>::pairs ? 2 : 1;
+    int64_t j = 0;
+    for (; j + at_once <= count; j += at_once) {
         if (fetch)
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++) ahead.ask(j, v * step);
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++) Rows<T>::load_step(value + (v == vectors - 1 ? last : v * step), x[v]);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            const vf weight = splat(weights[r * wide + j]);
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++)
 #pragma GCC unroll 2
-                for (int part = 0; part < parts; part++) sum[r][v][part] += weight * x[v][part];
-        }
+            for (int k = 0; k < at_once; k++)
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++) ahead.ask(j + k, v * step);
+        weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, false, sum);
     }
+    if (j < count) weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, true, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
@@ -242,8 +318,8 @@ SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* v
 }
 
 template <class T, int rows, int vectors, bool fetch>
-SACCADE_INLINE void weighted_last(int64_t left, const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last,
-                                  int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
+SACCADE_INLINE void weighted_last(int64_t left, const typename Rows<T>::weight* weights, int64_t wide, const T* value, int64_t stride,
+                                  int64_t last, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
     if constexpr (vectors > 0) {
         if (left == vectors) return weighted_tile<T, rows, vectors, fetch>(weights, wide, value, stride, last, count, out, out_row, ahead);
         weighted_last<T, rows, vectors - 1, fetch>(left, weights, wide, value, stride, last, count, out, out_row, ahead);
@@ -252,8 +328,8 @@ SACCADE_INLINE void weighted_last(int64_t left, const float* weights, int64_t wi
 
 // out[r] += sum_j weights[r][j] value[j], out in the order of the steps' vectors.
 template <class T, int rows, bool fetch>
-__attribute__((noinline)) void weighted_of(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride,
-                                           int64_t count, float* out, Ahead<T> ahead) {
+__attribute__((noinline)) void weighted_of(const Width& width, const typename Rows<T>::weight* weights, int64_t wide, const T* value,
+                                           int64_t stride, int64_t count, float* out, Ahead<T> ahead) {
     constexpr int step = Rows<T>::step, most = std::min(8, registers / 2 / rows) / Rows<T>::parts;
     static_assert(most > 0);
     for (int64_t n = 0; n < width.steps; n += most) {
@@ -265,8 +341,8 @@ __attribute__((noinline)) void weighted_of(const Width& width, const float* weig
 }
 
 template <class T, int rows>
-SACCADE_INLINE void weighted(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride, int64_t count,
-                             float* out, Ahead<T> ahead, bool fetch) {
+SACCADE_INLINE void weighted(const Width& width, const typename Rows<T>::weight* weights, int64_t wide, const T* value, int64_t stride,
+                             int64_t count, float* out, Ahead<T> ahead, bool fetch) {
     (fetch ? weighted_of<T, rows, true> : weighted_of<T, rows, false>)(width, weights, wide, value, stride, count, out, ahead);
 }
 

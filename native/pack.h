@@ -36,16 +36,20 @@ struct Scale {
 
 // Whether everything seen was finite, kept as a vector until it is asked.
 struct Finite {
+    typedef uint16_t halves __attribute__((vector_size(4 * lanes)));
     vu bits = {};
+    halves most = {};                                        // of both halves, without their signs
     SACCADE_INLINE void see(vf x) { bits |= (vu)(x - x); }  // a NaN unless finite
-    SACCADE_INLINE void see(vu two) {                        // an exponent of all ones in either half
-        const vu high = splat_u(0x7f800000), low = splat_u(0x7f80);
-        bits |= (vu)((two & high) == high) | (vu)((two & low) == low);
+    SACCADE_INLINE void see(vu two) {
+        const halves size = (halves)(two + two) & 0xfffe;  // the low half's sign falls into the lowest bit of the high one
+        most = size > most ? size : most;
     }
     SACCADE_INLINE bool all() const {
         uint32_t any = 0;
+        uint16_t size = 0;
         for (int i = 0; i < lanes; i++) any |= bits[i];
-        return any == 0;
+        for (int i = 0; i < 2 * lanes; i++) size = std::max(size, (uint16_t)most[i]);
+        return any == 0 && size < 0xff00;  // an exponent of all ones
     }
 };
 
@@ -132,10 +136,11 @@ void pack_query(const T* rows, int64_t stride, int64_t count, int64_t width, flo
             if constexpr (Math::pack == 1) {
                 store_from_float(reinterpret_cast<float*>(to) + i * units + u, load_as_float(from, left) * splat(power), last);
             } else {
-                T some[2 * lanes];
-                store_from_float(some, load_as_float(from, left) * splat(power));
-                store_from_float(some + lanes, load_as_float(from + (left > lanes ? lanes : 0), left - lanes) * splat(power));
-                memcpy(to + i * units + u, some, (last < lanes ? last : lanes) * 4);
+                const vf low = load_as_float(from, left) * splat(power);
+                const vf high = load_as_float(from + (left > lanes ? lanes : 0), left - lanes) * splat(power);
+                float some[lanes];
+                Math::put(last < lanes ? some : reinterpret_cast<float*>(to + i * units + u), 0, low, high);
+                if (last < lanes) memcpy(to + i * units + u, some, last * 4);
             }
         }
 }

@@ -421,11 +421,13 @@ template <class T> SACCADE_INLINE void store_from_float(T* p, vf x, int64_t coun
 typedef vu spread_pair;
 SACCADE_INLINE spread_pair splat_pair(uint32_t two) { return (vu)_mm512_set1_epi32((int)two); }
 SACCADE_INLINE vf dot(spread_pair a, vu b, vf c) { return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+SACCADE_INLINE vf dot_lanes(vu a, vu b, vf c) { return dot(a, b, c); }
 #else
 // The instruction takes `a` from one lane of a register.
 typedef bfloat16x4_t spread_pair;
 SACCADE_INLINE spread_pair splat_pair(uint32_t two) { return vreinterpret_bf16_u32(vset_lane_u32(two, vdup_n_u32(0), 0)); }
 SACCADE_INLINE vf dot(spread_pair a, vu b, vf c) { return (vf)vbfdotq_lane_f32((float32x4_t)c, (bfloat16x8_t)b, a, 0); }
+SACCADE_INLINE vf dot_lanes(vu a, vu b, vf c) { return (vf)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b); }
 #endif
 
 // Entries of low and then of high as bf16, in order.
@@ -441,6 +443,13 @@ typedef uint16_t vp __attribute__((vector_size(4 * lanes)));
 template <int... i> SACCADE_INLINE vu halves_in_turn(vu x, std::integer_sequence<int, i...>) {
     return (vu)__builtin_shufflevector((vp)x, (vp)x, i / 2 + i % 2 * lanes...);
 }
+// Entries of one and of next in turn: of each 128 bits four, the first of them in x[0], the others in x[1].
+template <int... i> SACCADE_INLINE void in_turn(vu one, vu next, vu (&x)[2], std::integer_sequence<int, i...>) {
+    x[0] = (vu)__builtin_shufflevector((vp)one, (vp)next, i / 8 * 8 + i % 8 / 2 + i % 2 * 2 * lanes...);
+    x[1] = (vu)__builtin_shufflevector((vp)one, (vp)next, i / 8 * 8 + i % 8 / 2 + 4 + i % 2 * 2 * lanes...);
+}
+SACCADE_INLINE void in_turn(vu one, vu next, vu (&x)[2]) { in_turn(one, next, x, std::make_integer_sequence<int, 2 * lanes>()); }
+
 // Entries of the lower and the upper half in turn.
 SACCADE_INLINE vu halves_in_turn(vu x) { return halves_in_turn(x, std::make_integer_sequence<int, 2 * lanes>()); }
 
