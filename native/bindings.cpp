@@ -505,12 +505,14 @@ nb::object peak(double (*measure)(int, double), int threads, double milliseconds
 }
 
 // Addresses of dense float32 memory, the weight's of bf16 where it is `half`; `bias` may be 0.
-void few_rows(Pointer x, Pointer weight, bool half, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
-              int threads) {
+void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
+              int64_t block, int threads) {
     if (rows < 1 || rows > kFewRows || width < 1 || features < 1 || threads < 1) refuse("few_rows of such sizes");
+    if (block < 0 || (half && block) || (turned && !block)) refuse("few_rows of such an order");
     if (!x || !weight || !out) refuse("few_rows has no memory");
     FewRows call;
     call.rows = rows, call.width = width, call.features = features, call.threads = threads, call.half = half;
+    call.block = block, call.turned = turned;
     call.x = reinterpret_cast<const float*>(x), call.weight = reinterpret_cast<const void*>(weight);
     call.bias = reinterpret_cast<const float*>(bias), call.out = reinterpret_cast<float*>(out);
     nb::gil_scoped_release released;

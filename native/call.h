@@ -257,11 +257,13 @@ struct HeadRanges {
 
 constexpr int kFewRows = 8;
 
-// out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32, but for W where it is `half`: bf16.
+// out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32, but for W where it is `half`: bf16. With a `block` the terms
+// of a sum are added one by one, in blocks of so many that are added as they end; W may then lie `turned`, (E, F).
 struct FewRows {
     int64_t rows = 0, width = 0, features = 0;  // R (at most kFewRows), E, F
+    int64_t block = 0;
     int threads = 1;
-    bool half = false;
+    bool half = false, turned = false;
     const float *x = nullptr, *bias = nullptr;  // bias: or null
     const void* weight = nullptr;
     float* out = nullptr;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "call.h"
+#include "ordered_rows.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -88,7 +89,9 @@ template <class T> void few_rows_in(const FewRows& call) {
     }
 }
 
-inline void few_rows(const FewRows& call) { call.half ? few_rows_in<bf16>(call) : few_rows_in<float>(call); }
+inline void few_rows(const FewRows& call) {
+    call.block ? ordered_rows(call) : call.half ? few_rows_in<bf16>(call) : few_rows_in<float>(call);
+}
 
 }  // namespace SACCADE_SET
 }  // namespace saccade

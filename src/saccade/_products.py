@@ -30,6 +30,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
+ORDERED = min(2, FEW)  # rows that a packed copy is slower for than the weight itself
+_BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their sum to the others
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
 _HARMLESS = DeviceContext, _tap.PassiveMode
@@ -45,7 +47,8 @@ class Product:
     oneDNN multiplies by plain weights where PyTorch's matmul leaves half of the processor idle.
 
     With a packed copy a row's bits do not depend on the rows beside it, nor on the number of threads: oneDNN sums in
-    one order for two rows and more, and a single one is multiplied twice.
+    one order for two rows and more. One or two rows are multiplied by the weight itself in that same order, where a
+    trial gave the same bits; elsewhere a single row is multiplied twice.
 
     Copies and pickles of a module begin without the copy of the weight.
     """
@@ -53,6 +56,7 @@ class Product:
     def __init__(self) -> None:
         self.users = 0  # of `packed_weights`, which may be nested
         self.copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
+        self.blocks: dict[tuple[torch.Size, str | None], int] = {}  # of shape and activation: see `_block`
 
     def __call__(
         self,
@@ -74,6 +78,10 @@ class Product:
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
                     return finished(_Trained.apply(x, weight, bias), activation, joined)
             elif self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
+                if large and x.dtype == torch.float32 and x.numel() <= ORDERED * weight.shape[1]:
+                    block = self._block(x, weight, bias, activation)
+                    if block:
+                        return _ordered(x, weight, bias, activation, joined, block)
                 return multiply(x, self._packed(x, weight), bias, activation, joined)
             elif large and x.dtype == torch.float32:
                 if x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
@@ -89,6 +97,21 @@ class Product:
             self.copy = version, packed(weight, x.numel() // x.shape[-1])
         return self.copy[1]
 
+    def _block(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> int:
+        """Terms in a block of oneDNN's sums, found by trying; 0 where no order that we know gives its bits."""
+        case = weight.shape, activation
+        if case not in self.blocks:
+            self.blocks[case] = 0
+            readable = weight.is_contiguous() or weight.t().is_contiguous()
+            if readable and (activation is None or weight.shape[0] % _SIDE == 0):
+                trial = torch.arange(ORDERED * weight.shape[1], dtype=x.dtype).sin().view(ORDERED, -1)
+                expected = multiply(trial, self._packed(x, weight), bias, activation)
+                for block in _BLOCKS:
+                    if torch.equal(_ordered(trial, weight, bias, activation, None, block), expected):
+                        self.blocks[case] = block
+                        break
+        return self.blocks[case]
+
     def __deepcopy__(self, memo: Any) -> Product:
         return Product()
 
@@ -101,8 +124,12 @@ def packed(weight: Tensor, rows: int = _ROWS) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), max(_ROWS, rows))
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., E) of at most `FEW` rows, float32, to (..., F). W is float32 or bf16, which is multiplied in float32."""
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> Tensor:
+    """x (..., E) of at most `FEW` rows, float32, to (..., F). W is float32 or bf16, which is multiplied in float32.
+
+    With a `block` the terms of a sum are added one by one, in blocks of so many that are added as they end; a float32 W
+    may then be a transpose.
+    """
     features, width = weight.shape
     x = x.contiguous()
     out = x.new_empty(*x.shape[:-1], features)
@@ -110,11 +137,13 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x.data_ptr(),
         weight.data_ptr(),
         weight.dtype == torch.bfloat16,
+        not weight.is_contiguous(),
         0 if bias is None else bias.contiguous().data_ptr(),
         out.data_ptr(),
         x.numel() // width,
         width,
         features,
+        block,
         torch.get_num_threads(),
     )
     return out
@@ -132,6 +161,24 @@ def multiply(
         return torch.ops.mkldnn._linear_pointwise.binary(x, joined[1], weight, bias, joined[0])
     name, algorithm = ("none", "") if activation is None else _FUSED[activation]
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
+
+
+_SIDE = 16
+
+
+def _ordered(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, block: int
+) -> Tensor:
+    out = few_rows(x, weight.detach(), bias, block)
+    if activation is None:
+        return finished(out, None, joined)
+    # The bits of oneDNN's activation are had from oneDNN alone: it activates a product with the unit matrix.
+    return multiply(out.view(-1, _SIDE), _unit(), None, activation).view(out.shape)
+
+
+@functools.cache
+def _unit() -> Tensor:
+    return packed(torch.eye(_SIDE))
 
 
 def finished(out: Tensor, activation: str | None, joined: Joined | None) -> Tensor:

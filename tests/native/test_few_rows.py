@@ -48,6 +48,50 @@ def test_every_number_of_rows(width, features, monkeypatch):
         assert rows == [n for count in range(1, _products.FEW + 1) for n in (count, 1)]
 
 
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize(("width", "features"), [(211, 157), (1037, 2053), (64, 16)])
+@pytest.mark.parametrize("block", [512, 37])
+def test_sums_run_in_the_order_that_was_asked_for(width, features, block):
+    """One multiply-add after the other, against the same in float64 rounded after each (sets without fused ones: near)."""
+    torch.manual_seed(width + block)
+    weight, bias, x = torch.randn(features, width), torch.randn(features), torch.randn(_products.FEW, width)
+    total = torch.zeros(len(x), features)
+    for first in range(0, width, block):
+        part = torch.zeros(len(x), features)
+        for k in range(first, min(first + block, width)):
+            part = (x[:, k, None].double() * weight[:, k].double() + part.double()).float()
+        total = total + part
+    turned = weight.t().contiguous().t()
+    for name in each_set():
+        for count in range(1, len(x) + 1):
+            got = _products.few_rows(x[:count], weight, bias, block)
+            assert torch.equal(got, _products.few_rows(x[:count], turned, bias, block))
+            assert torch.equal(got, (total + bias)[:count]) or name == "baseline"
+            assert torch.allclose(got, (total + bias)[:count], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("width", "features"), [(768, 1040), (1037, 1040), (3001, 160)])
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "relu", "silu"])
+def test_one_and_two_rows_have_the_bits_that_they_have_among_many(width, features, activation, turned, monkeypatch):
+    """With a packed copy, whose sums are oneDNN's; and the kernel is in use wherever oneDNN's order is known."""
+    rows = counted(monkeypatch)
+    torch.manual_seed(width)
+    weight, bias, x = torch.randn(features, width) / 9, torch.randn(features), torch.randn(9, width)
+    weight = weight.t().contiguous().t() if turned else weight
+    product, other = _products.Product(), torch.randn(9, features)
+    product.users = 1
+    joined = ("add", other) if activation is None else None
+    with torch.no_grad():
+        many = product(x, weight, bias, activation, joined)
+        for count in (1, 2):
+            some = None if joined is None else ("add", other[:count])
+            assert torch.equal(product(x[:count], weight, bias, activation, some), many[:count])
+    block = product.blocks[weight.shape, activation]
+    assert block in (0, *_products._BLOCKS)
+    assert not block or rows[-2:] == [1, 2]
+
+
 def test_threads_change_no_bit():
     layer, x = layer_of(512, 2053), torch.randn(3, 1, 512)
     with torch.no_grad():
