@@ -508,7 +508,7 @@ nb::object peak(double (*measure)(int, double), int threads, double milliseconds
 void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
               int64_t block, int threads) {
     if (rows < 1 || rows > kFewRows || width < 1 || features < 1 || threads < 1) refuse("few_rows of such sizes");
-    if (block < 0 || (half && block) || (turned && !block)) refuse("few_rows of such an order");
+    if (block < 0 || (block && (half || rows > kOrderedRows)) || (turned && !block)) refuse("few_rows of such an order");
     if (!x || !weight || !out) refuse("few_rows has no memory");
     FewRows call;
     call.rows = rows, call.width = width, call.features = features, call.threads = threads, call.half = half;
@@ -550,6 +550,7 @@ NB_MODULE(_native, module) {
     module.def("head_ranges", &saccade::head_ranges, "Ends and norms of queries, keys and values, ends of logits and weights, per head.");
     module.def("few_rows", &saccade::few_rows, "x W^T + b of at most `most_rows` rows; see native/call.h.");
     module.attr("most_rows") = kFewRows;
+    module.attr("most_ordered_rows") = kOrderedRows;
     module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");

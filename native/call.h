@@ -255,10 +255,11 @@ struct HeadRanges {
     bool* sound = nullptr;  // (Hq + 2 Hkv,): whether nothing of the head is NaN or infinite, and something of it is real
 };
 
-constexpr int kFewRows = 8;
+constexpr int kFewRows = 8, kOrderedRows = 2;
 
 // out (R, F) = x (R, E) W^T + b, W (F, E), all dense float32, but for W where it is `half`: bf16. With a `block` the terms
-// of a sum are added one by one, in blocks of so many that are added as they end; W may then lie `turned`, (E, F).
+// of a sum are added one by one, in blocks of so many that are added as they end: R is at most kOrderedRows, and W may lie
+// `turned`, (E, F).
 struct FewRows {
     int64_t rows = 0, width = 0, features = 0;  // R (at most kFewRows), E, F
     int64_t block = 0;

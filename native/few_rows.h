@@ -1,5 +1,5 @@
-// Products of few rows with a weight as it lies in memory: out = x W^T + b. Reading W once is the whole cost, so it is
-// read as a stream, line after line, as a copy would be; a bf16 weight is half as long, and is multiplied in float.
+// Products of few rows with a weight as it lies in memory, out = x W^T + b, in an order of sums of our own (a given one:
+// ordered_rows.h). Reading W once is the whole cost, so it is read as a stream, line after line, as a copy would be; a bf16 weight is half as long, and is multiplied in float.
 //
 // Shape legend: R rows (at most kFewRows), E width, F features.
 #pragma once

@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
-ORDERED = min(2, FEW)  # rows that a packed copy is slower for than the weight itself
+ORDERED = 0 if _kernels.module is None else _kernels.module.most_ordered_rows  # more are as fast with a packed copy
 _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their sum to the others
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
@@ -127,8 +127,8 @@ def packed(weight: Tensor, rows: int = _ROWS) -> Tensor:
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> Tensor:
     """x (..., E) of at most `FEW` rows, float32, to (..., F). W is float32 or bf16, which is multiplied in float32.
 
-    With a `block` the terms of a sum are added one by one, in blocks of so many that are added as they end; a float32 W
-    may then be a transpose.
+    With a `block` the terms of a sum are added one by one, in blocks of so many that are added as they end: of at most
+    `ORDERED` rows and a float32 W, which may be a transpose.
     """
     features, width = weight.shape
     x = x.contiguous()

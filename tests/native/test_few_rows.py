@@ -54,7 +54,7 @@ def test_every_number_of_rows(width, features, monkeypatch):
 def test_sums_run_in_the_order_that_was_asked_for(width, features, block):
     """One multiply-add after the other, against the same in float64 rounded after each (sets without fused ones: near)."""
     torch.manual_seed(width + block)
-    weight, bias, x = torch.randn(features, width), torch.randn(features), torch.randn(_products.FEW, width)
+    weight, bias, x = torch.randn(features, width), torch.randn(features), torch.randn(_products.ORDERED, width)
     total = torch.zeros(len(x), features)
     for first in range(0, width, block):
         part = torch.zeros(len(x), features)
