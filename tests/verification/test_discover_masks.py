@@ -222,6 +222,25 @@ def test_what_hides_nothing_is_read_as_is_usual():
     assert any("neither meaning hides a key completely" in words for words in discover(ignored).reading.assumed)
 
 
+class Multiplied(nn.Module):
+    """Axes of four broadcast, too, and scramble the output."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x, mask=None):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 3, width // 3).permute(2, 0, 3, 1, 4)
+        scores = scores_of(q, k)
+        scores = scores if mask is None else scores * mask[:, None, None, :]
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width)
+
+
+def test_a_shape_that_changes_the_output_while_it_hides_nothing_is_none():
+    assert [mask.axes for mask in discover(Multiplied().eval()).reading.masks] == ["BK"]
+
+
 def test_a_promise_wins_over_all():
     assert discover(inverted, promise=Promise(mask="ignore")).reading.masks[0].meaning == "ignore"
 

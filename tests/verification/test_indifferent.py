@@ -5,6 +5,7 @@ Shape legend: B batch, H heads, L length, D head width, E model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks import _scale as scale
-from saccade.verification.checks.mask_meaning import _check as mask_meaning
 from saccade.verification.target._subject import Subject
 
 H, D, E = 3, 7, 21
@@ -145,7 +145,31 @@ def test_a_padding_mask_that_multiplies_queries_is_told_both():
     (finding,) = report.errors
     assert "it hides queries where it should hide keys" in finding.message
     assert "it is multiplied into the scores" in finding.message
-    assert finding.fix == mask_meaning.FIX.replace("~mask", "~mask[:, None, None, :]")
+    assert 'scores.masked_fill(~mask[:, None, :], float("-inf"))' in finding.fix  # (batch, queries, keys) as scores are
+
+
+class Inverted(nn.Module):
+    """mask: (batch, length), True = padding."""
+
+    def __init__(self, width=24, fill=-1e4):
+        super().__init__()
+        self.qkv, self.out, self.fill = nn.Linear(width, 3 * width), nn.Linear(width, width), fill
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask[:, None, None, :], self.fill)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("fill", "follow"), [(-1e4, {"mixing"}), (-math.inf, {"precision", "causal-blindness"})])
+def test_what_an_inverted_mask_hides_in_every_call_is_one_error(fill, follow):
+    """Uniform weights use no queries and keys, and NaN is nothing: both come of a mask that hides all."""
+    names = ["mask-meaning", "mixing", "precision", "causal-blindness"]
+    report = saccade.verify(Inverted(fill=fill).eval(), isolated=False, checks=names)
+    (error,) = report.errors
+    assert "The polarity is inverted" in error.message and "masked_fill(~mask[" in error.location.code
+    followed = [one for one in report.findings if one.message.endswith("Probably follows from mask-meaning.")]
+    assert {one.check for one in followed} == follow and len(report.findings) == 1 + len(follow)
 
 
 def test_unused_projections_follow_from_weights_that_ignore_them():

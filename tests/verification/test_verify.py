@@ -365,6 +365,33 @@ def test_a_call_that_raised_follows_from_sizes_that_are_not_taken():
     assert severities(told) == {"causal-leak": "error", "robustness": "error"}
 
 
+UNUSED = {"projection": "qkv", "channels": [0, 1]}
+NOTHING = [("precision", {"finite": 0}), ("causal-blindness", {"mixes": False}), ("mixing", UNUSED)]
+
+
+@pytest.mark.parametrize("severity", ["error", "warning"])
+@pytest.mark.parametrize(("name", "evidence"), NOTHING)
+def test_a_mask_that_hides_all_explains_what_it_leaves_undone(name, evidence, severity):
+    made = chain(**{"mask-meaning": ("mixing",), name: ()})
+    blind = finding(name, severity, evidence=evidence)
+    told, outcomes = explain(made, [blind, finding("mask-meaning", evidence={"hides_all": True})])
+    assert severities(told) == {"mask-meaning": "error", name: "note"}
+    assert told[-1].message == f"{name} is broken. Probably follows from mask-meaning."
+    assert outcomes[0].status == "failed"
+    told, _ = explain(made, [blind, finding("mask-meaning", evidence={"hides_all": False})])
+    assert severities(told)[name] == severity
+
+
+def test_a_constant_that_a_dtype_lacks_follows_from_nothing():
+    made = chain(**{"causal-blindness": (), "precision": ("causal-blindness",)})
+    constant = finding("precision", evidence={"dtype": "float16", "raised": "RuntimeError: overflow"})
+    told, outcomes = explain(made, [finding("causal-blindness"), constant])
+    assert severities(told) == {"causal-blindness": "error", "precision": "error"}
+    assert [one.status for one in outcomes] == ["failed", "failed"]
+    told, _ = explain(made, [finding("causal-blindness"), finding("precision", evidence={"dtype": "float16"})])
+    assert severities(told) == {"causal-blindness": "error", "precision": "note"}
+
+
 def test_a_chain_has_one_cause():
     made = chain(scale=(), softmax=("scale",), padding=("softmax",))
     told, _ = explain(made, [finding(name) for name in ("scale", "softmax", "padding")])

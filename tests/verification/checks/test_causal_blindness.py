@@ -53,6 +53,13 @@ def test_weights_that_underflow_are_not_hidden(mask_of: Callable[[int], Tensor])
 
 
 @pytest.mark.parametrize("fill", [float("-inf"), -1e9])
+def test_an_inverted_triangle(fill: float) -> None:
+    error = only_error(run(CHECK, hiding(lambda length: ~triangle(length), fill)))
+    assert "All outputs but the last see only later inputs: its causal mask is inverted." in error.message
+    assert "It is neither causal" not in error.message and "device=scores.device" in error.fix
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), -1e9])
 @pytest.mark.parametrize("make", [hiding, layer_of])
 def test_a_strict_triangle(make: Callable[..., Callable[..., Tensor]], fill: float) -> None:
     target = make(lambda length: triangle(length, -1), fill)

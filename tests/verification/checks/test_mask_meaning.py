@@ -146,6 +146,53 @@ def test_an_argument_with_several_shapes_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("axes", "shown"), [("BK", "~mask[:, None, None, :]"), ("BQK", "~mask[:, None]"), ("B1QK", "~mask")]
+)
+def test_the_fix_takes_the_mask_as_it_comes(axes: str, shown: str) -> None:
+    error = only_error(judged(lambda s, m: s.softmax(-1) + 0 * m.sum(), axes))
+    assert f'scores.masked_fill({shown}, float("-inf"))  # True = attend' in error.fix
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """PyTorch's kernel, given a mask of keys as it comes."""
+    shown = None if mask is None else mask[:, None, None]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown)
+
+
+def test_an_inverted_mask_of_a_kernel() -> None:
+    """Where nothing is to be seen, its weights are 0, and not NaN."""
+    ignore = with_mask("BK", "ignore", documented="ignore", behaves="attend", required=True)
+    error = only_error(run(CHECK, fused, replace(ATTENTION, masks=(ignore,))))
+    assert "The polarity is inverted" in error.message and error.evidence["hides_all"]
+    assert error.location is not None and "F.scaled_dot_product_attention(query" in error.location.code
+    assert error.fix == "attn_mask = ~mask[:, None, None, :]  # F.scaled_dot_product_attention: True = attend"
+
+
+def test_a_causal_mask_beside_it_takes_no_blame() -> None:
+    def target(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores * mask[:, None, None]
+        scores = scores.masked_fill(~triangle(scores.shape[-1]), INF)
+        return scores.softmax(-1) @ value
+
+    error = only_error(run(CHECK, target, replace(ATTENTION, masks=(with_mask("BK"),)), causal=True))
+    assert "Hidden scores are 0 instead of -inf" in error.message
+    assert error.location is not None and error.location.code == "scores = scores * mask[:, None, None]"
+
+
+@pytest.mark.parametrize(("fields", "severities"), [({}, ["warning"]), ({"documented": "attend"}, [])])
+def test_true_means_attend_under_a_name_of_the_opposite(fields: dict[str, str], severities: list[str]) -> None:
+    def attention(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        return fused(query, key, value, key_padding_mask)
+
+    mask = replace(with_mask("BK", **fields), argument="key_padding_mask")
+    found = run(CHECK, attention, replace(ATTENTION, masks=(mask,)))
+    assert [one.severity for one in found] == severities
+    assert all("nn.MultiheadAttention's key_padding_mask is True = ignore" in one.message for one in found)
+
+
+@pytest.mark.parametrize(
     ("name", "fields", "severities"),
     [
         ("mask", {}, ["warning"]),

@@ -207,9 +207,20 @@ def test_contents_that_are_merely_large_are_a_warning() -> None:
     assert found[0].severity == "warning" and "numbers of size 10000" in found[0].message
 
 
-def test_nan_of_all_padding_is_told_as_a_convention() -> None:
-    found = run(CHECK, Layer(padded), READING)
+@pytest.mark.parametrize(
+    ("meaning", "rows"),
+    [
+        ("attend", "~mask[:, None, None, :].any(-1, keepdim=True)"),
+        ("ignore", "mask[:, None, None, :].all(-1, keepdim=True)"),
+    ],
+)
+def test_nan_of_all_padding_is_told_as_a_convention(meaning: str, rows: str) -> None:
+    def weigh(scores: Tensor, mask: Tensor | None) -> Tensor:
+        return padded(scores, mask if mask is None or meaning == "attend" else ~mask)
+
+    found = run(CHECK, Layer(weigh), replace(MODULE, masks=(with_mask("BK", meaning),)))
     assert severities(found) == ["warning"] and "PyTorch's own modules do the same" in found[0].message
+    assert found[0].fix == f"weights = scores.softmax(-1).masked_fill({rows}, 0.0)"
 
 
 def test_without_a_mask_there_is_nothing_to_ask() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, Severity
+from ..findings._words import TRIANGLE
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._source import parsed_by
@@ -29,7 +30,7 @@ _EFFECT = "The model never uses the content of these positions; the loss still f
 _LONGER = (
     "It attends to more than intended: memory and time grow, and a cache of the window's size gives different outputs."
 )
-_TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a token's own position, included"
+_TRIANGLE = f"mask = {TRIANGLE}  # the diagonal, a token's own position, included"
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,13 +344,15 @@ def _bidirectional(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterat
         row, column = missing[0]
         clean = sorted({view.length for view in some if bool(view.sees.all())} - {view.length for view in odd})
         lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
+        pattern = "It is neither causal nor does every output see every input"
+        if not one.sees[:-1].tril().any():  # the last, with all scores alike, sees all, and with -inf nothing
+            pattern = "All outputs but the last see only later inputs: its causal mask is inverted"
         yield _finding(
             "error",
             f"Output {row} does not see input {column}{_where(one, odd, some)}; so it is for "
-            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
-            "causal nor does every output see every input"
+            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} {pattern}"
             + (": a mask made for one length is cut wrongly for others." if clean else "."),
-            "mask = torch.ones(L, L, dtype=torch.bool).tril()  # if it is to be causal, with L the length of this "
+            f"mask = {TRIANGLE}  # if it is to be causal, with L the length of this "
             "call; of a larger triangle mask[:L, :L]. If not, hide nothing.",
             one,
             one.line,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._numbers import rounded
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..findings._words import TRIANGLE
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._subject import Subject
@@ -211,7 +212,7 @@ _EFFECT = (
     "In training the model reads the answer in its input: the loss looks "
     "good, but generation, where later tokens do not exist yet, is bad."
 )
-_FIX = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
+_FIX = f'scores = scores.masked_fill(~{TRIANGLE}, float("-inf"))  # before the softmax'
 _FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
 
 
@@ -293,7 +294,7 @@ def _other_cause(
         if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
             return _LeakCause(
                 "Output 0 may not even see itself, and then averages over everything.",
-                "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included",
+                f"mask = {TRIANGLE}  # the diagonal included",
                 line,
                 "note",
             )

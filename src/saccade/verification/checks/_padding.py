@@ -18,8 +18,10 @@ from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._inputs import NamedInputs, Side
+from ..target._reading import MaskReading
 from ..target._subject import Subject
 from ..target._words import no_mask
+from ..tracing._mask_code import MaskCode, mask_code
 from ..tracing._trace import TracedAttention
 from ..tracing._visible import attentions_of, line_over_sequence, masking_line, steps_of
 
@@ -30,8 +32,7 @@ _EFFECT = (
     "The result for a sentence depends on the others in its batch and on the padded length: results change with the "
     "batch size, and tests on single sentences do not show it."
 )
-_FIX = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
-
+_HIDE = ""  # the fix that hides keys by the mask, as `mask_code` writes it
 _APART = "Compute each batch item from its own inputs."
 
 
@@ -50,6 +51,16 @@ class _PaddedSubject:
         if self.by_item:
             return {"padding": self.real}
         return {"pairs": self.real[0].expand(self.inputs.length, -1)}
+
+    @property
+    def mask(self) -> MaskReading:
+        """The argument that says it."""
+        fitting = [one for one in self.subject.reading.masks if not self.by_item or "B" in one.axes]
+        return min(fitting, key=lambda one: one.by_pair == self.by_item)
+
+    @property
+    def code(self) -> MaskCode:
+        return mask_code(self.mask, steps_of(self.subject, self.inputs, **self.masks), self.inputs)
 
     def rows(self, out: Tensor) -> list[tuple[int, Tensor]]:
         """Each item and its (H, n, D) real outputs; all of them where padding is the context's."""
@@ -142,7 +153,7 @@ def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Ite
                 f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
                 f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.",
                 _EFFECT,
-                _FIX,
+                _HIDE,
                 {"item": item, "output": row, "change": rounded(worst), "real": real},
             )
             return
@@ -265,7 +276,7 @@ def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
                 f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
                 "though their values do not change with it.",
                 "Training changes the embeddings of padding, and with them the model.",
-                _FIX,
+                _HIDE,
                 {"gradient": rounded(float(found)), "input": name},
             )
             return
@@ -340,7 +351,7 @@ def _nan_inside(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
                     f"NaN in the padding of batch item {item} makes its real outputs NaN: a weight of "
                     "0 times NaN is NaN. PyTorch's own attention does the same.",
                     _RARELY.replace("The latter", "It"),
-                    "value = value.masked_fill(~padding[:, None, :, None], 0.0)",
+                    f"value = value.masked_fill({padded.code.keys}, 0.0)",
                     {"item": item},
                 )
             return
@@ -383,7 +394,7 @@ def _all_padding(subject: Subject) -> Iterator[Finding]:
             "own modules do the same.",
             "A loss that does not leave these outputs out is NaN, and one such item in "
             "training makes every parameter NaN.",
-            "weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
+            f"weights = scores.softmax(-1).masked_fill({none.code.rows}, 0.0)",
             {"item": 1},
         )
 
@@ -392,13 +403,15 @@ def _finding(
     padded: _PaddedSubject, severity: str, message: str, effect: str, fix: str, evidence: dict[str, object]
 ) -> Finding:
     steps = steps_of(padded.subject, padded.inputs, **padded.masks)
-    line = masking_line(steps, padded.inputs)
+    line = masking_line(steps, padded.inputs, argument=str(padded.mask.argument))
     if fix == _APART:
         line = line_over_sequence(steps, padded.inputs.key_length) or line
-    if severity == "error" and fix == _FIX and _is_hidden(padded):
+    if severity == "error" and fix == _HIDE and _is_hidden(padded):
         message += " The weights of padded keys are exactly 0: something around the attention joins positions."
-        fix = "x = x.masked_fill(~padding[:, :, None], 0.0)  # before a mean or sum, and divide by the real positions"
+        hidden = MaskCode(padded.mask, rank=3).keys
+        fix = f"x = x.masked_fill({hidden}, 0.0)  # before a mean or sum, and divide by the real positions"
         line = line_over_sequence(steps, padded.inputs.key_length)
+    fix = fix or mask_code(padded.mask, steps, padded.inputs).hiding
     return Finding("padding", "padding", severity, message, effect, fix, evidence, line)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
+from ..findings._words import TRIANGLE
 from ..target._check import Check
 from ..target._learned_positions import ends_learned_positions
 from ..target._operations import WatchedOperations
@@ -275,7 +276,7 @@ def _limit(subject: Subject, longest: int, error: TargetError, known: bool = Fal
     )
 
 
-_MEND_SQUARE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+_MEND_SQUARE = f"mask = {TRIANGLE}  # L = x.shape[1]; a buffer is max_length wide"
 
 
 def _strides(subject: Subject) -> Iterator[Finding]:

@@ -50,6 +50,10 @@ GPU_WORDS = (
 )
 
 
+# A causal mask, True = attend, for fixes: of L positions, on the device of the scores.
+TRIANGLE = "torch.ones(L, L, dtype=torch.bool, device=scores.device).tril()"
+
+
 def spans(numbers: Sequence[int]) -> str:
     """In words: "4 to 9 and 12"; the first few where there are many."""
     runs: list[list[int]] = []

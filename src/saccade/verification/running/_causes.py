@@ -20,11 +20,15 @@ def explained(
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
     once = _without_repeats(findings)
+    # what follows from one finding is no cause itself
+    once = [_as_note(one, by) if (by := _follows(one, once)) else one for one in once]
     causes = _causes(checks, once)
     sized = any(_is_of_size(one) for one in once)
     why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
-    why = [by or _follows(one, once) for one, by in zip(once, why, strict=True)]
-    demoted = [_as_note(one, by) if by and _is_error(one) else one for one, by in zip(once, why, strict=True)]
+    demoted = [
+        _as_note(one, by) if by and _is_error(one) and not _stands_alone(one) else one
+        for one, by in zip(once, why, strict=True)
+    ]
     return _sorted(checks, demoted), tuple(_outcome(outcome, demoted, findings) for outcome in outcomes)
 
 
@@ -112,10 +116,24 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
 
 
 def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What one finding says of another: weights that ignore queries and keys leave their projections unused."""
-    if finding.family != "mixing" or "channels" not in finding.evidence:
-        return ()
-    return tuple(one.check for one in findings if one.evidence.get("depends_not_on") == "both" and _is_error(one))
+    """What one finding says of another: weights that ignore queries and keys leave their projections unused; so does a
+    mask that hides all in every call, and filled with -inf it leaves nothing finite."""
+    unused = finding.family == "mixing" and "channels" in finding.evidence
+    nothing = finding.evidence.get("finite") == 0 or finding.evidence.get("mixes") is False
+    return tuple(
+        one.check
+        for one in findings
+        if _is_error(one)
+        and (
+            (unused and one.evidence.get("depends_not_on") == "both")
+            or ((unused or nothing) and one.evidence.get("hides_all"))
+        )
+    )
+
+
+def _stands_alone(finding: Finding) -> bool:
+    """A constant that a dtype lacks raises whatever else is computed."""
+    return {"dtype", "raised"} <= set(finding.evidence)
 
 
 def _is_error(finding: Finding) -> bool:

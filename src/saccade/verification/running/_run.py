@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..findings._finding import Finding, Inapplicable, Location, Outcome, TargetError
 from ..findings._locate import error_in_words, location_of
-from ..findings._words import GPU_WORDS, MEMORY_WORDS, plain
+from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE, plain
 from ..target._check import Check
 from ..target._subject import Subject
 
@@ -91,7 +91,7 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
     if "where its learned positions end" in lowered:
         fix = "Build it for 7 positions or more (--arg NAME=64): the checks need that many."
     elif ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
-        fix = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+        fix = f"mask = {TRIANGLE}  # L = x.shape[1]; a buffer is max_length wide"
     elif ": it takes a batch of" in lowered:
         fix = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
     family, effect = "robustness" if check is None else check.family, "Nothing more of this promise could be tested."

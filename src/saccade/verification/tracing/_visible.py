@@ -5,6 +5,7 @@ Shape legend: B batch, H heads, L length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,16 +92,22 @@ def steps_of(
         return ()
 
 
-def masking_line(steps: Sequence[TraceStep], inputs: NamedInputs, *, shape_first: bool = False) -> Location | None:
-    """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made."""
+def masking_line(
+    steps: Sequence[TraceStep], inputs: NamedInputs, *, shape_first: bool = False, argument: str = ""
+) -> Location | None:
+    """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made.
+    A line that names the `argument` comes before the other masks of the target's own."""
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
     made = [step for step in here if step.name in _MADE]
     # a product or sum of two tensors; with a number it is the scale
     used = [step for name in _USED for step in here if step.name == name and _of_two(step)]
+    used.sort(key=lambda step: not re.search(rf"\b{re.escape(argument)}\b", step.location.code))  # type: ignore[union-attr]
     compared = [step for step in here if step.name in _COMPARING][-1:]
     anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
-    for found in (made, used, compared, anywhere) if shape_first else (used, made, compared, anywhere):
+    fused = [step for step in steps if step.name == "scaled_dot_product_attention" and step.location is not None]
+    order = (made, used) if shape_first else (used, made)
+    for found in (*order, compared, anywhere, fused):
         if found:
             return found[0].location
     return None

@@ -17,21 +17,24 @@ from ...target import _influence as influence
 from ...target._check import Check
 from ...target._influence import is_causal
 from ...target._inputs import NamedInputs, Side
-from ...target._reading import MaskReading
+from ...target._reading import MaskReading, Meaning
 from ...target._source import line_with
 from ...target._subject import Subject
 from ...target._words import no_mask
+from ...tracing._mask_code import MaskCode
 from ._defects import (
-    FIX,
+    INVERTED,
     MaskArgumentProbe,
     MaskDefect,
     as_number,
+    code_of,
     counted,
     inside,
     line_of,
     masks_of,
     named,
     sums_to_one,
+    with_fix,
 )
 
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
@@ -81,7 +84,8 @@ def _findings_of(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
     except TargetError as error:
         other = _with_other_sizes(subject, mask)
         if other is None:
-            defect = MaskDefect(f"a call with `{mask.argument}` of axes {mask.axes} raised {error.error}")
+            words = f"a call with `{mask.argument}` of axes {mask.axes} raised {error.error}"
+            defect = MaskDefect(words, MaskCode(mask).hiding)
             yield _finding(subject, mask, defect, {"raised": error.error}, error.location)
             return
         probe = other
@@ -111,7 +115,7 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
     if inner is not None and inner.fits(probe.given) and sums_to_one(inner):
         return  # the weights obey it: something around the attention joins positions, which other checks name
     useful = inner is not None and not inner.fits(probe.given) and not inner.fits(torch.ones_like(probe.given))
-    defect = named(inner if inner is not None and useful else probe)
+    defect = with_fix(probe, named(inner if inner is not None and useful else probe))
     if inner is not None and inner.normalised in ("query", "head", "batch"):
         words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
         defect = MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
@@ -124,7 +128,8 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
         f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
     )
     pairs = [pair[2:] for pair in wrong.nonzero().tolist()]
-    evidence = {"pairs": pairs[:20], "how_many": len(pairs), "argument": mask.argument, "axes": mask.axes}
+    evidence: dict[str, object] = {"pairs": pairs[:20], "how_many": len(pairs), "argument": mask.argument}
+    evidence |= {"axes": mask.axes, "hides_all": mask.required and defect.words.startswith(INVERTED)}
     yield _finding(subject, mask, replace(defect, words=example), evidence, line_of(probe, defect))
 
 
@@ -229,20 +234,29 @@ def _equal_sizes(probe: MaskArgumentProbe) -> list[Finding]:
 
 
 def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
-    mask = probe.mask
-    name = str(mask.argument)
-    if mask.meaning != "ignore" or mask.documented == "ignore" or probe.subject.promise.mask == "ignore":
+    """What True means, where nothing says it and callers may expect the other."""
+    mask, name = probe.mask, str(probe.mask.argument)
+    is_attend = mask.meaning == "attend"
+    if mask.meaning == "additive" or mask.meaning in (mask.documented, probe.subject.promise.mask):
         return
-    if "padding" in name:
+    if is_attend and "key_padding_mask" not in name:
+        return
+    severity: Severity = "note" if not is_attend and "padding" in name else "warning"
+    if is_attend:
+        words = f"True in `{name}` means attend, and this is not documented; nn.MultiheadAttention's key_padding_mask "
+        words += "is True = ignore."
+    elif severity == "note":
         words = f"True in `{name}` means ignore, as in nn.MultiheadAttention; {_SDPA}."
     else:
         words = (
             f"True in `{name}` means ignore, and this is not documented; {_SDPA}, and nn.MultiheadAttention True "
             "= ignore."
         )
-    severity: Severity = "note" if "padding" in name else "warning"
-    defect = MaskDefect(words, "Document it in the docstring, or use True = attend: " + FIX, severity)
-    yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
+    other: Meaning = "ignore" if is_attend else "attend"
+    code = replace(code_of(probe), mask=replace(mask, meaning=other))
+    fix = f"Document it in the docstring, or use True = {other}: {code.hiding}"
+    evidence = {"argument": mask.argument, "meaning": mask.meaning}
+    yield _finding(probe.subject, mask, MaskDefect(words, fix, severity), evidence, None)
 
 
 _BOOLEANS = r"\.(float|double|half|bfloat16|int|long)\(\)|\.(to|type|type_as)\("
@@ -280,8 +294,11 @@ def _cast(probe: MaskArgumentProbe) -> list[Finding]:
         "and 1 are not an additive mask; if "
         "the numbers should be added, pass --mask-meaning additive."
     )
+    boolean = replace(code_of(probe), mask=replace(mask, meaning="attend", dtype="bool"))
     steps = {"argument": name, "counts": float(f"{times:.3g}")}
-    return [_finding(probe.subject, mask, MaskDefect(words, FIX, "error" if plain else "warning"), steps, line)]
+    return [
+        _finding(probe.subject, mask, MaskDefect(words, boolean.hiding, "error" if plain else "warning"), steps, line)
+    ]
 
 
 def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:

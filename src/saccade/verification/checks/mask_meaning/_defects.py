@@ -16,10 +16,11 @@ from ...target import _influence as influence
 from ...target._inputs import NamedInputs
 from ...target._reading import MaskReading
 from ...target._subject import Subject
-from ...tracing._trace import TracedAttention
+from ...tracing._mask_code import MaskCode, mask_code
+from ...tracing._trace import TracedAttention, TraceStep
 from ...tracing._visible import attends, attentions_of, masking_line, steps_of
 
-FIX = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
+INVERTED = "The polarity is inverted"
 _FINITE = -1.5  # a bias that changes weights and hides nothing
 _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
 
@@ -61,7 +62,7 @@ class MaskArgumentProbe:
 @dataclass(frozen=True)
 class MaskDefect:
     words: str
-    fix: str = FIX
+    fix: str = ""  # "": hide keys by this mask, as `mask_code` writes it
     severity: Severity = "error"
 
 
@@ -72,15 +73,29 @@ def masks_of(mask: MaskReading, given: Tensor, inputs: NamedInputs) -> dict[str,
     return {"padding": given[:, 0, 0].expand(inputs.batch, -1)}
 
 
+def with_fix(probe: MaskArgumentProbe, defect: MaskDefect) -> MaskDefect:
+    """A defect that says what to write."""
+    return replace(defect, fix=defect.fix or code_of(probe).hiding)
+
+
+def code_of(probe: MaskArgumentProbe) -> MaskCode:
+    """How the mask is used in code."""
+    return mask_code(probe.mask, _steps(probe), probe.inputs)
+
+
+def _steps(probe: MaskArgumentProbe) -> tuple[TraceStep, ...]:
+    return steps_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
+
+
 def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
     """Where the mask is applied; where items or heads are mixed, where it is repeated."""
-    steps = steps_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
+    steps = _steps(probe)
     if "repeat" in defect.fix:
         found = [one.location for one in steps if one.name in _REPEATING and one.location is not None]
         own = [one for one in found if str(probe.mask.argument) in one.code or "mask" in one.code]
         if own:
             return own[0]
-    return masking_line(steps, probe.inputs)
+    return masking_line(steps, probe.inputs, argument=str(probe.mask.argument))
 
 
 def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
@@ -89,8 +104,11 @@ def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
     if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
         return None
     before, after = (attends(one).cpu() for one in seen)
-    # under an inverted polarity showing everything hides all, which is NaN: outputs then tell what there is to see
-    own = before & (probe.own | ~probe.known) if seen[0].weights.isnan().any() else before
+    # under an inverted polarity showing everything hides all, which is NaN, or 0 in a kernel: outputs then tell what
+    # there is to see
+    own = before if before.any() else torch.ones_like(before)
+    if seen[0].weights.isnan().any() or not before.any():
+        own = own & (probe.own | ~probe.known)
     return replace(
         probe,
         own=own,
@@ -129,8 +147,7 @@ def named(probe: MaskArgumentProbe) -> MaskDefect:
 def _inverted(mask: MaskReading) -> MaskDefect:
     said = f'its documentation ("{mask.words}")' if mask.words else "its promise"
     means = {"attend": "True = attend", "ignore": "True = ignore", "additive": "-inf = ignore"}[mask.meaning]
-    fix = FIX if mask.meaning == "attend" else 'scores = scores.masked_fill(mask, float("-inf"))  # True = ignore'
-    return MaskDefect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", fix)
+    return MaskDefect(f"{INVERTED}: {said} says {means}, and it does the opposite.")
 
 
 def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
@@ -174,11 +191,9 @@ def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     seen = _weights(probe)
     if not probe.mask.by_pair and _hides_queries(probe):
         words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."
-        fix = "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)"
         if seen is not None and seen[1].zeroed is not None:
             words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
-            fix = FIX.replace("~mask", "~mask[:, None, None, :]")
-        return MaskDefect(words, fix)
+        return MaskDefect(words)
     if seen is not None:
         before, after = seen
         defect = _by_weights(before, after, probe.given)
@@ -187,7 +202,10 @@ def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     if bool(_change(probe).any()):
         return MaskDefect("The mask changes the output and hides nothing: hidden keys keep a weight.")
     name = probe.mask.argument
-    return MaskDefect(f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {FIX}")
+    return MaskDefect(
+        f"`{name}` hides nothing: it is not used.",
+        f"# hand `{name}` on to where scores are made: {code_of(probe).hiding}",
+    )
 
 
 def _change(probe: MaskArgumentProbe) -> Tensor:
@@ -262,12 +280,14 @@ def _by_weights(before: TracedAttention, after: TracedAttention, given: Tensor) 
             "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
             "outputs still depend on what is hidden.",
         )
-    hidden = second.masked_fill(shown, torch.nan)
+    hidden_alone = ~shown & (first > 0)  # and not by another mask of the target's own
+    hidden = second.masked_fill(~hidden_alone, torch.nan)
     low, high = hidden.nan_to_num(torch.inf).amin(-1), hidden.nan_to_num(-torch.inf).amax(-1)
-    several = (~shown).sum(-1) > 1
-    if bool(((high - low).abs() <= 1e-5 * high.abs())[several].all()) and bool((high > 0)[several].all()):
-        return _constant(after, shown)
-    ratio = (second / first).masked_fill(shown, torch.nan)
+    several = hidden_alone.sum(-1) > 1
+    alike = ((high - low).abs() <= 1e-5 * high.abs()) & (high > 0)
+    if bool(several.any()) and bool(alike[several].all()):
+        return _constant(after, hidden_alone)
+    ratio = (second / first).masked_fill(~hidden_alone, torch.nan)
     if not bool((ratio.nan_to_num(0.0) < 1).all()):
         return None
     kept = float(ratio.nanmean())
@@ -276,8 +296,8 @@ def _by_weights(before: TracedAttention, after: TracedAttention, given: Tensor) 
     )
 
 
-def _constant(after: TracedAttention, shown: Tensor) -> MaskDefect:
-    hidden = None if after.logits is None else after.logits.double()[~shown.expand(after.logits.shape)]
+def _constant(after: TracedAttention, alone: Tensor) -> MaskDefect:
+    hidden = None if after.logits is None else after.logits.double()[alone.expand(after.logits.shape)]
     zero = None if hidden is None else float(hidden.median())
     if zero is None or abs(zero) < 1e-6:
         return MaskDefect(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...._numbers import rounded
 from ...findings._finding import Finding
+from ...findings._words import TRIANGLE
 from ...target._inputs import NamedInputs
 from ...target._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
@@ -49,8 +50,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
                 f"becomes another ({length} tokens; {pairs} of {length * (length - 1) // 2} such pairs leak).",
                 "In training the model reads the answer that it is to predict: its loss falls, and what it generates "
                 "is far worse than the loss says.",
-                "scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), float('-inf'))  "
-                "# in every layer, before the softmax",
+                f"scores = scores.masked_fill(~{TRIANGLE}, float('-inf'))  # in every layer, before the softmax",
                 {
                     "length": length,
                     "output": row,
@@ -92,7 +92,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
         yield error(
             f"Output {at} does not depend on {whose(subject)} {at}, its own ({length} tokens).",
             "Each prediction lacks the newest token, which is the most informative one.",
-            "torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal is seen: tril(), not tril(-1)",
+            f"{TRIANGLE}  # the diagonal is seen: tril(), not tril(-1)",
             {"length": length, "output": at},
             pattern_line(subject, subject.inputs(2, length)),
         )

@@ -96,7 +96,9 @@ def _of_argument(
         if found:
             break
     clear = [mask for mask in found if mask.behaves is not None]
-    return _shapes_kept(clear if argument.is_open else clear or found, shape)
+    if not clear and not argument.is_open:  # nothing hides: shapes that scramble the output broadcast by accident
+        clear = [mask for mask in found if trial.is_neutral(mask)] or found
+    return _shapes_kept(clear, shape)
 
 
 def _shapes_kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
@@ -243,6 +245,11 @@ class _MaskTrial:
         if self.plain is None or zeros is None or self.is_bias:
             return zeros is not None
         return zeros.shape == self.plain.shape and torch.allclose(zeros, self.plain, equal_nan=True)
+
+    def is_neutral(self, mask: MaskReading) -> bool:
+        """Whether under one of its meanings a mask that hides nothing is like no mask."""
+        others: list[Meaning] = ["additive"] if mask.meaning == "additive" else ["attend", "ignore"]
+        return self.plain is None or any(self._adds(replace(mask, meaning=one)) for one in others)
 
     def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
         """The mean movement of these rows when these keys change; infinite where nothing finite is left."""
