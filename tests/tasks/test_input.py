@@ -64,9 +64,24 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
 @looped(
     ("name", "content", "message"),
     [
-        ("a.csv", "review,stars\nx,1\n", r"a.csv: no columns 'text' and 'label'; it has 'review', 'stars'$"),
-        ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
-        ("a.csv", "", r"a.csv: no columns 'text' and 'label'; there are no columns$"),
+        (
+            "a.csv",
+            "review,stars\nx,1\n",
+            r"a.csv: no columns 'text' and 'label' in the first line, which must name them; it has 'review', 'stars'$",
+        ),
+        (
+            "a.csv",
+            "text,stars\nx,1\n",
+            r"a.csv: no column 'label' in the first line, which must name them; it has 'text', 'stars'$",
+        ),
+        ("a.csv", "text;label\nx;a\n", r"it has 'text;label'; expected commas between cells$"),
+        ("a.tsv", "text,label\nx,a\n", r"it has 'text,label'; expected tabs between cells$"),
+        ("a.csv", "text,label\nx, y,a\n", r"line 2 has 3 cells, expected 2 .*; put a cell with a comma in quotes$"),
+        (
+            "a.csv",
+            "",
+            r"a.csv: no columns 'text' and 'label' in the first line, which must name them; there are no columns$",
+        ),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
         ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
         ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),

@@ -212,5 +212,7 @@ def test_bad_input(learned, tmp_path):
     with pytest.raises(ValueError, match="folder: holds no .txt files"):
         learned.task.read(tmp_path / "folder")
     table = write_csv(tmp_path / "table.csv", [("a", "b")])
-    with pytest.raises(ValueError, match="no column 'review'; it has 'text', 'label'"):
+    with pytest.raises(
+        ValueError, match="no column 'review' in the first line, which must name them; it has 'text', 'label'"
+    ):
         learned.task.changed({"text": "review"}).read(table)

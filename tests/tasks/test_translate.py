@@ -408,7 +408,10 @@ def test_one_file_of_two_is_known_as_such(tmp_path):
         ({"a.xx": "", "a.yy": ""}, r"a.xx: holds no lines$"),
         ({"a.xx": b"\xff\n", "a.yy": "x\n"}, r"a.xx: not a text in UTF-8 \(at byte 0\)$"),
         ({"a.xx.gz": b"no", "a.yy": "x\n"}, r"a.xx.gz: damaged, not a gzip file"),
-        ({"a.csv": "xx,zz\nx,y\n"}, r"a.csv: no column 'yy'; it has 'xx', 'zz'$"),
+        (
+            {"a.csv": "xx,zz\nx,y\n"},
+            r"a.csv: no column 'yy' in the first line, which must name them; it has 'xx', 'zz'$",
+        ),
         ({"a.jsonl": '{"xx": "x", "yy": 3}\n'}, r"a.jsonl: line 1: expected a text in 'yy', got 3$"),
     ],
 )
