@@ -162,7 +162,7 @@ def test_the_reader_of_a_pipe_may_leave(size, tmp_path):
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 1
+    assert process.returncode == 141  # not 1, which is what `verify` returns for errors that it found
 
 
 def test_without_a_command_it_shows_help_with_examples(capsys):
