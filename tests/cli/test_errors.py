@@ -217,6 +217,20 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
     }
 
 
+def test_an_option_without_its_value_is_shown_with_one(capsys):
+    assert cli.main(["heads", "the cat", "--why", "cat"]) == 2
+    example = (
+        'as in: saccade heads "The cat sat on the mat. The cat sat on the" --why the:2 mat (see saccade heads --help)'
+    )
+    assert example in one_error_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["generate it", "train lm a.txt"])
+def test_who_asks_for_a_device_learns_how_it_is_chosen(command, capsys):
+    assert cli.main([*command.split(), "--device", "cuda"]) == 2
+    assert "No such option: --device; training uses a GPU if PyTorch finds one" in one_error_line(capsys)
+
+
 @pytest.mark.parametrize("later", ["serve"])
 def test_no_command_is_promised_that_does_not_exist(later, capsys):
     assert cli.main([later]) == 2
