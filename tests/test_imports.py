@@ -7,6 +7,7 @@ import functools
 import graphlib
 import importlib
 import json
+import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -235,6 +236,10 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'saccade' has no attribute 'atention'") as raised:
         saccade.atention  # noqa: B018
     assert (raised.value.name, raised.value.obj) == ("atention", saccade)  # Python suggests a name from these
+    for name, place in saccade._COMMANDS.items():
+        assert operator.attrgetter(place)(saccade), place
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; there is saccade.{place}$"):
+            getattr(saccade, name)
     with pytest.raises(AttributeError, match="no attribute 'keras'"):
         saccade.integrations.keras  # noqa: B018
 

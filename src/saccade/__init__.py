@@ -134,6 +134,20 @@ _HOMES = {  # of all names but the masks
     "why_attends": "attribution",
 }
 
+_COMMANDS = {  # what a part has under the name of a command
+    "bench": "benchmark",
+    "compare": "benchmark.variants",
+    "distill": "tasks.distill",
+    "embed": "models.embed",
+    "generate": "models.generate",
+    "heads": "head_importance",
+    "load": "models.load",
+    "look": "inspection.look",
+    "predict": "tasks.predict",
+    "test": "tasks.test",
+    "train": "tasks.train",
+}
+
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
 if TYPE_CHECKING:
     # isort: off
@@ -207,7 +221,10 @@ else:
         else:
             import sys
 
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            hint = f"; there is saccade.{_COMMANDS[name]}" if name in _COMMANDS else ""
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__]
+            )
         globals()[name] = found
         return found
 

@@ -110,7 +110,10 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"value has {what} (axis {axis}) {value.shape[axis]}, expected key's {key.shape[axis]}")
     kv_heads = key.shape[1]
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise ValueError(f"query has {heads} heads (axis 1), expected a positive multiple of key's {kv_heads}")
+        raise ValueError(
+            f"query has {heads} heads (axis 1), expected a positive multiple of key's {kv_heads}; the layout is "
+            "(batch, heads, length, width), which .transpose(1, 2) makes of (batch, length, heads, width)"
+        )
 
 
 def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bias | None:

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +35,10 @@ class Found(NamedTuple):
         return self.title if self.title == self.page else f"{self.page}: {self.title}"
 
 
-def built_site(version: str, *, anew: bool = False) -> Path:
+def built_site(version: str, *, anew: bool = False, begin: Callable[[], object] = lambda: None) -> Path:
     """The folder of the built pages; a source checkout that has none of this version builds them.
+
+    `begin` is called before a build.
 
     Raises:
         NotInstalled: they have to be built, and MkDocs is missing.
@@ -54,6 +56,7 @@ def built_site(version: str, *, anew: bool = False) -> Path:
     for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise NotInstalled("saccade docs", module, "docs")
+    begin()
     _build(SITE)
     return SITE
 

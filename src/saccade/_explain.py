@@ -10,11 +10,13 @@ from torch import Tensor
 from . import _unknown_arguments
 from ._attention import BACKENDS, choose
 from ._backends.native import _kernels
+from ._backends.native._run import watched
 from ._biases import Bias
+from ._call import CheckedCall
 from ._checks import make_call
 from ._costs import Costs
 from ._dropout import Dropout
-from ._masks import Mask
+from ._masks import Mask, empty_rows
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Plan:
         lacks: what the contract promises and this backend does not keep.
         instructions: the instruction set that `native` uses on this machine; None where there is no working build of
             it, and then `refused` says why.
+        empty_rows: how many rows see no key, and of how many, over the batch items and heads that the mask tells apart;
+            (0, 0) without a mask, and where it would take long to count them.
 
     Example:
         >>> import torch, saccade
@@ -50,6 +54,7 @@ class Plan:
     derivatives: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     instructions: str | None = None
+    empty_rows: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         lines = [
@@ -57,6 +62,11 @@ class Plan:
             f"  computes {self.work:.1%} of the Lq x Lk pairs, {self.flops / 1e9:.3g} GFLOP forward",
             f"  about {self.peak_bytes / 2**20:.3g} MiB of extra memory, output included",
         ]
+        if self.empty_rows[0]:
+            empty, rows = self.empty_rows
+            lines.append(
+                f"  {empty:,} of {rows:,} rows see no key: their output is 0; is the mask inverted (True = attend)?"
+            )
         lines += [f"  derivatives: {line}" for line in self.derivatives]
         lines += [f"  lacks: {line}" for line in self.lacks]
         lines += [f"  not {name}: {why}" for name, why in self.refused.items()]
@@ -117,4 +127,12 @@ def explain(
         costs.derivatives,
         costs.lacks,
         _kernels.instructions(),
+        _empty_rows(call),
     )
+
+
+def _empty_rows(call: CheckedCall) -> tuple[int, int]:
+    # Of traces, transforms and the meta device nobody sees the values.
+    if call.mask is None or call.device.type == "meta" or call.transformed or watched():
+        return 0, 0
+    return empty_rows(call.mask, call.length_q, call.length_k)

@@ -126,6 +126,32 @@ def test_what_gives_something_else_than_its_structure_says_keeps_its_own_way():
     assert "gives something else than its structure says" in run.explain()
 
 
+def test_what_was_called_and_not_taken_says_why():
+    """A forgotten `no_grad` is the usual reason for no gain."""
+    torch.manual_seed(0)
+    model, x = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 8, batch_first=True), 2), torch.randn(2, 11, 256)
+
+    def told():
+        with saccade.accelerate(model) as run:
+            model(x)
+        lines = [line.partition(": ")[2].partition(", ") for line in run.explain().splitlines()[:10]]
+        found = {kind: reason for kind, _, reason in lines}
+        return [found[kind] for kind in ("linear", "feed-forward", "nn.MultiheadAttention", "layer without padding")]
+
+    gradients = "was called with gradients on; inference needs torch.no_grad()"
+    assert told() == [gradients] * 4
+    dropout = "dropout is active; inference needs eval()"
+    unpadded = "no padded batch came (10% padding or more, and no other mask)"
+    with torch.no_grad():
+        assert told() == ["taken", dropout, dropout, unpadded]
+        model.eval()
+        assert told() == ["taken", "taken", "taken", unpadded]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert told() == ["was called under a compiler, a transform, a mode or autocast"] * 4
+        model.layers[1].linear1.register_forward_hook(lambda *_: None)
+        assert told() == ["taken", "a forward hook is set inside", "taken", unpadded]
+
+
 @torch.no_grad()
 def test_a_changed_weight_and_a_hook_inside_are_seen():
     model, batch, seen = made("BERT"), tokens(), []

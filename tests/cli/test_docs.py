@@ -73,7 +73,10 @@ def test_without_a_browser_the_address_is_told(site, monkeypatch, capsys):
 
 def test_words_that_no_page_has_are_an_error(site, opened, capsys):
     assert cli.main(["docs", "window", "zebra"]) == 2
-    assert capsys.readouterr().err == "saccade: error: window zebra: no page has these words\n"
+    assert (
+        capsys.readouterr().err
+        == "saccade: error: window zebra: no page has these words; saccade docs alone opens the start page\n"
+    )
     assert not opened
 
 
@@ -99,4 +102,6 @@ def test_what_stops_a_build_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_documentation, "CHECKOUT", tmp_path)
     monkeypatch.setattr(_documentation, "SITE", tmp_path / "none")
     assert cli.main(["docs"]) == 2
-    assert "the pages cannot be built" in capsys.readouterr().err
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "saccade: building the pages, which takes half a minute"
+    assert "the pages cannot be built" in second

@@ -268,7 +268,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
     [
         (
             [STORY],
-            r"too long: it has 180 words, .* reads 60 tokens \(.*\) at once, .*; read these with --to \d+, or ",
+            r"long: it has 180 words and marks, .* reads 60 tokens \(.*\) at once, .*; read these with --to \d+, or ",
         ),
         ([STORY, "--from", 5], r"read these with --from 5 --to \d+, or "),
         ([TEXT, "--against", STORY], r"too long.* with --to"),

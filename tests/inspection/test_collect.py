@@ -62,7 +62,7 @@ def test_a_text_without_words_and_one_that_is_too_long():
     lm = PretendLM([[broad]], context=7)
     with pytest.raises(ValueError, match="text: it holds no word"):
         collect(lm, " \t ")
-    told = r"text: it has 10 words, and this model reads 6 tokens at once, .* first 6 words"
+    told = r"text: it has 10 words and marks, and this model reads 6 tokens at once, .* first 6 of them"
     with pytest.raises(ValueError, match=told):
         collect(lm, TEXT)
     assert words_that_fit(lm, TEXT) == 6

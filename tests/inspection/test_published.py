@@ -107,14 +107,14 @@ def test_a_context_holds_one_token_beside_the_special_ones(folder, context):
     model = open_model(folder("bert"))
     with pytest.raises(ValueError, match=r"^context: expected a whole number of tokens, at least 3: .* got "):
         model.with_context(context)
-    with pytest.raises(ValueError, match=r"this model reads 1 tokens at once, which holds the first 1 words"):
+    with pytest.raises(ValueError, match=r"this model reads 1 tokens at once, which holds the first 1 of them"):
         collect(model.with_context(3), "the cat sat")
 
 
 def test_files_that_leave_no_room_for_a_text_are_told(folder):
     model = open_model(folder("bert"))
     model.context = 1
-    with pytest.raises(ValueError, match=r"this model reads 0 tokens at once, which holds the first 0 words"):
+    with pytest.raises(ValueError, match=r"this model reads 0 tokens at once, which holds the first 0 of them"):
         collect(model, "the cat sat")
 
 

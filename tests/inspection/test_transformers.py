@@ -133,7 +133,7 @@ def test_what_stands_around_a_text_and_how_long_it_may_be(folder, name, before, 
     fit = words_that_fit(model, "sat " * 2 * context)
     assert 0 < fit <= room
     collect(model, "sat " * fit)
-    with pytest.raises(ValueError, match=rf"this model reads {room} tokens at once, .* first {fit} words"):
+    with pytest.raises(ValueError, match=rf"this model reads {room} tokens at once, .* first {fit} of them"):
         collect(model, "sat " * (fit + 1))
 
 
@@ -219,7 +219,7 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"config.json: missing from the model folder; .* {form}"):
         open_model(tmp_path)
     for name in ("nowhere", "./no/where", "no/where/at-all", str(tmp_path / "no")):
-        with pytest.raises(FileNotFoundError, match=rf"{name}: no such model folder; .* {form} .* org/name"):
+        with pytest.raises(FileNotFoundError, match=rf"{name}: no such model folder; .* {form} .* its owner, such as"):
             open_model(name)
     (tmp_path / "config.json").write_text('{"hello": 1}')
     with pytest.raises(ValueError, match=rf"config.json: neither .* nor a model_type .* {form}"):
@@ -466,5 +466,5 @@ def test_without_transformers(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'needs transformers, .* pip install "transformers>=5.0"'):
         open_model(folder("falcon"))
-    with pytest.raises(ValueError, match="names on the hub need huggingface_hub, which is not installed"):
+    with pytest.raises(ValueError, match="hub need huggingface_hub, which is not installed: pip install .*hub"):
         open_model("org/name")

@@ -134,6 +134,30 @@ def test_explaining_computes_nothing_and_draws_nothing():
     assert saccade.explain(million, million, million, saccade.Causal(), softcap=1.0).backend in BACKENDS
 
 
+def test_rows_without_keys_are_told():
+    """Of an inverted mask the shapes are right and the output is finite: only this line says what is wrong."""
+    x, triangle = torch.zeros(2, 3, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    cases = [
+        (triangle, (1, 5)),
+        (triangle[None, None].expand(2, 1, 5, 5), (2, 10)),
+        (~triangle, (0, 5)),
+        (torch.zeros(5, 5, dtype=torch.bool), (5, 5)),
+        (saccade.Padding([5, 0]), (5, 10)),
+        (saccade.PerHead([saccade.Causal(), ~saccade.Causal(), saccade.Causal()]), (1, 15)),
+        (None, (0, 0)),
+    ]
+    for mask, expected in cases:
+        plan = saccade.explain(x, x, x, mask)
+        assert plan.empty_rows == expected, mask
+        line = (
+            f"{expected[0]} of {expected[1]} rows see no key: their output is 0; is the mask inverted (True = attend)?"
+        )
+        assert (line in str(plan)) == (expected[0] > 0)
+    million = torch.zeros(()).expand(1, 1, 2**20, 8)
+    assert saccade.explain(million, million, million, ~saccade.Causal()).empty_rows == (0, 0)  # too many to count
+    assert saccade.explain(million, million, million, saccade.Padding([0])).empty_rows == (2**20, 2**20)
+
+
 def test_no_silent_fallback(monkeypatch):
     # what a named backend raises must arrive, not be answered by another
     import saccade._backends.chunked as chunked

@@ -328,6 +328,12 @@ def test_squad_and_lines_hold_the_same(tmp_path):
         del qa["answers"], qa["is_impossible"]
     (tmp_path / "a.json").write_text(json.dumps({"data": articles}))
     assert len(tasks.Answer().read_inputs(tmp_path / "a.json")) == len(data)
+    (tmp_path / "a.txt").write_text("who? ||| Ada.\n\nwhere? ||| There.\n")
+    task = tasks.Answer()
+    assert [task.is_empty(one) for one in task.read_inputs(tmp_path / "a.txt")] == [False, True, False]
+    (tmp_path / "a.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match="a.txt: holds no question"):
+        task.read_inputs(tmp_path / "a.txt")
     with pytest.raises(ValueError, match="a.json: not the form of SQuAD, .*; 'answers' is missing"):
         tasks.Answer().read(tmp_path / "a.json")
 

@@ -359,8 +359,14 @@ def test_other_bad_input(noise, tables, tmp_path):
     write_csv(tmp_path / "alone.csv", [("2024-01-01",)], ("date",))
     (tmp_path / "list.jsonl").write_text("[1]\n")
     cases = [
-        ({"columns": "tide,moon"}, r"series.csv: no column 'moon'; it has 'date', 'tide', 'sun', 'ramp'$"),
-        ({"date": "hour"}, r"series.csv: no column 'hour'; it has 'date', 'tide', 'sun', 'ramp'$"),
+        (
+            {"columns": "tide,moon"},
+            r"series.csv: no column 'moon' in the first line, .*; it has 'date', 'tide', 'sun', 'ramp'$",
+        ),
+        (
+            {"date": "hour"},
+            r"series.csv: no column 'hour' in the first line, .*; it has 'date', 'tide', 'sun', 'ramp'$",
+        ),
         ({"columns": "tide,tide"}, "columns: expected names separated by commas, each once, got 'tide,tide'"),
         ({"columns": ""}, "columns: expected names separated by commas, each once, got ''"),
         ({"data": tmp_path / "twice.csv"}, "twice.csv: the column 'a' is there twice"),

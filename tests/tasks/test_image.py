@@ -347,7 +347,11 @@ def test_a_warning_is_a_line(learned_images, images, tmp_path, capsys):
 @looped(
     ("content", "error", "message"),
     [
-        ("path,label\na.png,x\n", ValueError, r"a.csv: no column 'file'; it has 'path', 'label'$"),
+        (
+            "path,label\na.png,x\n",
+            ValueError,
+            r"a.csv: no column 'file' in the first line, which must name them; it has 'path', 'label'$",
+        ),
         ("file,label\nno.png,x\n", FileNotFoundError, r"a.csv: line 2: .*no.png: no such image file$"),
         ("file,label\n,x\n", ValueError, r"a.csv: line 2: expected the path of an image, got ''$"),
         ("file,label\ngood.png,\n", ValueError, r"a.csv: line 2: expected a label, a word or an integer, got ''$"),

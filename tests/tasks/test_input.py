@@ -8,6 +8,7 @@ import pytest
 
 from looped import looped
 from saccade import tasks
+from saccade.cli import main
 from tasks.conftest import SMALL, reviews, write_csv
 
 
@@ -63,9 +64,24 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
 @looped(
     ("name", "content", "message"),
     [
-        ("a.csv", "review,stars\nx,1\n", r"a.csv: no columns 'text' and 'label'; it has 'review', 'stars'$"),
-        ("a.csv", "text,stars\nx,1\n", r"a.csv: no column 'label'; it has 'text', 'stars'$"),
-        ("a.csv", "", r"a.csv: no columns 'text' and 'label'; there are no columns$"),
+        (
+            "a.csv",
+            "review,stars\nx,1\n",
+            r"a.csv: no columns 'text' and 'label' in the first line, which must name them; it has 'review', 'stars'$",
+        ),
+        (
+            "a.csv",
+            "text,stars\nx,1\n",
+            r"a.csv: no column 'label' in the first line, which must name them; it has 'text', 'stars'$",
+        ),
+        ("a.csv", "text;label\nx;a\n", r"it has 'text;label'; expected commas between cells$"),
+        ("a.tsv", "text,label\nx,a\n", r"it has 'text,label'; expected tabs between cells$"),
+        ("a.csv", "text,label\nx, y,a\n", r"line 2 has 3 cells, expected 2 .*; put a cell with a comma in quotes$"),
+        (
+            "a.csv",
+            "",
+            r"a.csv: no columns 'text' and 'label' in the first line, which must name them; there are no columns$",
+        ),
         ("a.csv", "text,label\n", r"a.csv: holds no examples$"),
         ("a.csv", 'text,label\nx,a\n"y,b\nz,a\n', r"a.csv: line 3: unbalanced quote; a cell that begins with one ends"),
         ("a.csv", 'text,label\nx,a\n"y,b\n"z",a\n', r"a.csv: line 3: unbalanced quote"),
@@ -174,6 +190,24 @@ def test_empty_texts_may_be_left_out(learned, tmp_path):
     data = write_csv(tmp_path / "none.csv", [(" ", "negative")])
     with pytest.raises(ValueError, match="none.csv: line 2: no text is left, all 1 are empty"):
         tasks.test(learned, data, skip_empty=True)
+
+
+@pytest.mark.filterwarnings("always")
+def test_an_empty_input_keeps_its_row_in_a_prediction(learned, tmp_path, capsys, monkeypatch):
+    data = tmp_path / "new.csv"
+    data.write_text('text,number\na good film,2\n"",3\nsuch a dull plot,5\n')
+    message = "1 of 3 inputs are empty and get no prediction, the first at .*new.csv: line 3"
+    with pytest.warns(UserWarning, match=message):
+        found = tasks.predict(learned, data, skip_empty=True)
+    assert [one["label"] for one in found] == ["positive", None, "negative"]
+    assert found[1] == {"text": "", "label": None, "probabilities": None}
+    (tmp_path / "new.txt").write_text("\na good film\n \n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["predict", str(learned.folder), str(tmp_path / "new.txt"), "--set", "skip_empty=true"]) == 0
+    printed = capsys.readouterr()
+    first, second, third = printed.out.splitlines()
+    assert (first, third) == ("(empty)", "(empty)") and second.startswith("positive ")
+    assert "saccade: warning: 2 of 3 inputs are empty" in printed.err
 
 
 def test_columns_of_a_test_may_have_other_names(learned, tmp_path):

@@ -60,7 +60,7 @@ def test_does_not_learn_what_cannot_be_learned(tmp_path):
     assert report.metrics["perplexity"] > 6.5
 
 
-def test_metrics_are_those_of_transformers_logits(learned):
+def test_metrics_are_those_of_transformers_logits(learned, tmp_path):
     """Perplexity over all hidden pieces alike, not a mean of means; guesses of a mask of one's own."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(learned.folder).eval()
@@ -81,7 +81,11 @@ def test_metrics_are_those_of_transformers_logits(learned):
     text = "monday [MASK] friday"
     with torch.no_grad():
         row = theirs(**tokenizer(text, return_tensors="pt")).logits[0, 2].softmax(-1)
-    (guesses,) = tasks.predict(learned, text)[0]["masks"]
+    (tmp_path / "texts.txt").write_text(f"\n{text}\n")
+    with pytest.warns(UserWarning, match="1 of 2 inputs are empty and get no prediction"):
+        empty, found = tasks.predict(learned, tmp_path / "texts.txt")
+    assert empty == {"text": "", "masks": None}
+    (guesses,) = found["masks"]
     expected = row.topk(5)
     assert [one["piece"] for one in guesses] == tokenizer.convert_ids_to_tokens(expected.indices.tolist())
     np.testing.assert_allclose([one["probability"] for one in guesses], expected.values, atol=1e-6)
@@ -208,5 +212,7 @@ def test_bad_input(learned, tmp_path):
     with pytest.raises(ValueError, match="folder: holds no .txt files"):
         learned.task.read(tmp_path / "folder")
     table = write_csv(tmp_path / "table.csv", [("a", "b")])
-    with pytest.raises(ValueError, match="no column 'review'; it has 'text', 'label'"):
+    with pytest.raises(
+        ValueError, match="no column 'review' in the first line, which must name them; it has 'text', 'label'"
+    ):
         learned.task.changed({"text": "review"}).read(table)

@@ -551,9 +551,24 @@ def odd_sounds(tmp_path_factory):
 @looped(
     ("content", "options", "error", "message"),
     [
-        ("path,label\na.wav,x\n", {}, ValueError, r"a.csv: no column 'file'; it has 'path', 'label'$"),
-        ("file,text\na.wav,x\n", {}, ValueError, r"a.csv: no column 'label'; it has 'file', 'text'$"),
-        ("file,label\na.wav,x\n", {"text": "said"}, ValueError, r"a.csv: no column 'said'; it has 'file', 'label'$"),
+        (
+            "path,label\na.wav,x\n",
+            {},
+            ValueError,
+            r"a.csv: no column 'file' in the first line, which must name them; it has 'path', 'label'$",
+        ),
+        (
+            "file,text\na.wav,x\n",
+            {},
+            ValueError,
+            r"a.csv: no column 'label' in the first line, which must name them; it has 'file', 'text'$",
+        ),
+        (
+            "file,label\na.wav,x\n",
+            {"text": "said"},
+            ValueError,
+            r"a.csv: no column 'said' in the first line, which must name them; it has 'file', 'label'$",
+        ),
         ("file,label\nno.wav,x\n", {}, FileNotFoundError, r"a.csv: line 2: .*no.wav: no such sound file$"),
         ("file,label\n,x\n", {}, ValueError, r"a.csv: line 2: expected the path of a sound, got ''$"),
         ("file,label\ngood.wav,\n", {}, ValueError, r"a.csv: line 2: expected a label, a word or an integer, got ''$"),

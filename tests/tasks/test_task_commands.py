@@ -74,7 +74,8 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     assert cli.main(["predict", str(out), unseen, "--set", "text=review"]) == 2
     advice = "name yours with --set, as --set text=COLUMN"
     assert capsys.readouterr().err == (
-        f"saccade: error: {unseen}: no column 'review'; it has 'text', 'label'; {advice}\n"
+        f"saccade: error: {unseen}: no column 'review' in the first line, which must name them; it has 'text', "
+        f"'label'; {advice}\n"
     )
 
 
@@ -83,11 +84,13 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
     cases = [
         (
             command(files, out, "--text", "review"),
-            "reviews.csv: no column 'review'; it has 'text', 'label'; name yours with --text COLUMN",
+            "reviews.csv: no column 'review' in the first line, which must name them; it has 'text', 'label'; name "
+            "yours with --text COLUMN",
         ),
         (
             command(files, out, "--text", "review", "--label", "mood"),
-            "no columns 'review' and 'mood'; it has 'text', 'label'; name yours with --text COLUMN --label COLUMN",
+            "no columns 'review' and 'mood' in the first line, which must name them; it has 'text', 'label'; name "
+            "yours with --text COLUMN --label COLUMN",
         ),
         (command(files, out, "--minutes", "0"), "minutes: must be finite and positive, got 0.0"),
         (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),

@@ -158,7 +158,10 @@ REFUSED = {
     "odd query": ((3, 2, 1), "query has 3 heads (axis 1), expected pairs: two maps for each head"),
     "odd key": ((2, 3, 1), "key has 3 heads (axis 1), expected pairs: two maps for each head"),
     "values": ((4, 4, 4), "value has 4 heads (axis 1), expected half of key's 4: two maps read each"),
-    "groups": ((6, 4, 2), "query has 3 heads (axis 1), expected a positive multiple of key's 2"),
+    "groups": (
+        (6, 4, 2),
+        "query has 3 heads (axis 1), expected a positive multiple of key's 2; the layout is (batch, heads,",
+    ),
 }
 
 

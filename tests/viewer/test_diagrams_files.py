@@ -149,7 +149,9 @@ def test_wrong_input_is_one_sentence(given, error, told):
 
 
 def test_a_text_that_is_too_long_says_what_fits():
-    with pytest.raises(ValueError, match="it has 18 words, and for this model a picture holds 11 tokens: the first"):
+    with pytest.raises(
+        ValueError, match="it has 18 words and marks, and for this model a picture holds 11 tokens: the first"
+    ):
         saccade.diagram("attention", text="the cat sat on the mat " * 3)
 
 

@@ -17,6 +17,7 @@ from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
 from ._residues import Chunks, Columns, Dilated
 from ._sparse import Edges, Global
+from ._visible_keys import empty_rows as empty_rows
 from ._visible_keys import keys_seen as keys_seen
 
 __all__ = [

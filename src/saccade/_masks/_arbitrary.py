@@ -92,8 +92,10 @@ class FromTensor(Mask):
             for have, need in ((rows, problem.rows), (keys, problem.keys))
         ]
         if not all(fitting):
+            per_item = "; for the real keys of each batch item (B, Lk) write saccade.Padding(mask)"
             raise ValueError(
-                f"FromTensor: a mask of shape {self.sizes} for {problem.rows} queries and {problem.keys} keys"
+                f"mask: a mask of shape {self.sizes} for {problem.rows} queries and {problem.keys} keys, expected "
+                f"(Lq, Lk) or (B, H, Lq, Lk){per_item if fitting == [False, True] and len(self.sizes) == 2 else ''}"
             )
 
     def _value(self) -> tuple[Hashable, ...]:
@@ -249,7 +251,8 @@ def _checked(tensor: Tensor) -> Tensor:
         raise TypeError(f"mask must be a bool tensor (True = attend), got {describe(tensor)}: {hint}")
     if tensor.dim() not in (2, 4):
         raise ValueError(
-            f"mask must be (Lq, Lk) or 4-D (B, H, Lq, Lk), got {describe(tensor)}: other ranks cannot be told apart"
+            f"mask must be (Lq, Lk) or 4-D (B, H, Lq, Lk), got {describe(tensor)}: other ranks cannot be told apart; "
+            "write mask[:, None] for a mask of each batch item, mask[None] for one of each head"
         )
     return tensor
 

@@ -1,4 +1,4 @@
-"""Which keys any query may see, without forming Lq x Lk."""
+"""Which keys any query may see, without forming Lq x Lk, and which queries see none."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ._placement import At, Slice
 
 _DIRECT = 1 << 18  # pairs that are simply looked at, all at once
 _ROWS, _KEYS = 256, 1024
+_COUNTED = 1 << 22  # pairs that are looked at for rows without keys: a few milliseconds
 
 
 def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor | None:
@@ -42,6 +43,21 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
         seen = _seen(And.of(*rest) if rest else mask, Lq, Lk, place)
         found += [] if seen is None else [seen]
     return reduce(torch.logical_and, found) if found else None
+
+
+def empty_rows(mask: Mask, Lq: int, Lk: int) -> tuple[int, int]:
+    """How many rows see no key, and of how many, over the batch items and heads that the mask tells apart.
+
+    (0, 0) where it would take long to count them.
+    """
+    batch, heads = mask.batch_and_heads()
+    rows = batch * heads * Lq
+    if mask.kind((0, Lq), (0, Lk), Lq, Lk) == "empty":
+        return rows, rows
+    if rows * Lk > _COUNTED:
+        return 0, 0
+    seen = mask.dense(Lq, Lk).any(-1).expand(batch, heads, Lq)
+    return rows - int(seen.sum()), rows
 
 
 def _factors(mask: Mask) -> list[Mask]:

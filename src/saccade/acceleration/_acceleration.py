@@ -118,7 +118,10 @@ class Acceleration(CallCounts):
 
     def _calls(self) -> str:
         if not self.calls:
-            return "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen"
+            return (
+                "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen (attention written as "
+                "products and a softmax is not seen)"
+            )
         share = f"{self.taken / self.calls:.0%}"
         lines = [f"saccade.accelerate(): {self.taken} of {self.calls} calls of attention taken ({share})"]
         kernels = f" ({_kernels.instructions()})"

@@ -83,12 +83,12 @@ class AcceleratedModel:
         """What was taken, by kind, and what was not, with the reason."""
         taken = Counter(spot.kind for spot in self.spots if spot.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        left = Counter((spot.kind, spot.state) for spot in self.spots if spot.state != PROVED)
+        left = Counter((spot.kind, spot.told()) for spot in self.spots if spot.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
     def listed(self) -> list[str]:
         """One line for each module."""
-        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.state}" for spot in self.spots]
+        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.told()}" for spot in self.spots]
 
 
 def _refuse(module: nn.Module, prefix: str, keep: bool) -> None:

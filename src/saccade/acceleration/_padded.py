@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
 from ..batching.packing import has_holes, real_row
-from ._spots import NOT_CALLED, PROVED, Spot, same
+from ._spots import GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, same
 from ._thread import THREAD, AttentionOfTokens, NotOfTokens
 
 _MOST = 0.9  # share of real tokens above which nothing is gained
+_NO_PADDING = f"no padded batch came ({1 - _MOST:.0%} padding or more, and no other mask)"
 _HIDDEN = ("hidden_states", "src")
 _MASKS = ("attention_mask", "src_key_padding_mask")
 
@@ -96,8 +97,11 @@ class PaddedLayer(Spot):
         self.names = tuple(inspect.signature(self.plain).parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state not in (NOT_CALLED, PROVED):
+            return self.plain(*args, **kwargs)
         given = self._given(args, kwargs)
-        if given is None:
+        if isinstance(given, str):
+            self._refuse(given)
             return self.plain(*args, **kwargs)
         tokens, packed_args, packed_kwargs = given
         before = tokens.attention.calls
@@ -126,22 +130,29 @@ class PaddedLayer(Spot):
         whole = self.padded.put(first, tokens)
         return (whole, *rest) if isinstance(out, tuple) else whole
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tokens, list[Any], dict[str, Any]] | None:
-        """The tokens, and the arguments with them packed; None where the layer is called as it is."""
-        if self.state not in (NOT_CALLED, PROVED) or torch.is_grad_enabled() or interrupted():
-            return None
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tokens, list[Any], dict[str, Any]] | str:
+        """The tokens, and the arguments with them packed; or why the layer is called as it is."""
+        if torch.is_grad_enabled():
+            return GRADIENTS
+        if interrupted():
+            return INTERRUPTED
         # Attention is answered on the thread that is accelerated; who looks on expects tokens where the model has them.
         if not THREAD.held.on or _tap.THREAD.observers:
-            return None
+            return "was called on another thread, or while its attention is observed"
         named = dict(zip(self.names, args, strict=False)) | kwargs
         hidden: Any = next((named[name] for name in _HIDDEN if name in named), None)
         mask: Any = next(((name, named[name]) for name in _MASKS if isinstance(named.get(name), Tensor)), None)
-        if mask is None or not is_plain(hidden) or hidden.dim() != 3 or not self.quiet():
-            return None
+        if mask is None:
+            return _NO_PADDING
+        if not is_plain(hidden) or hidden.dim() != 3:
+            return "was called with other arguments than are known"
+        watched = self.watched()
+        if watched is not None:
+            return watched
         batch, length, _ = hidden.shape
         tokens = self.padded.tokens(mask[1], mask[0], batch, length)
         if tokens is None:
-            return None
+            return _NO_PADDING
 
         def packed(x: Any) -> Any:
             if x is mask[1]:
@@ -163,7 +174,7 @@ class PaddedLayer(Spot):
         try:
             return tokens, [packed(x) for x in args], {name: packed(x) for name, x in kwargs.items()}
         except _Unknown:
-            return None
+            return "was called with an argument that is not of its tokens (a cache, a bias between tokens)"
 
 
 class _Unknown(Exception):

@@ -21,6 +21,10 @@ from .._backends.native._run import interrupted, is_plain
 from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, multiply, packed
 
 NOT_CALLED, PROVED, OTHER = "no call for it yet", "taken", "gives something else than its structure says"
+GRADIENTS = "was called with gradients on; inference needs torch.no_grad()"
+_DROPOUT = "dropout is active; inference needs eval()"
+_ARGUMENTS = "was called with other arguments than are known"
+INTERRUPTED = "was called under a compiler, a transform, a mode or autocast"
 
 
 class PackedLinear:
@@ -91,6 +95,7 @@ class Spot(ABC):
     Attributes:
         name: of the module in its model.
         state: "no call for it yet", "taken", or why not.
+        refused: of the last call that could not be taken, why; None where there was none.
     """
 
     kind: ClassVar[str]
@@ -99,6 +104,7 @@ class Spot(ABC):
     def __init__(self, name: str, module: nn.Module):
         self.name, self.module = name, module
         self.state = NOT_CALLED
+        self.refused: str | None = None
         self.plain: Callable[..., Any] = getattr(module, self.method)
         self._watched = [part for part in module.modules() if part is not module]
 
@@ -113,32 +119,48 @@ class Spot(ABC):
     def _linears(self) -> Iterator[Any]:
         return (part for part in self.module.modules() if is_linear(part))
 
+    def told(self) -> str:
+        """The state, and where no call could be taken the reason."""
+        return self.refused or self.state if self.state == NOT_CALLED else self.state
+
+    def _refuse(self, reason: str | None) -> None:
+        if not torch.compiler.is_compiling():  # a graph would carry the assignment
+            self.refused = reason
+
     def _proved(self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own result, of the call in which both are computed. What cannot compute it has lost."""
         expected = self.plain(*args, **kwargs)
+        self._refuse(None)  # of an earlier call
         try:
             out = compute(*args, **kwargs)
         except Exception as error:  # whatever it is: the model shall not notice
             self.state = f"raises {type(error).__name__}"
             return expected
-        if out is not None:
+        if out is None:
+            self._refuse(self.refused or _ARGUMENTS)
+        else:
             first = expected[0] if isinstance(expected, tuple) else expected
             self.state = PROVED if same(out, first, self.longest()) else OTHER
         return expected
 
-    def _may(self, args: tuple[Any, ...]) -> bool:
-        return not torch.is_grad_enabled() and not interrupted() and all(is_plain(arg) for arg in args) and self.quiet()
+    def _why_not(self, args: tuple[Any, ...]) -> str | None:
+        """Why a call with these arguments cannot be taken; None where it can."""
+        if torch.is_grad_enabled():
+            return GRADIENTS
+        if interrupted():
+            return INTERRUPTED
+        return self.watched() if all(map(is_plain, args)) else "was called with what is no plain tensor on a CPU"
 
-    def quiet(self) -> bool:
-        """Whether nobody looks into the module, and nothing in it is drawn at random."""
+    def watched(self) -> str | None:
+        """Who looks into the module, or what in it is drawn at random; None where nothing is."""
         if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
-            return False
+            return "forward hooks for all modules are set"
         for part in self._watched:
             if part._forward_hooks or part._forward_pre_hooks:
-                return False
+                return "a forward hook is set inside"
             if isinstance(part, nn.Dropout) and part.training and part.p:
-                return False
-        return True
+                return _DROPOUT
+        return None
 
 
 class Fused(Spot):
@@ -149,7 +171,11 @@ class Fused(Spot):
         """What the module gives; None where these arguments are none it knows."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or self.state not in (NOT_CALLED, PROVED) or not self._may(args):
+        if self.state not in (NOT_CALLED, PROVED):
+            return self.plain(*args, **kwargs)
+        refused = _ARGUMENTS if kwargs else self._why_not(args)
+        if refused is not None:
+            self._refuse(refused)
             return self.plain(*args, **kwargs)
         if self.state == PROVED:
             out = self.compute(*args)
@@ -192,6 +218,7 @@ class Linear(Spot):
                     f"{self.name}: its weight was dropped (keep_weights=False), so only plain calls without gradients "
                     "are possible (torch.no_grad()); leave the block for others"
                 )
+            self._refuse(GRADIENTS if grad else INTERRUPTED if interrupted() else _ARGUMENTS)
             return linear.product(args[0], weight, linear.bias) if known else self.plain(*args, **kwargs)
         self.state = PROVED
         out = None if self.beside is None or linear.held is not None else self.beside(args[0])
@@ -309,11 +336,17 @@ class SelfAttention(Spot):
         is_causal: bool = False,
     ) -> Tensor | None:
         module: Any = self.module
-        if query is not key or key is not value or need_weights:
-            return None
-        if not (is_plain(query) and self._may((query,))) or query.dim() != 3 or not module.batch_first:
-            return None
-        if query.dtype != module.in_proj_weight.dtype or (module.training and module.dropout):
+        refused = self._why_not((query,))
+        if need_weights:
+            refused = refused or "was called for its weights (need_weights=True is the default)"
+        if query is not key or key is not value:
+            refused = refused or "was called with a query that is not the key and value"
+        if refused is None and (query.dim() != 3 or query.dtype != module.in_proj_weight.dtype):
+            refused = _ARGUMENTS
+        if module.training and module.dropout:
+            refused = refused or _DROPOUT
+        if refused is not None:
+            self._refuse(refused)
             return None
         batch, length, width = query.shape
         heads = module.num_heads

@@ -1,7 +1,7 @@
 """The command `saccade`: the boundary where errors become one line. The sub-commands are in `_app`.
 
 Exit status: 0 done, 1 errors found by `verify` or nothing that it could test, 2 something the user can fix (one line
-on stderr), 130 interrupted by Ctrl-C, 1 also where the reader of a pipe left. Anything else that is raised is a bug of
+on stderr), 130 interrupted by Ctrl-C, 141 where the reader of a pipe left. Anything else that is raised is a bug of
 ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
 """
 

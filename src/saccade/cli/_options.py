@@ -16,10 +16,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from .._extras import NotInstalled
 from ._errors import with_options
-from ._examples import write_examples
+from ._examples import examples_of, write_examples
 from ._existing import existing_model
 
 T = TypeVar("T")
+
+DEVICE = (
+    "training uses a GPU if PyTorch finds one (with ACCELERATE_USE_CPU=1 the CPU), and all other commands use the CPU"
+)
 
 
 def option(default: T, help: str, *names: str, **settings: Any) -> T:
@@ -108,6 +112,18 @@ class GroupedCommand(TyperCommand):
     """
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, args)
+        except Exception as error:
+            option: Any = getattr(error, "option_name", None)
+            shown = [line for line in examples_of(context.command_path.partition(" ")[2]) if option in line.split()]
+            if option == "--device":
+                error.message, error.possibilities = f"No such option: --device; {DEVICE}", None  # type: ignore[attr-defined]
+            elif shown and any(option in one.opts for one in self.get_params(context)):  # it lacks a value
+                error.message, error.ctx = f"{error.message.rstrip('.')}, as in: {shown[0]}", context  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, context: Any) -> Any:
         try:

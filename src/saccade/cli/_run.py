@@ -43,10 +43,12 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
         return int(status or 0)
     except typer.Abort:
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+            raise  # click catches a broken pipe, too, and exits
         # What is still buffered has no reader: without this the interpreter complains once more as it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141  # as a shell has it for a process that SIGPIPE ended; 1 is what `verify` found
     except Exception as error:
         if is_interrupt(error):
             return 130

@@ -174,7 +174,7 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
         raise UserError(f"the text is too long: {room}, and its first word alone has more; {longer}")
     part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
     raise UserError(
-        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; "
+        f"the text is too long: it has {len(spans):,} words and marks, and {room}, which is {fit:,} of them here; "
         f"read these with {part}, or {longer}"
     )
 

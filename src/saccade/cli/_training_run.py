@@ -10,6 +10,9 @@ from pathlib import Path
 import typer
 
 EPILOG = """
+Device: a GPU if PyTorch finds one, otherwise the CPU; with ACCELERATE_USE_CPU=1 always the CPU. `accelerate launch -m
+saccade ...` uses several GPUs.
+
 Exit status: 0 trained (early stopping included), 2 bad input, a full disk at the end, or a loss that is not finite
 (anomaly.txt in --out says where), 130 stopped by Ctrl-C, 143 by SIGTERM; the last two leave a checkpoint of the last
 step, and --resume goes on from there.

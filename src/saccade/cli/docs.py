@@ -9,6 +9,8 @@ import typer
 from ._errors import UserError
 from ._options import GroupedCommand
 
+_BUILDING = "saccade: building the pages, which takes half a minute"
+
 
 def register(app: typer.Typer) -> None:
     app.command("docs", cls=GroupedCommand, short_help="Open the documentation of this version.")(docs)
@@ -35,12 +37,12 @@ def docs(
     from .._documentation import built_site, search
 
     try:
-        site = built_site(__version__, anew=build)
+        site = built_site(__version__, anew=build, begin=lambda: typer.echo(_BUILDING, err=True))
     except RuntimeError as error:
         raise UserError(str(error)) from None
     found = search(site, " ".join(words)) if words else []
     if words and not found:
-        raise UserError(f"{' '.join(words)}: no page has these words")
+        raise UserError(f"{' '.join(words)}: no page has these words; saccade docs alone opens the start page")
     place, _, anchor = (found[0].place if found else "index.html").partition("#")
     file = site / place
     if path:

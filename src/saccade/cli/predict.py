@@ -48,11 +48,11 @@ def predict(
     inputs = text_lines(standard_input().read()) if given == "-" else _file_or_text(given)
     found = predicted(run, inputs, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
-    for one in found.values:
+    for n, one in enumerate(found.values):
         if in_lines:
             typer.echo(json.dumps(one, ensure_ascii=False), file=uncleaned(sys.stdout))
         else:
-            typer.echo(found.task.line(one))
+            typer.echo("(empty)" if n in found.empty else found.task.line(one))
     if target is not None:  # after the lines: a task may have none
         found.save_picture(target)
         typer.echo(f"picture: {target}", err=in_lines)  # programs read the lines alone

@@ -160,8 +160,8 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
     fit = words_that_fit(model, text, spans)
     if fit < len(spans):
         raise ValueError(
-            f"text: it has {len(spans):,} words, and this model reads {model.room:,} tokens at once, "
-            f"which holds the first {fit:,} words"
+            f"text: it has {len(spans):,} words and marks, and this model reads {model.room:,} tokens at once, "
+            f"which holds the first {fit:,} of them"
         )
     tokens = model.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
     before, after = ([model.written(token) for token in around] for around in (model.before, model.after))

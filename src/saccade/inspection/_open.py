@@ -20,7 +20,7 @@ from ._published import open_published
 FILES = "config.json, model.safetensors and tokenizer.json"
 FORMS = (
     f"--model takes a folder of {FILES}, as `saccade train lm` or as save_pretrained of transformers writes them, "
-    "or a name on the Hugging Face hub such as org/name"
+    "or a name on the Hugging Face hub with its owner, such as openai-community/gpt2"
 )
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 

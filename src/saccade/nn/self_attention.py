@@ -30,7 +30,7 @@ class SelfAttention(nn.Module):
 
     Args:
         width: E.
-        head_width: D; None is E.
+        head_width: D; None is E. There is one head: this is no number of heads, which nn.MultiheadAttention has here.
         bias: whether the projections have one.
 
     Example:

@@ -130,14 +130,18 @@ def read_content(path: Path) -> str:
 
 def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     (_, names), *rows = _rows(path, content) or [(1, [])]
-    _check_columns(path, columns, names)
+    separated = _separated_otherwise(names, SEPARATORS[path.suffix.lower()])
+    _check_columns(path, columns, names, " in the first line, which must name them", separated)
     for name in columns:
         if names.count(name) > 1:
             raise ValueError(f"{path}: the column {name!r} is there twice")
     places = [names.index(name) for name in columns]
     for line, row in rows:
         if len(row) != len(names):
-            raise ValueError(f"{path}: line {line} has {len(row)} cells, expected {len(names)} as in the first line")
+            quotes = "; put a cell with a comma in quotes" if len(row) > len(names) and path.suffix == ".csv" else ""
+            raise ValueError(
+                f"{path}: line {line} has {len(row)} cells, expected {len(names)} as in the first line{quotes}"
+            )
         yield f"{path}: line {line}", tuple(row[place] for place in places)
 
 
@@ -201,10 +205,16 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
         yield where, tuple(values[name] for name in columns)
 
 
-def _check_columns(path: Path, columns: Sequence[str], names: Any) -> None:
+def _separated_otherwise(names: Sequence[str], separator: str) -> str:
+    """What to change in a table whose first line has one cell, with what separates cells in other tables."""
+    other = len(names) == 1 and any(sign in names[0] for sign in ",;\t")
+    return f"; expected {'commas' if separator == ',' else 'tabs'} between cells" if other else ""
+
+
+def _check_columns(path: Path, columns: Sequence[str], names: Any, where: str = "", advice: str = "") -> None:
     missing = [name for name in columns if name not in names]
     if missing:
         listed = ", ".join(repr(known) for known in list(names)[:_LISTED])
         wanted = f"column{'s' if len(missing) > 1 else ''} {' and '.join(map(repr, missing))}"
         has = f"it has {listed}" if listed else "there are no columns"
-        raise MissingColumns(f"{path}: no {wanted}; {has}", missing)
+        raise MissingColumns(f"{path}: no {wanted}{where}; {has}{advice}", missing)

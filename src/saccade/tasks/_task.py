@@ -145,7 +145,11 @@ class Task(ABC):
 
     @abstractmethod
     def read_inputs(self, path: Path) -> Sequence[Any]:
-        """Examples without truth from a file. Errors as of `read`."""
+        """Examples without truth from a file, `is_empty` ones included. Errors as of `read`."""
+
+    def is_empty(self, example: Any) -> bool:
+        """Whether an input has nothing to predict from. It keeps its row, with no prediction."""
+        return False
 
     # --- model --------------------------------------------------------------------------------------------------------
 

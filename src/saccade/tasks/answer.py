@@ -144,6 +144,9 @@ class Answer(EncoderTask):
     def read_inputs(self, path: Path) -> list[Question]:
         return read_asked(path)
 
+    def is_empty(self, example: Question) -> bool:
+        return not example.question
+
     def text_of(self, example: Question) -> str:
         return f"{example.question} {example.context}"
 

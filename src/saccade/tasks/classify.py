@@ -125,30 +125,38 @@ class Classify(ClassTask, EncoderTask):
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
         """The examples that have a word. ValueError where one has none, unless they are to be left out."""
-        empty = [example for example in examples if not example.text.strip()]
+        left = [example for example in self._with_words(examples) if not self.is_empty(example)]
+        empty = [example.place for example in examples if self.is_empty(example)]
+        warn_left_out(empty, len(examples), "texts are empty and")
+        return left
+
+    def _with_words(self, examples: list[TextExample]) -> list[TextExample]:
+        """All examples. ValueError where one has no word, unless such are to be left out, or where none has one."""
+        empty = [example for example in examples if self.is_empty(example)]
         if empty and not self.skip_empty:
             raise ValueError(
                 f"{empty[0].place}: the text is empty ({len(empty)} of {len(examples)} are); remove such texts, or let "
                 "skip_empty leave them out"
             )
-        left = [example for example in examples if example.text.strip()]
-        if not left:
+        if len(empty) == len(examples):
             raise ValueError(f"{examples[0].place}: no text is left, all {len(examples)} are empty")
-        warn_left_out([example.place for example in empty], len(examples), "texts are empty and")
-        return left
+        return examples
+
+    def is_empty(self, example: TextExample) -> bool:
+        return not example.text.strip()
 
     def inputs(self, texts: Sequence[str]) -> list[TextExample]:
-        return self.without_empty([TextExample(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
+        return self._with_words([TextExample(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
 
     def read_inputs(self, path: Path) -> list[TextExample]:
         if path.is_dir():
             found = TEXTS.listed(path, self.text)
-            return self.without_empty([TextExample(read_content(file), None, place) for file, _, place in found])
+            return self._with_words([TextExample(read_content(file), None, place) for file, _, place in found])
         if path.suffix.lower() not in ENDINGS:
             lines = enumerate(read_lines(path), 1)
-            return self.without_empty([TextExample(text, None, f"{path}: line {n}") for n, text in lines])
+            return self._with_words([TextExample(text, None, f"{path}: line {n}") for n, text in lines])
         rows = read_table(path, (self.text,))
-        return self.without_empty([TextExample(_text(text, place), None, place) for place, (text,) in rows])
+        return self._with_words([TextExample(_text(text, place), None, place) for place, (text,) in rows])
 
     def new_model(self, training: Sequence[Any]) -> Model:
         return self._marked(super().new_model(training))

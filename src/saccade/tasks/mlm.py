@@ -117,7 +117,7 @@ class Mlm(EncoderTask):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> list[MaskedText]:
-        return self._read(path, own=False)
+        return [text for text in self._read(path, own=False) if not self.is_empty(text)]
 
     def inputs(self, texts: Sequence[str]) -> list[MaskedText]:
         return [MaskedText(text, True, f"text {n}") for n, text in enumerate(texts, 1)]
@@ -125,10 +125,13 @@ class Mlm(EncoderTask):
     def read_inputs(self, path: Path) -> list[MaskedText]:
         return self._read(path, own=True)
 
+    def is_empty(self, example: MaskedText) -> bool:
+        return not example.text.strip()
+
     def _read(self, path: Path, *, own: bool) -> list[MaskedText]:
-        """The texts that have a word: rows of a table, or lines."""
-        found = [MaskedText(text, own, place) for place, text in self._texts(path) if text.strip()]
-        if not found:
+        """Rows of a table, or lines. Those without a word too."""
+        found = [MaskedText(text, own, place) for place, text in self._texts(path)]
+        if all(map(self.is_empty, found)):
             raise ValueError(f"{path}: holds no text")
         return found
 

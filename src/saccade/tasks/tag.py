@@ -149,6 +149,9 @@ class Tag(EncoderTask):
     def read_inputs(self, path: Path) -> list[TaggedText]:
         return read_plain(path, self.words)
 
+    def is_empty(self, example: TaggedText) -> bool:
+        return not example.words
+
     def text_of(self, example: TaggedText) -> str:
         return example.text
 

@@ -119,6 +119,13 @@ class Translate(TextTask):
 
     def without_empty(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs that have a word on both sides. ValueError where one has not, unless they are to be left out."""
+        left = [pair for pair in self._with_words(pairs) if _has_words(pair)]
+        empty = [pair.place for pair in pairs if not _has_words(pair)]
+        warn_left_out(empty, len(pairs), "pairs have an empty side and are")
+        return left
+
+    def _with_words(self, pairs: list[Pair]) -> list[Pair]:
+        """All pairs. ValueError where one has an empty side, unless such are to be left out, or where all have."""
         empty = [pair for pair in pairs if not _has_words(pair)]
         if empty and not self.skip_empty:
             side = self.target if empty[0].source.strip() else self.source
@@ -126,17 +133,18 @@ class Translate(TextTask):
                 f"{empty[0].place}: the text in {side!r} is empty ({len(empty)} of {len(pairs)} lack one); remove such "
                 "lines, or let skip_empty leave them out"
             )
-        left = [pair for pair in pairs if _has_words(pair)]
-        if not left:
+        if len(empty) == len(pairs):
             raise ValueError(f"{pairs[0].place}: no text is left, all {len(pairs)} are empty")
-        warn_left_out([pair.place for pair in empty], len(pairs), "pairs have an empty side and are")
-        return left
+        return pairs
+
+    def is_empty(self, example: Pair) -> bool:
+        return not example.source.strip()
 
     def inputs(self, texts: Sequence[str]) -> list[Pair]:
-        return self.without_empty([Pair(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
+        return self._with_words([Pair(text, None, f"text {n}") for n, text in enumerate(texts, 1)])
 
     def read_inputs(self, path: Path) -> list[Pair]:
-        return self.without_empty(read_sources(path, self.source))
+        return self._with_words(read_sources(path, self.source))
 
     def text_of(self, example: Pair) -> str:
         return self.prefix + example.source

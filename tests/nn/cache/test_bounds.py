@@ -78,7 +78,7 @@ BAD = {
     ),
     "a short mask": (
         lambda c: c.append(KEY[:, :, :1], VALUE[:, :, :1], FromTensor(torch.ones(5, 5, dtype=torch.bool))),
-        r"FromTensor: a mask of shape \(5, 5\) for 6 queries and 6 keys",
+        r"mask: a mask of shape \(5, 5\) for 6 queries and 6 keys",
     ),
     "short documents": (
         lambda c: c.append(KEY[:, :, :1], VALUE[:, :, :1], Documents([0] * 5)),

@@ -6,6 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from ..._extras import installing
+
 _ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _FILES = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "*.spm"]
 _WORKS = "a folder works without the hub: config.json, the weights and the tokenizer's files, copied to ./my-model"
@@ -26,11 +28,12 @@ def folder_of(source: str | Path) -> Path:
     if not _ID.fullmatch(str(source)):
         raise FileNotFoundError(
             f"{source}: no such model folder (expected a folder with config.json and weights, or a name on the "
-            "Hugging Face hub such as org/name)"
+            "Hugging Face hub with its owner, such as openai-community/gpt2)"
         )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ValueError(
-            f"{source}: no folder here; names on the hub need huggingface_hub, which is not installed; {_WORKS}"
+            f"{source}: no folder here; names on the hub need huggingface_hub, which is not installed: "
+            f"{installing('models')}; {_WORKS}"
         )
     return _snapshot(str(source))
 
@@ -47,7 +50,7 @@ def _snapshot(name: str) -> Path:
         except Exception:
             told = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise FileNotFoundError(
-                f"{name}: no folder here, and not to be had from the hub ({told[:200]}); {_WORKS}"
+                f"{name}: no folder here, and it cannot be fetched from the hub ({told[:200]}); {_WORKS}"
             ) from None
 
 
@@ -55,6 +58,7 @@ def _without_doubles(name: str) -> list[str]:
     """Patterns of the files to fetch: PyTorch's own weights only where there are no others."""
     from huggingface_hub import HfApi
 
-    there = HfApi().list_repo_files(name)
+    # Not `list_repo_files`, which without a network tries again for half a minute.
+    there = [file.rfilename for file in HfApi().model_info(name).siblings or ()]
     safe = any(file.endswith(".safetensors") for file in there)
     return [pattern for pattern in _FILES if not (safe and pattern.endswith(".bin"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def predict(
         inputs: one, several, or the Path of a file of them.
         picture: where to write the task's picture of predictions, .png or .svg, if it has one.
         options: of the task, where the file differs from those of training: other columns.
+
+    Returns:
+        A row for each input, in their order. That of an empty input, if those are allowed, has None for all else.
 
     Raises:
         TypeError: no inputs.
@@ -54,12 +58,14 @@ class Predicted:
 
     Attributes:
         task: knows how to show a line of it.
-        values: of each input, plain.
+        values: of each input, plain; None for all but the input where it is empty.
+        empty: the numbers of the empty inputs.
         save_picture: writes the task's picture. ValueError where it has none.
     """
 
     task: Task
     values: list[dict[str, Any]]
+    empty: list[int]
     save_picture: Callable[[Path], None]
 
 
@@ -67,14 +73,24 @@ def predicted(run: TrainedRun | str | Path, inputs: str | Path | Sequence[str], 
     """`predict`, in parts."""
     given = inputs if isinstance(inputs, Path) else _checked(inputs)
     opened = open_run(run, options)
-    examples = opened.task.read_inputs(given) if isinstance(given, Path) else opened.task.inputs(given)
+    every = opened.task.read_inputs(given) if isinstance(given, Path) else opened.task.inputs(given)
+    empty = [n for n, example in enumerate(every) if opened.task.is_empty(example)]
+    examples = [example for example in every if not opened.task.is_empty(example)] if empty else every
     outputs = opened.task.predict(opened.model, examples)
     values = [opened.task.shown(example, output) for example, output in zip(examples, outputs, strict=True)]
+    for n in empty:  # their rows stay: predictions are put beside the file that they are of
+        values.insert(n, {**dict.fromkeys(values[0]), next(iter(values[0])): ""})
+    if empty:
+        warnings.warn(
+            f"{len(empty):,} of {len(every):,} inputs are empty and get no prediction, the first at "
+            f"{every[empty[0]].place}",
+            stacklevel=3,
+        )
 
     def save(picture: Path) -> None:
         write_picture(picture, lambda kind: opened.task.predicted_picture(opened.model, examples, outputs, kind))
 
-    return Predicted(opened.task, values, save)
+    return Predicted(opened.task, values, empty, save)
 
 
 def _checked(inputs: str | Sequence[str]) -> list[str]:

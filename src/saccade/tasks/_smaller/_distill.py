@@ -162,5 +162,5 @@ def _labelled(task: ExampleTask, teacher: Model, path: Path) -> list[Any]:
     """Inputs of a file, with what the teacher says of them."""
     if not isinstance(task, ClassTask):
         raise ValueError(f"unlabelled: only of tasks whose examples have one class each, which {task.name} is not")
-    inputs = task.read_inputs(path)
+    inputs = [example for example in task.read_inputs(path) if not task.is_empty(example)]
     return task.labelled(inputs, task.predict(teacher, inputs))

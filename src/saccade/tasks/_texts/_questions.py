@@ -61,14 +61,17 @@ def _answered(question: Any, context: Any, answers: Any, *, place: str) -> Quest
 
 
 def read_asked(path: Path) -> list[Question]:
-    """Questions without answers: a .jsonl or .json as of `read_questions`, or a text with one a line."""
+    """Questions without answers: as of `read_questions`, or a text with one a line, empty lines too."""
     kind = path.suffix.lower()
     if kind == ".json":
         return _squad(path, answered=False)
     if kind == ".jsonl":
         rows = read_table(path, ("question", "context"))
         return [_question(question, context, None, place) for place, (question, context) in rows]
-    return [asked(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1) if line.strip()]
+    lines = [(f"{path}: line {n}", line) for n, line in enumerate(read_lines(path), 1)]
+    if not any(line.strip() for _, line in lines):
+        raise ValueError(f"{path}: holds no question")
+    return [asked(line, at) if line.strip() else Question("", "", None, at) for at, line in lines]
 
 
 def asked(text: str, place: str) -> Question:

@@ -60,16 +60,16 @@ def split_text(text: Any, place: str, words: str, tags: Sequence[str] | None = N
 
 
 def read_plain(path: Path, words: str) -> list[TaggedText]:
-    """Texts without tags: a .jsonl with `text`, a .txt with one a line (empty lines are left out), else columns."""
+    """Texts without tags: a .jsonl with `text`, a .txt with one a line, empty lines too, else columns."""
     kind = path.suffix.lower()
     if kind == ".jsonl":
         return [split_text(text, place, words) for place, (text,) in read_table(path, ("text",))]
     if kind != ".txt":
         return read_columns(path, None, (), tagged=False)
-    lines = [(f"{path}: line {n}", line) for n, line in enumerate(read_lines(path), 1) if line.strip()]
-    if not lines:
+    lines = [(f"{path}: line {n}", line) for n, line in enumerate(read_lines(path), 1)]
+    if not any(line.strip() for _, line in lines):
         raise ValueError(f"{path}: holds no text")
-    return [split_text(line, place, words) for place, line in lines]
+    return [split_text(line, at, words) if line.strip() else TaggedText(line, (), None, at) for at, line in lines]
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

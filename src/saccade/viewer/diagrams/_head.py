@@ -158,8 +158,8 @@ def _short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[Word]]:
         ordinary, fit = _fitting(model, words, most)
         which = f"the first {fit}, {text[: ordinary[fit - 1].stop]!r}" if fit else "no whole word of it"
         raise ValueError(
-            f"text: it has {len(ordinary):,} words, and for this model a picture holds {_room(model, most)} "
-            f"tokens: {which}"
+            f"text: it has {len(ordinary):,} words and marks, and for this model a picture holds "
+            f"{_room(model, most)} tokens: {which}"
         )
     return tokens, words
 
