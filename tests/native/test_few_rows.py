@@ -52,7 +52,7 @@ def test_every_number_of_rows(width, features, monkeypatch):
 @pytest.mark.parametrize(("width", "features"), [(211, 157), (1037, 2053), (64, 16)])
 @pytest.mark.parametrize("block", [512, 37])
 def test_sums_run_in_the_order_that_was_asked_for(width, features, block):
-    """One multiply-add after the other, against the same in float64 rounded after each (sets without fused ones: near)."""
+    """One multiply-add after the other, against float64 rounded after each (sets without fused ones: near)."""
     torch.manual_seed(width + block)
     weight, bias, x = torch.randn(features, width), torch.randn(features), torch.randn(_products.ORDERED, width)
     total = torch.zeros(len(x), features)
