@@ -104,7 +104,7 @@ class Product:
             self.blocks[case] = 0
             readable = weight.is_contiguous() or weight.t().is_contiguous()
             if readable and (activation is None or weight.shape[0] % _SIDE == 0):
-                trial = torch.arange(ORDERED * weight.shape[1], dtype=x.dtype).sin().view(ORDERED, -1)
+                trial = torch.arange(ORDERED * weight.shape[1], dtype=x.dtype, device=x.device).sin().view(ORDERED, -1)
                 expected = multiply(trial, self._packed(x, weight), bias, activation)
                 for block in _BLOCKS:
                     if torch.equal(_ordered(trial, weight, bias, activation, None, block), expected):
@@ -178,7 +178,7 @@ def _ordered(
 
 @functools.cache
 def _unit() -> Tensor:
-    return packed(torch.eye(_SIDE))
+    return packed(torch.eye(_SIDE, dtype=torch.float32, device="cpu"))
 
 
 def finished(out: Tensor, activation: str | None, joined: Joined | None) -> Tensor:

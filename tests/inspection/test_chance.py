@@ -36,10 +36,7 @@ def test_a_model_that_looks_everywhere_alike(kind, size):
         of_rows = look(model, text, rows=(1, count)).findings  # by statistics of tokens
         assert [f.kind for f in of_rows] == ["nothing"], of_rows
         if count > 1:
-            assert (
-                "is above chance" in of_rows[0].sentence
-                and "is above chance" in seen.findings[0].sentence
-            )
+            assert "is above chance" in of_rows[0].sentence and "is above chance" in seen.findings[0].sentence
 
 
 def test_alike_is_over_the_keys_that_a_mask_shows():

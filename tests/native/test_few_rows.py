@@ -92,6 +92,22 @@ def test_one_and_two_rows_have_the_bits_that_they_have_among_many(width, feature
     assert not block or rows[-2:] == [1, 2]
 
 
+def test_defaults_of_device_and_dtype_do_not_matter():
+    """What is tried, and the unit matrix, are made in the first call, whatever the defaults are then."""
+    torch.manual_seed(3)
+    weight, x, product = torch.randn(1040, 768), torch.randn(9, 768), _products.Product()
+    product.users = 1
+    _products._unit.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            one = product(x[:1], weight, activation="gelu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        assert torch.equal(one, product(x, weight, activation="gelu")[:1])
+
+
 def test_threads_change_no_bit():
     layer, x = layer_of(512, 2053), torch.randn(3, 1, 512)
     with torch.no_grad():
