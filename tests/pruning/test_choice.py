@@ -176,7 +176,7 @@ def test_the_command_keeps_a_share_and_shows_a_table(capsys):
     rows = [line.split() for line in shown.splitlines()[1:5]]
     assert sum(int(row[2]) for row in rows) == 16
     assert all(int(row[1]) - int(row[2]) == len([head for head in row[3:] if head != "-"]) for row in rows)
-    moved = re.search(r"numbered anew, from 0: (\d)\.(\d) is now (\d)\.(\d)\.", shown)
+    moved = re.search(r"renumbered from 0: (\d)\.(\d) is now (\d)\.(\d)\.", shown)
     layer, old, same, new = map(int, moved.groups())
     gone = [int(head) for head in rows[layer][3:]]
     assert layer == same and old not in gone and new == old - sum(head < old for head in gone) < old

@@ -377,9 +377,9 @@ def test_the_keyboard_alone_reaches_a_value(opened):
             break
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    sentence = told(page, r"\W.+\W looks at \W.+\W \.\d\d")  # not the line that asks to choose a word
-    page.wait_for_timeout(200)
-    assert page.locator(".unseen[role=status]").inner_text().strip() == sentence.strip()
+    told(page, r"\W.+\W looks at \W.+\W \.\d\d")  # not the line that asks to choose a word
+    said = f"{ROOT}.querySelector('.unseen[role=status]').innerText.trim()"  # a moment later, for each word passed
+    page.wait_for_function(f"() => {said} === {ROOT}.querySelector('.told').innerText.trim()")
     page.keyboard.press("Shift+ArrowRight")
     told(page, r"\(2 words\)")
 
