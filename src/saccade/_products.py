@@ -56,7 +56,7 @@ class Product:
     def __init__(self) -> None:
         self.users = 0  # of `packed_weights`, which may be nested
         self.copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
-        self.blocks: dict[tuple[torch.Size, str | None], int] = {}  # of shape and activation: see `_block`
+        self.blocks: dict[tuple[Any, ...], int] = {}  # of shape, strides and activation: see `_block`
 
     def __call__(
         self,
@@ -99,17 +99,18 @@ class Product:
 
     def _block(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> int:
         """Terms in a block of oneDNN's sums, found by trying; 0 where no order that we know gives its bits."""
-        case = weight.shape, activation
+        case = weight.shape, weight.stride(), activation
         if case not in self.blocks:
             self.blocks[case] = 0
             readable = weight.is_contiguous() or weight.t().is_contiguous()
             if readable and (activation is None or weight.shape[0] % _SIDE == 0):
                 trial = torch.arange(ORDERED * weight.shape[1], dtype=x.dtype, device=x.device).sin().view(ORDERED, -1)
                 expected = multiply(trial, self._packed(x, weight), bias, activation)
-                for block in _BLOCKS:
-                    if torch.equal(_ordered(trial, weight, bias, activation, None, block), expected):
-                        self.blocks[case] = block
-                        break
+                found = [
+                    n for n in _BLOCKS if torch.equal(_ordered(trial, weight, bias, activation, None, n), expected)
+                ]
+                if len(found) == 1 or weight.shape[1] <= _BLOCKS[0]:  # a weight of zeros tells no order from another
+                    self.blocks[case] = found[0] if found else 0
         return self.blocks[case]
 
     def __deepcopy__(self, memo: Any) -> Product:
@@ -131,14 +132,14 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> 
     `ORDERED` rows and a float32 W, which may be a transpose.
     """
     features, width = weight.shape
-    x = x.contiguous()
+    x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     out = x.new_empty(*x.shape[:-1], features)
     _kernels.module.few_rows(
         x.data_ptr(),
         weight.data_ptr(),
         weight.dtype == torch.bfloat16,
         not weight.is_contiguous(),
-        0 if bias is None else bias.contiguous().data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
         x.numel() // width,
         width,

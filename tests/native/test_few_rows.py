@@ -87,9 +87,23 @@ def test_one_and_two_rows_have_the_bits_that_they_have_among_many(width, feature
         for count in (1, 2):
             some = None if joined is None else ("add", other[:count])
             assert torch.equal(product(x[:count], weight, bias, activation, some), many[:count])
-    block = product.blocks[weight.shape, activation]
+    block = product.blocks[weight.shape, weight.stride(), activation]
     assert block in (0, *_products._BLOCKS)
     assert not block or rows[-2:] == [1, 2]
+
+
+def test_a_weight_that_changes_after_the_trial():
+    """Zeros, of which every order gives the same; then other values, and the same shape in another layout of memory."""
+    torch.manual_seed(5)
+    weight, x, product = torch.zeros(1040, 1037), torch.randn(9, 1037), _products.Product()
+    product.users = 1
+    with torch.no_grad():
+        product(x[:1], weight)
+        weight.normal_()
+        assert torch.equal(product(x[:1], weight), product(x, weight)[:1])
+        for other in (weight.t().contiguous().t(), torch.randn(1040, 2 * 1037)[:, ::2], torch.randn(2080, 1037)[::2]):
+            assert torch.equal(product(x[:1], other), product(x, other)[:1])
+            assert torch.allclose(product(x[:1], other), F.linear(x[:1], other), atol=1e-3)
 
 
 def test_defaults_of_device_and_dtype_do_not_matter():
