@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "sanitize_few_rows.h"
 #include "sanitize_heads.h"
 #include "sanitize_linear.h"
 #include "sanitize_oracle.h"
@@ -254,6 +255,17 @@ void check_weight_tile(const Case& c, uint64_t seed) {
     if (!same(run.all, alone.all) || !same(run.products, alone.products)) judge.fault("differs by threads", 1, 0, 0);
 }
 
+void check_few_rows(const Case& c, uint64_t seed) {
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        return FewRowsRun(random, threads);
+    };
+    const FewRowsRun run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, "few rows");
+    check_few_rows_run(run, judge);
+    if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
+}
+
 // The same problem with sigmoid's weights; n is how many keys each row sees, or a number for all rows that see any.
 void check_sigmoid(Case& c, uint64_t seed) {
     Random random(seed);
@@ -325,6 +337,7 @@ void check(uint64_t seed) {
     if (set.statistics) check_statistics(c, seed);
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
+    if (set.few_rows) check_few_rows(c, seed);
     if (set.exp2) check_exp2(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);
     if (set.linear && seed % 4 == 0) check_linear(seed);
