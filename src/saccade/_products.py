@@ -32,6 +32,7 @@ FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
 ORDERED = 0 if _kernels.module is None else _kernels.module.most_ordered_rows  # more are as fast with a packed copy
 _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their sum to the others
+_SIDE = 16  # of the unit matrix, see `_ordered`
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
 _HARMLESS = DeviceContext, _tap.PassiveMode
@@ -162,9 +163,6 @@ def multiply(
         return torch.ops.mkldnn._linear_pointwise.binary(x, joined[1], weight, bias, joined[0])
     name, algorithm = ("none", "") if activation is None else _FUSED[activation]
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
-
-
-_SIDE = 16
 
 
 def _ordered(

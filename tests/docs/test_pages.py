@@ -24,7 +24,7 @@ def pages_with(language: str):
 
 def marks(page, language: str):
     """A command takes seconds, and some pages train or draw."""
-    slow = ("building", "self-attention-in-an-hour", "speech", "tasks")
+    slow = ("building", "image", "self-attention-in-an-hour", "speech", "tasks", "translate")
     return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 
 
