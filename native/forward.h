@@ -83,6 +83,11 @@ template <class Math, class T> class ForwardPass {
         for (int64_t g = from; g < to; g++) {
             const Span part = scores.part_of(g, head.seen);
             if (part.empty()) continue;  // never visited
+            if (g + 1 < to) {
+                const Span next = scores.part_of(g + 1, head.seen);
+                ask_rows(at<T>(f.key, b, h, (g + 1) * grain), f.key.row, next.start, next.stop, p.width);
+                ask_rows(at<T>(f.value, b, h, (g + 1) * grain), f.value.row, next.start, next.stop, p.value_width);
+            }
             scores.pack_keys(head.keys, b, h, g, part);
             const T* values = at<T>(f.value, b, h, g * grain);
             head.poisoned[g] = in_place ? may_hide && !finite_rows(values, f.value.row, part.start, part.stop, p.value_width)
@@ -96,6 +101,7 @@ template <class Math, class T> class ForwardPass {
         thread_local std::vector<Piece> pieces;
         Block& block = storage;
         scores.place(block, b, h, number);
+        ask_rows(at<T>(f.query, b, h, block.first), f.query.row, 0, block.count, p.width);
         scores.list->keys_of(b, h, {block.first, block.first + block.count}, pieces);
         walk(block, head, pieces, 1);
         // Values near the largest number: their sum may overflow where their mean does not.

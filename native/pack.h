@@ -53,16 +53,18 @@ struct Finite {
     }
 };
 
-// `lanes` units of a row of which `left` entries remain.
+// `lanes` units of a row.
+template <class Math, class T> SACCADE_INLINE typename Math::vector load_units(const T* row) {
+    if constexpr (Math::pack == 1) return load_as_float(row);
+    else return load(reinterpret_cast<const uint32_t*>(row));
+}
+
+// The same of a row of which `left` entries remain.
 template <class Math, class T> SACCADE_INLINE typename Math::vector load_units(const T* row, int64_t left) {
-    if constexpr (Math::pack == 1) {
-        return load_as_float(row, left);
-    } else {
-        if (left >= 2 * lanes) return load(reinterpret_cast<const uint32_t*>(row));
-        T some[2 * lanes] = {};
-        memcpy(some, row, (left < 0 ? 0 : left) * sizeof(T));
-        return load(reinterpret_cast<const uint32_t*>(some));
-    }
+    if (left >= Math::pack * lanes) return load_units<Math, T>(row);
+    T some[Math::pack * lanes] = {};
+    memcpy(some, row, (left < 0 ? 0 : left) * sizeof(T));
+    return load_units<Math, T>(some);
 }
 
 // Rows [low, high) of the `count` of a panel that begins at `rows`; the others are zero and not read, what lies behind
@@ -75,13 +77,19 @@ bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_
     for (int64_t group = 0; group < count; group += lanes)
         for (int64_t u = 0; u < units; u += lanes) {
             vector block[lanes];
-            for (int64_t j = 0; j < lanes; j++) {
-                const int64_t row = group + j;
-                block[j] = vector{};
-                if (row >= low && row < high)
-                    block[j] = load_units<Math, T>(rows + row * stride + u * Math::pack, width - u * Math::pack);
-                finite.see(block[j]);
+            const T* from = rows + group * stride + u * Math::pack;
+            const int64_t left = width - u * Math::pack;
+            if (low <= group && group + lanes <= high && left >= Math::pack * lanes) {
+#pragma GCC unroll 16
+                for (int64_t j = 0; j < lanes; j++) block[j] = load_units<Math, T>(from + j * stride);
+            } else {
+                for (int64_t j = 0; j < lanes; j++) {
+                    const bool there = group + j >= low && group + j < high;
+                    block[j] = there ? load_units<Math, T>(from + j * stride, left) : vector{};
+                }
             }
+#pragma GCC unroll 16
+            for (int64_t j = 0; j < lanes; j++) finite.see(block[j]);
             transpose(block);
             const int64_t last = units - u < lanes ? units - u : lanes;
             for (int64_t c = 0; c < last; c++) store(to + (u + c) * panel + group, block[c]);
@@ -115,6 +123,12 @@ bool pack_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t
             }
         }
     return finite.all();
+}
+
+// Asks for rows [low, high) ahead of their use: the processor's own prefetching starts again at every page.
+template <class T> void ask_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t width) {
+    for (int64_t j = low; j < high; j++)
+        for (int64_t c = 0; c < width; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(rows + j * stride + c, 0, 2);
 }
 
 // Whether rows [low, high) are finite.

@@ -100,7 +100,7 @@ def attention(
     if unknown:
         raise refused(attention, unknown)
     if (
-        backend == "auto"
+        backend in ("auto", "native")
         and not _tap.THREAD.observers
         and bias is None
         and softcap is None

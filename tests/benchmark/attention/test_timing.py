@@ -58,6 +58,14 @@ def test_a_slow_first_call_does_not_settle_the_repeats():
     assert watch() == pytest.approx(1e-4)
 
 
+def test_what_the_contender_before_left_behind_is_not_timed():
+    time = Time()
+    cold, warm = 3e-2, 1e-2
+    watch = time.stopwatch("short", warm, warm, cold)  # prepared in one call; the next one comes after another's turn
+    watch.prepare(5e-3)
+    assert watch() == pytest.approx(warm)
+
+
 def test_a_clock_that_stands_still_ends_nevertheless():
     watch = Stopwatch(lambda: None, clock=lambda: 0.0)
     watch.prepare(5e-3)

@@ -18,6 +18,8 @@ from .statistics import quartiles
 Clock = Callable[[], float]  # seconds
 Meter = Callable[[], float]
 
+SHORT = 10  # blocks; what takes longer hardly notices how it finds the machine
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -43,12 +45,17 @@ class Budget:
 
 @dataclass
 class Stopwatch:
-    """Times a call: a reading is the seconds of one call, from as many as fill a block."""
+    """Times a call: a reading is the seconds of one call, from as many as fill a block.
+
+    A short call is made once before the clock starts: it finds the caches full of what another contender used, and
+    threads asleep or still at work for the other. Both are over after one call.
+    """
 
     call: Callable[[], Any]
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     clock: Clock = time.perf_counter
     repeats: int = field(default=1, init=False)
+    short: bool = field(default=False, init=False)
 
     def prepare(self, block: float) -> float:
         """Warm the call up and settle the repeats; the seconds a block takes."""
@@ -58,11 +65,14 @@ class Stopwatch:
         while taken * self.repeats < block and self.repeats < 1_000_000:
             self.repeats = max(self.repeats + 1, min(self.repeats * 10, math.ceil(block / max(taken, 1e-9))))
             taken = self()
+        self.short = taken < SHORT * block
         return taken * self.repeats
 
     def __call__(self) -> float:
         call, clock = self.call, self.clock
         with self.around():
+            if self.short:
+                call()
             start = clock()
             for _ in range(self.repeats):
                 call()
