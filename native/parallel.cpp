@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -155,6 +156,14 @@ void parallel(int threads, int64_t count, void (*task)(void*, int64_t, int), voi
         run_on_own_threads(region, static_cast<int>(std::min<int64_t>(threads, count)));
     }
     if (region.failure) std::rethrow_exception(region.failure);
+}
+
+int64_t second_level_cache() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    static const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (told > 0) return told;
+#endif
+    return int64_t(512) << 10;
 }
 
 void* scratch(int slot, int64_t bytes) {

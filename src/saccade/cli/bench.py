@@ -95,9 +95,10 @@ def _measured(
     files: dict[str, Path],
 ) -> BenchmarkReport:
     from ..benchmark.attention import BenchmarkReport
-    from ..benchmark.attention.machine import describe, last_level_cache
+    from ..benchmark.attention.machine import describe, keep_freed_memory, last_level_cache
     from ..benchmark.attention.measuring import sweep
 
+    keep_freed_memory()
     settings = settings_of(measuring, memory=output.plot is not None, targets=targets.targets)
     cache = last_level_cache() or 32 * 2**20
     if targets.targets:

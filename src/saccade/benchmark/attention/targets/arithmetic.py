@@ -27,6 +27,9 @@ POLYNOMIAL, AROUND, AROUND_WITHOUT_SCALING = 5, 5, 9
 # Forward: the row's maximum, its subtraction, the sum of the weights. Backward: the lse and its rest are subtracted,
 # ds = p (dp - delta).
 FORWARD, BACKWARD = 3, 4
+# Decoding: keys stand in rows, so that each score is a vector to be summed: for as many scores as a vector has lanes, one
+# addition less than that, with two shuffles each.
+ACROSS = 3
 # Weights rounded to bf16 for the dot products, two vectors at once; backward also ds, both interleaved, ds unpacked.
 FORWARD_ROUNDING, BACKWARD_ROUNDING = 0.5, 2.5
 
@@ -43,7 +46,7 @@ def operations(case: Case, instruction_set: str, dots: bool) -> float:
     """Vector operations on each vector of pairs, beside the products."""
     lanes = LANES[instruction_set]
     exponential = POLYNOMIAL - dots + (AROUND if lanes == 16 else AROUND_WITHOUT_SCALING)
-    forward = FORWARD + exponential + dots * FORWARD_ROUNDING
+    forward = FORWARD + exponential + dots * FORWARD_ROUNDING + (case.stage == "decode") * ACROSS * (lanes - 1)
     backward = BACKWARD + exponential + dots * BACKWARD_ROUNDING
     return (case.stage != "backward") * forward + case.derives * backward
 
