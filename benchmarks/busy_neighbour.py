@@ -1,4 +1,4 @@
-"""What a neighbour costs: attention while another process keeps a processor busy, beside F.scaled_dot_product_attention.
+"""What a busy neighbour costs: attention beside a process that computes, and beside F.scaled_dot_product_attention.
 
     python benchmarks/busy_neighbour.py [--rounds 120] [--threads 2] [--out benchmarks/results/busy-neighbour.md]
 

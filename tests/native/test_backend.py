@@ -17,6 +17,7 @@ from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Dropout, Padding, RelativeBias, Window
 from saccade._backends import native
 from saccade._backends.native import _kernels
+from saccade._checks import make_call
 
 every_case = looped("name", CASES)
 
@@ -261,8 +262,8 @@ def test_dropout_is_that_of_its_definition_to_the_bit():
 # --- the lean way -------------------------------------------------------------------------------------------------
 
 
-def full(query, key, value, mask=None, scale=None, **options):
-    return saccade.attention(query, key, value, mask, scale=scale, backend="native", **options)
+def full(query, key, value, mask=None, scale=None):
+    return native.run(make_call(query, key, value, mask, scale=scale))[0]
 
 
 @looped("gradients", [False, True])

@@ -141,7 +141,9 @@ def test_decoding_takes_the_time_of_its_bytes_or_of_its_operations():
     reading = LimitReadings("reading keys and values", "B/s", (1e9,))
     assert least(case, MeasurementGroup("", (), (reading, adds))).seconds == pytest.approx(4096 * 2 * 32 * 4 / 1e9)
     many = replace(case, heads=100)
-    assert least(many, MeasurementGroup("", (), (reading, adds))).seconds == pytest.approx(100 * 256 * (32 + 13 + 45) / 1e9)
+    assert least(many, MeasurementGroup("", (), (reading, adds))).seconds == pytest.approx(
+        100 * 256 * (32 + 13 + 45) / 1e9
+    )
 
 
 def test_slower_is_what_lies_below_by_more_than_the_medians_error():

@@ -50,7 +50,7 @@ def last_level_cache(caches: Path = CACHES) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """From now on this process gives no memory back that it frees, in pieces of up to 32 MiB (with glibc, elsewhere nothing).
+    """From now on this process keeps what it frees, in pieces of up to 32 MiB (with glibc; elsewhere nothing).
 
     Otherwise chance decides whether a contender's output lies in pages that are there or in fresh ones, which took a
     window of 256 keys in bf16 from 4.0 to 5.2 ms.

@@ -27,8 +27,8 @@ POLYNOMIAL, AROUND, AROUND_WITHOUT_SCALING = 5, 5, 9
 # Forward: the row's maximum, its subtraction, the sum of the weights. Backward: the lse and its rest are subtracted,
 # ds = p (dp - delta).
 FORWARD, BACKWARD = 3, 4
-# Decoding: keys stand in rows, so that each score is a vector to be summed: for as many scores as a vector has lanes, one
-# addition less than that, with two shuffles each.
+# Decoding: keys stand in rows, so that each score is a vector to be summed: for as many scores as a vector has lanes,
+# one addition less than that, with two shuffles each.
 ACROSS = 3
 # Weights rounded to bf16 for the dot products, two vectors at once; backward also ds, both interleaved, ds unpacked.
 FORWARD_ROUNDING, BACKWARD_ROUNDING = 0.5, 2.5
