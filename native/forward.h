@@ -86,7 +86,8 @@ template <class Math, class T> class ForwardPass {
             if (g + 1 < to) {
                 const Span next = scores.part_of(g + 1, head.seen);
                 ask_rows(at<T>(f.key, b, h, (g + 1) * grain), f.key.row, next.start, next.stop, p.width);
-                ask_rows(at<T>(f.value, b, h, (g + 1) * grain), f.value.row, next.start, next.stop, p.value_width);
+                if (!in_place || may_hide)
+                    ask_rows(at<T>(f.value, b, h, (g + 1) * grain), f.value.row, next.start, next.stop, p.value_width);
             }
             scores.pack_keys(head.keys, b, h, g, part);
             const T* values = at<T>(f.value, b, h, g * grain);

@@ -160,10 +160,11 @@ void parallel(int threads, int64_t count, void (*task)(void*, int64_t, int), voi
 
 int64_t second_level_cache() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
-    static const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    if (told > 0) return told;
+    static const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return told;
+#else
+    return 0;
 #endif
-    return int64_t(512) << 10;
 }
 
 void* scratch(int slot, int64_t bytes) {

@@ -15,7 +15,7 @@ template <class F> void parallel(int threads, int64_t count, F&& body) {
     parallel(threads, count, [](void* context, int64_t n, int thread) { (*static_cast<F*>(context))(n, thread); }, &body);
 }
 
-// Bytes of a core's second-level cache; 512 KiB where the system does not tell.
+// Bytes of the second-level cache; 0 where the system does not tell.
 int64_t second_level_cache();
 
 // A buffer of the calling thread that is kept for its next call; aligned to 64 bytes, contents undefined.

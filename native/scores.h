@@ -210,11 +210,13 @@ template <class Pack, class Work>
 void by_heads(const Problem& p, int64_t bytes, int64_t grains, std::initializer_list<int64_t> stages, Pack&& pack, Work&& work) {
     constexpr int64_t kept_bytes = 1 << 26;
     const int64_t heads = p.batch * p.kv_heads;
-    // Small heads are packed by the thread that uses them, into memory that is still in its cache; larger ones, too, where a
-    // mask leaves less to multiply: threads that pack for each other write to lines that another core holds, which took
-    // a window of 256 keys from 4.0 to 5.2 ms in one process of six.
-    const int64_t own = p.mask ? std::max(second_level_cache(), int64_t(1) << 19) : int64_t(1) << 19;
-    if (bytes <= own && (heads % p.threads == 0 || heads >= 8 * p.threads)) {
+    // Small heads are packed by the thread that uses them, into memory that is still in its cache. Larger ones, too, where a
+    // mask leaves less to multiply and many heads keep the threads busy to the end: threads that pack for each other write
+    // to lines that another core holds, which took a window of 256 keys from 4.0 to 5.2 ms in one process of six.
+    constexpr int64_t small = 1 << 19;
+    const bool many = heads % p.threads == 0 || heads >= 8 * p.threads;
+    const bool own = bytes <= small ? many : many && p.mask && heads >= 4 * p.threads && bytes <= second_level_cache();
+    if (own) {
         parallel(p.threads, heads, [&](int64_t n, int) {
             char* const memory = static_cast<char*>(scratch(1, bytes));
             pack(memory, n, 0, grains);

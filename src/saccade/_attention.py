@@ -6,7 +6,8 @@ Shape legend: B batch, Hq query heads, Hkv key-value heads (Hq % Hkv == 0; query
 Lq and Lk lengths, D width of query and key, Dv width of value. (Vaswani et al. 2017, equation 1; grouped queries:
 Ainslie et al. 2023.)
 
-How `backend="auto"` chooses, first match (plain calls on a CPU go to `native.quick` at once, as by rule 2):
+How `backend="auto"` chooses, first match (plain calls on a CPU go to `native.quick` at once, as by rule 2, and so do
+those that name "native"):
 
 1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
 2. on a CPU, in float32, bfloat16 or float16, where this installation has its compiled kernels: `native`;

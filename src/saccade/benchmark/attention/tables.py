@@ -204,8 +204,6 @@ def page(report: BenchmarkReport, title: str, command: str) -> str:
     if report.outcomes:
         lines += ["## Targets", "", outcome_line(report), ""]
         lines += [*markdown(outcome_table(report)), ""]
-        if any(one.verdict in ("missed", "out of reach") for one in report.outcomes):
-            lines += ["What stands between a miss and what arithmetic allows: `docs/decisions/benchmark.md`.", ""]
     if report.exponents:
         lines += ["## Growth with length", "", *markdown(exponent_table(report)), ""]
     lines += ["## Measurements", ""]
