@@ -75,6 +75,35 @@ def test_ablation_is_the_loss_of_a_model_with_the_head_zeroed(make):
         assert abs(sum(rises)) > 1e-7
 
 
+@pytest.mark.parametrize("by", ["gradient", "ablation", "greedy"])
+def test_a_loss_of_several_numbers_has_intervals_over_them(by):
+    """Oracle: each number as the loss of its own, and Student's interval of SciPy."""
+    model, keep = decoder(), {"keep": 7} if by == "greedy" else {}
+
+    def losses(model, batch):
+        return logits(model(batch))[:, :5, 0].T.tanh().mean(1)
+
+    found = saccade.head_importance(model, BATCHES[:1], losses, by=by, **keep)
+    alone = [
+        saccade.head_importance(
+            model, BATCHES[:1], lambda model, batch, i=i: losses(model, batch)[i], by="ablation" if keep else by
+        )
+        for i in range(5)
+    ]
+    maps = [one.signed or one.values for one in alone]
+    rises = torch.stack([one.values for one in maps]).numpy()
+    low, high = stats.t.interval(0.95, 4, loc=rises.mean(0), scale=stats.sem(rises))
+    ours = (
+        (found.signed, found.signed_low, found.signed_high)
+        if by == "gradient"
+        else (found.values, found.low, found.high)
+    )
+    for one, other in zip(ours, (rises.mean(0), low, high), strict=True):
+        assert one.values.numpy() == pytest.approx(other, rel=1e-5)
+    assert found.batches == 1 and found.loss == pytest.approx(sum(one.loss for one in alone) / 5)
+    assert by != "gradient" or torch.equal(found.values.values, found.signed.values.abs())
+
+
 def test_greedy_removal_is_the_best_head_of_each_round():
     model, heads = decoder(), 4
     found = saccade.head_importance(model, iter(BATCHES[:2]), loss, by="greedy", keep=3)

@@ -169,6 +169,10 @@ def test_both_ways_and_how_they_agree_are_printed(capsys):
     said = " ".join(out.split())
     assert "restores, exact 0 is the corrupted run (" in said and "restores, by gradient" in said
     assert "Gradient estimates compared with exact values: correlation " in out
+    shown = printed_map(out)
+    most = ".".join(map(str, max(shown, key=shown.get)))
+    assert min(shown.values()) < -max(shown.values())  # the largest effect moves away
+    assert f"Head {most} restores most" in out and f"Next    saccade step --head {most} " in out
     # without --target: what each text is continued by
     opened = open_model()
     with torch.no_grad():

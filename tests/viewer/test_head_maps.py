@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from saccade.attribution import CallHeads, HeadImportance, HeadMap
-from saccade.viewer.heads import _figure, _terminal, importance_sentences
+from saccade.attribution import CallHeads, HeadImportance, HeadMap, Patching
+from saccade.viewer.heads import _figure, _terminal, importance_sentences, patching_sentences
 
 CALLS = (CallHeads("a", 0, 3), CallHeads("b", 1, 2))
 VALUES = torch.tensor([0.5, -0.25, 0.0004, -1.0, math.nan], dtype=torch.float64)
@@ -50,15 +51,38 @@ def test_calls_of_one_layer_are_told_by_their_names():
     assert [line.split()[0] for line in printed(HeadMap(calls, torch.tensor([1.0, 2.0])), 60)[2:]] == ["self", "cross"]
 
 
-def test_the_rise_of_a_gradient_is_its_opposite():
+def test_the_rise_of_a_gradient_is_its_opposite_and_what_harms_by_chance_is_not_accused():
     size, signed = (HeadMap(CALLS[:1], values) for values in (VALUES[:3].abs(), VALUES[:3]))
     found = HeadImportance("gradient", size, None, None, 3.0, 1, signed=signed)
-    said = importance_sentences(found)
-    assert said == [
-        "Head 0.1 matters most: without it the loss would rise by 0.250 nats (first-order estimate).",
-        "For 2 of the 3 heads the loss would fall without the head, most without 0.0 (-0.500) and 0.2 (-0.000).",
+    first = "Head 0.1 matters most: without it the loss would rise by 0.250 nats (first-order estimate"
+    assert importance_sentences(found) == [
+        f"{first}).",
+        "For 2 of the 3 heads the loss would fall without the head; how certain that is, a longer text shows.",
         "Hardly any effect: 0.2 (-0.000).",
     ]
+    half = torch.tensor([0.3, 0.375, 0.1])
+    ends = {f"signed_{name}": HeadMap(CALLS[:1], VALUES[:3] + half * sign) for name, sign in (("low", -1), ("high", 1))}
+    assert importance_sentences(dataclasses.replace(found, **ends))[:3] == [
+        f"{first}, 95 % interval -0.125 to +0.625).",
+        "For 1 of the 3 heads the loss would fall without the head, most without 0.0 (-0.500); chance alone gives "
+        "about 0.",
+        "For 2 of the 3 heads this text does not show whether they help or harm: the 95 % interval includes 0. A "
+        "longer text narrows it.",
+    ]
+
+
+def test_heads_that_restore_and_heads_that_oppose_are_two_lists():
+    """By size alone the head that moves furthest away comes first, as the one that restores most."""
+    found = Patching(HeadMap(CALLS, VALUES), None, clean=1.0, corrupted=-1.0, what="output", direction="denoising")
+    assert patching_sentences(found) == [
+        "Head 0.0 restores most: with its output from the clean run, the corrupted run's metric goes from -1.00 to "
+        "+0.00, 50 % of the way to the clean run's.",
+        "Next are 0.2 (0.0 %).",
+        "2 heads oppose (move the metric away from the clean run's), most 1.0 (-100 %) and 0.1 (-25 %).",
+    ]
+    assert str(found).splitlines()[-2:] == ["towards: 0.0 0.5, 0.2 4e-04", "away: 1.0 -1, 0.1 -0.25"]
+    less = dataclasses.replace(found, exact=HeadMap(CALLS, -VALUES.abs()))
+    assert patching_sentences(less)[0] == "No head restores any of the metric."
 
 
 def test_white_is_zero_and_each_number_can_be_read_on_its_colour():

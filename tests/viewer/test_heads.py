@@ -155,7 +155,7 @@ def test_a_patching_map_has_each_head_at_its_place(session, model):
             with saccade.intervene(model.module, {layer: Patch([head], seen, positions=chosen)}):
                 effect = (metric(corrupted) - ends[1]) / (ends[0] - ends[1])
             assert found[layer * HEADS + head] == pytest.approx(effect, abs=1e-4)
-        layer, head = divmod(int(np.abs(found).argmax()), HEADS)
+        layer, head = divmod(int(found.argmax()), HEADS)
         assert header["sentences"][0].startswith(f"Head {layer}.{head} restores most")
     refused = session.reply("patching", {"run": "0", **asking, "other": "The hen.", "positions": ""})
     assert refused.status == 400 and refused.header["error"].startswith("other: heads are patched token by token")

@@ -116,6 +116,12 @@ class HeadMap:
         return self.text()
 
 
+def by_sign(ranked: Sequence[tuple[Head, float]]) -> tuple[list[tuple[Head, float]], list[tuple[Head, float]]]:
+    """The heads above 0 and those below, each with the largest number first."""
+    found = sorted(ranked, key=lambda pair: -abs(pair[1]))
+    return [pair for pair in found if pair[1] > 0], [pair for pair in found if pair[1] < 0]
+
+
 def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadMap:
     """The map of (H,) numbers by call name."""
     return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))

@@ -1,6 +1,6 @@
 """What the loss of a model hangs on, head by head: `head_importance`.
 
-Shape legend: T batches, H query heads of a call, N heads of all calls.
+Shape legend: T batches, or the numbers of all their losses, H query heads of a call, N heads of all calls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ._runs import CallList, Gates, Progress, edited, gradients, no_gradient, ru
 
 Loss = Callable[[nn.Module, Any], Any]
 BY = ("gradient", "ablation", "greedy")
+SIGNED = ("signed", "signed_low", "signed_high")
 
 
 def head_importance(
@@ -56,17 +57,19 @@ def head_importance(
     Args:
         model: any PyTorch model.
         batches: an iterable of what `loss` takes; each is used once, for "greedy" they are held.
-        loss: `loss(model, batch)` gives a scalar tensor. None: the `loss` of what the model gives for the batch, which
-            is a dict of keyword arguments (with labels), a tuple of arguments, or one argument.
+        loss: `loss(model, batch)` gives a scalar tensor, or one of several numbers (T,), such as those of parts of a
+            text: their mean is the loss, and intervals are over them; "gradient" makes a backward pass for each.
+            None: the `loss` of what the model gives for the batch, which is a dict of keyword arguments (with labels),
+            a tuple of arguments, or one argument.
         by: "gradient", "ablation" or "greedy".
         to: the output of an ablated head, as in `saccade.intervention.Ablate`: "zero"; "mean" or "resample", which need
             batches of several items.
         keep: for "greedy": how many heads stay, or as which share of all. None is half.
         progress: `progress(done, total)` is called after each forward of "ablation" and "greedy", where the total is
-            known from the first batch on; for "gradient" after each batch, where batches have a length.
+            known from the first batch on; for "gradient" after each backward pass, where batches have a length.
 
     Returns:
-        A number for each head, with 95 % intervals over batches, which need two of them.
+        A number for each head, with 95 % intervals over batches, or over the numbers of `loss`, which need two of them.
 
     Raises:
         TypeError: a model that is not a module, batches that are one dict, another kind of loss.
@@ -112,27 +115,28 @@ class _Work:
     done: int = 0
 
     def value(self, batch: Any) -> Tensor:
+        """(T,) the numbers whose mean is the loss; one of a scalar."""
         if self.loss is not None:
-            return scalar(self.loss(self.model, batch), "loss")
+            return _numbers(self.loss(self.model, batch))
         out = run_model(self.model, batch, "batches")
         found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
         if found is None:
             raise ValueError(
                 "loss: what the model gives has none; give batches with labels, or loss=function(model, batch)"
             )
-        return scalar(found, "loss")
+        return _numbers(found)
 
-    def without(self, batch: Any, removed: Mapping[str, Sequence[int]]) -> float:
-        """The loss with heads ablated."""
+    def without(self, batch: Any, removed: Mapping[str, Sequence[int]]) -> Tensor:
+        """(T,) the loss with heads ablated."""
         edits = {name: Ablate(list(heads), self.to) for name, heads in removed.items()}
         with torch.no_grad(), edited(self.model, edits):
-            return float(self.value(batch))
+            return self.value(batch).cpu().double()
 
-    def loss_and_calls(self, batch: Any) -> float:
-        """The loss as it is; the calls that there are are added to `calls`."""
+    def loss_and_calls(self, batch: Any) -> Tensor:
+        """(T,) the loss as it is; the calls that there are are added to `calls`."""
         seen = CallList(self.calls)
         with torch.no_grad(), edited(self.model, seen) as run:
-            found = float(self.value(batch))
+            found = self.value(batch).cpu().double()
         if not self.calls:
             raise ValueError("loss: it ran no forward of the model that this thread could see")
         alone = [name for name, items in seen.items.items() if items == 1]
@@ -159,51 +163,59 @@ class _Work:
 
 def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
     total = len(batches) if isinstance(batches, Sized) else 0
-    losses, found = [], []
+    losses: list[float] = []
+    found: list[list[dict[str, Tensor]]] = []
     for batch in batches:
         gates = Gates()
         with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
-            value = work.value(batch)
+            numbers = work.value(batch).unbind()
         work.add_unobserved(run)
-        found.append(gradients(value, gates.gates, no_gradient("loss", "ablation")))
-        losses.append(float(value.detach()))
-        work.count_forward(total or len(losses))
+        found.append([])
+        for number in numbers:
+            found[-1].append(gradients(number, gates.gates, no_gradient("loss", "ablation"), again=len(numbers) > 1))
+            work.count_forward((total or len(found)) * len(numbers))
+        losses += [float(number.detach()) for number in numbers]
     _some(losses)
     calls = tuple(work.calls.values())
     # a call that did not happen for a batch: nothing of its loss hung on it
     absent = {call.name: torch.zeros(call.heads) for call in calls}
-    signed = torch.stack([head_map(calls, {**absent, **one}).values for one in found])
-    return _result(work, "gradient", losses, signed.abs(), signed=HeadMap(calls, signed.mean(0)))
+    by_batch = [torch.stack([head_map(calls, {**absent, **part}).values for part in parts]) for parts in found]
+    signed = [None if end is None else HeadMap(calls, end) for end in _interval(torch.cat(by_batch))]
+    sizes = torch.stack([parts.mean(0).abs() for parts in by_batch])
+    return _result(work, "gradient", losses, sizes, len(found), **dict(zip(SIGNED, signed, strict=True)))
 
 
 def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
     total = len(batches) if isinstance(batches, Sized) else 0
-    losses: list[float] = []
-    rises: list[dict[Head, float]] = []
+    wholes: list[Tensor] = []
+    rises: list[dict[Head, Tensor]] = []
     for batch in batches:
-        losses.append(work.loss_and_calls(batch))
+        whole = work.loss_and_calls(batch)
+        wholes.append(whole)
         heads = work.heads
-        forwards = (total or len(losses)) * (len(heads) + 1)
+        forwards = (total or len(wholes)) * (len(heads) + 1)
         work.count_forward(forwards)
         rises.append({})
         for head in heads:
-            rises[-1][head] = work.without(batch, {head.call: [head.head]}) - losses[-1]
+            rises[-1][head] = work.without(batch, {head.call: [head.head]}) - whole
             work.count_forward(forwards)
-    _some(losses)
-    by_batch = [[rise.get(head, 0.0) for head in work.heads] for rise in rises]
-    return _result(work, "ablation", losses, torch.tensor(by_batch, dtype=torch.float64))
+    _some(wholes)
+    by_batch = [
+        torch.stack([rise.get(head, torch.zeros_like(whole)) for head in work.heads], 1)
+        for rise, whole in zip(rises, wholes, strict=True)
+    ]
+    return _result(work, "ablation", torch.cat(wholes).tolist(), torch.cat(by_batch), len(wholes))
 
 
 def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportance:
     _some(batches)
-    losses = [work.loss_and_calls(batch) for batch in batches]
+    whole = now = torch.cat([work.loss_and_calls(batch) for batch in batches])
     heads = work.heads
     stay = kept_count(0.5 if keep is None else keep, len(heads))
     total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
-    whole = now = torch.tensor(losses, dtype=torch.float64)
     left, gone, steps = list(range(len(heads))), list[Head](), list[Removal]()
     # (T, N), of the last round that tried the head; NaN where none did
-    rises = torch.full((len(batches), len(heads)), math.nan, dtype=torch.float64)
+    rises = torch.full((len(whole), len(heads)), math.nan, dtype=torch.float64)
     while len(left) > stay:
         tried = {at: _losses(work, batches, [*gone, heads[at]], total) for at in left}
         for at, found in tried.items():
@@ -213,10 +225,10 @@ def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportan
         left.remove(best)
         gone.append(heads[best])
         steps.append(_removal(heads[best], now, whole))
-    return _result(work, "greedy", losses, rises, removed=tuple(steps))
+    return _result(work, "greedy", whole.tolist(), rises, len(batches), removed=tuple(steps))
 
 
-def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, **more: Any) -> HeadImportance:
+def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, batches: int, **more: Any) -> HeadImportance:
     """Of numbers (T, N)."""
     calls = tuple(work.calls.values())
     mean, low, high = _interval(found)
@@ -226,7 +238,7 @@ def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, **more
         None if low is None else HeadMap(calls, low),
         None if high is None else HeadMap(calls, high),
         loss=sum(losses) / len(losses),
-        batches=len(losses),
+        batches=batches,
         unobserved=work.unobserved,
         **more,
     )
@@ -241,7 +253,7 @@ def _losses(work: _Work, batches: Sequence[Any], without: Sequence[Head], total:
     for batch in batches:
         found.append(work.without(batch, by_call))
         work.count_forward(total)
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.cat(found)
 
 
 def _removal(head: Head, losses: Tensor, whole: Tensor) -> Removal:
@@ -262,6 +274,13 @@ def _interval(found: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return mean, None, None
     half = torch.from_numpy(half_width(found.std(0).numpy(), np.asarray(count)))
     return mean, mean - half, mean + half
+
+
+def _numbers(found: Any) -> Tensor:
+    """(T,) the numbers of a loss."""
+    if isinstance(found, Tensor) and found.ndim == 1 and len(found):
+        return torch.stack([scalar(number, "loss") for number in found])
+    return scalar(found, "loss").reshape(1)
 
 
 def _some(found: Sequence[Any]) -> None:

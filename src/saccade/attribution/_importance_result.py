@@ -49,8 +49,10 @@ class HeadImportance:
         by: "gradient", "ablation" or "greedy".
         values: mean over batches, for each head: the size of the gate's derivative; the rise of the loss without the
             head; for "greedy" that rise when the head was last tried, beside those that had gone.
-        low, high: the 95 % interval of the mean over batches (Student's); None of one batch.
+        low, high: the 95 % interval of the mean over batches, or over all numbers of their losses (Student's);
+            None of one.
         signed: of "gradient", the mean of the derivatives with their signs: above 0, the loss falls without the head.
+        signed_low, signed_high: its 95 % interval.
         loss: of the whole model, mean over batches.
         batches: how many.
         removed: of "greedy", in the order in which they went.
@@ -74,6 +76,8 @@ class HeadImportance:
     signed: HeadMap | None = None
     removed: tuple[Removal, ...] = ()
     unobserved: Mapping[str, str] = field(default_factory=dict)
+    signed_low: HeadMap | None = None
+    signed_high: HeadMap | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -125,8 +129,9 @@ class HeadImportance:
         return {name: sorted(heads) for name, heads in found.items()}
 
     def table(self) -> list[dict[str, Any]]:
-        """A line for each head: "call", "layer", "head", "value", and "low", "high", "signed" where there are such."""
-        return table_of(self.values.calls, value=self.values, low=self.low, high=self.high, signed=self.signed)
+        """A line for each head: "call", "layer", "head", "value", and the other maps that there are."""
+        names = "low", "high", "signed", "signed_low", "signed_high"
+        return table_of(self.values.calls, value=self.values, **{name: getattr(self, name) for name in names})
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""

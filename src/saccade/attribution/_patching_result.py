@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from .._numbers import compact, two_decimals
 from .._plain_values import plain_values
-from ._heads import Head, HeadMap, table_of
+from ._heads import Head, HeadMap, by_sign, table_of
 
 TOP = 10
+SIDES = "towards", "away"
 
 
 class Receiver(NamedTuple):
@@ -149,11 +150,18 @@ class Patching:
             "",
             self.effects.text(),
             "",
-            "most: " + ", ".join(f"{self.effects.named(head)} {compact(value)}" for head, value in self.ranked()[:5]),
+            *(
+                f"{what}: {self._listed(some[:5])}"
+                for what, some in zip(SIDES, by_sign(self.ranked()), strict=True)
+                if some
+            ),
         ]
         if self.agreement is not None:
             lines.append(f"by gradient: {self.agreement}")
         return "\n".join([*lines, *(f"not reached: {name}: {why}" for name, why in self.unobserved.items())])
+
+    def _listed(self, heads: Sequence[tuple[Head, float]]) -> str:
+        return ", ".join(f"{self.effects.named(head)} {compact(effect)}" for head, effect in heads)
 
     def __repr__(self) -> str:
         ends = f"{self.corrupted:.4g} to {self.clean:.4g}"

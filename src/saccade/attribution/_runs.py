@@ -73,11 +73,14 @@ def no_gradient(name: str, instead: str) -> str:
     )
 
 
-def gradients(value: Tensor, of: Mapping[K, Tensor], none: str) -> dict[K, Tensor]:
-    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError (`none`) if on none."""
+def gradients(value: Tensor, of: Mapping[K, Tensor], none: str, *, again: bool = False) -> dict[K, Tensor]:
+    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError (`none`) if on none.
+
+    With `again` the graph stays for another one.
+    """
     found: tuple[Tensor | None, ...] = (None,) * len(of)
     if value.requires_grad and of:
-        found = torch.autograd.grad(value, list(of.values()), allow_unused=True)
+        found = torch.autograd.grad(value, list(of.values()), allow_unused=True, retain_graph=again)
     if all(one is None for one in found):
         raise ValueError(none)
     return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}

@@ -12,11 +12,14 @@ from .._numbers import counted
 from ._errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .._terminal._console import Console
     from ..attribution import Attribution, WhyAttends
     from ..attribution._two_texts import ReadText
     from ..inspection import Predictor, TextModel
 
+MOST_PARTS = 16  # of a text, over which the interval of a head's importance is taken
 Progress = Callable[[int, int], None]
 OPTIONS = {
     "other": "--patch",
@@ -80,7 +83,11 @@ def importance(model: TextModel, text: str, by: str, target: str | None, told: P
 
     predictor, given = as_predictor(model), read_text(model, text)
     wanted = target_tokens(predictor, target)
-    found = head_importance(predictor.module, [given.ids], lambda _, ids: predictor.loss(ids), by=by, progress=told)
+
+    def losses(_: object, ids: Tensor) -> Tensor:
+        return _parts(predictor.losses(ids))
+
+    found = head_importance(predictor.module, [given.ids], losses, by=by, progress=told)
     what = _loss_of(predictor, given)
     attributed, without = (None, "") if alone else _attributed(model, predictor, given, wanted)
 
@@ -103,6 +110,18 @@ def importance(model: TextModel, text: str, by: str, target: str | None, told: P
     most = found.ranked()[0][0]
     following = ("step", "--head", str(most)) if by != "gradient" else ("heads", "--importance", "--by", "ablation")
     return Measured(numbers, show, lambda kind: shown.draw_importance(found, kind, what, attributed), following)
+
+
+def _parts(losses: Tensor) -> Tensor:
+    """(T,) what each part of a text adds to the mean of its tokens' losses (P,), times T: each token, or eight parts.
+
+    Gradients of a part take a backward pass, and neighbouring tokens are not independent.
+    """
+    from torch import stack
+
+    count = len(losses)
+    parts = count if count <= MOST_PARTS else MOST_PARTS // 2
+    return stack([part.sum() * parts / count for part in losses.tensor_split(parts)])
 
 
 def _attributed(
@@ -142,6 +161,7 @@ def patched(
     told: Progress,
 ) -> Measured:
     """Which heads carry what differs between two texts."""
+    from ..attribution._heads import by_sign
     from ..attribution._patching import BY
     from ..attribution._two_texts import listed_positions, patch_texts
     from ..viewer import heads as shown
@@ -163,7 +183,8 @@ def patched(
         "patching": found.as_json(),
         "sentences": shown.patching_sentences(found),
     }
-    following = ("step", "--head", str(found.ranked()[0][0]))
+    restoring, opposing = by_sign(found.ranked())
+    following = ("step", "--head", str((restoring or opposing or found.ranked())[0][0]))
     return Measured(numbers, show, lambda kind: shown.draw_patching(found, kind, what), following)
 
 
@@ -196,7 +217,7 @@ def explained(
 
 
 def _earlier(found: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
-    """What the earlier head did that wrote most into the query or the key."""
+    """What the earlier head did whose part of the query or the key adds most to the logit."""
     written = [
         (float(share), one, word)
         for word, shares in zip(words, (found.of_query, found.of_key), strict=True)
@@ -205,7 +226,7 @@ def _earlier(found: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
     ]
     if not written:
         return "step", "--head", f"{found.layer}.{found.head}", "--word", words[0]
-    _, head, word = max(written, key=lambda one: abs(one[0]))
+    _, head, word = max(written, key=lambda one: one[0])
     return "step", "--head", f"{head.layer}.{head.head}", "--word", word
 
 

@@ -75,8 +75,12 @@ class Predictor:
         return self.logits(masked)[range(len(places)), places]
 
     def loss(self, ids: Tensor) -> Tensor:
-        """The mean of -log p (nats) of the tokens at `places`; of a masked model their pseudo-log-likelihood (Salazar
-        et al. 2020, equation 1).
+        """The mean of `losses`. ValueError where there are none."""
+        return self.losses(ids).mean()
+
+    def losses(self, ids: Tensor) -> Tensor:
+        """(P,) -log p (nats) of the tokens at `places`; of a masked model their pseudo-log-likelihoods (Salazar et al.
+        2020, equation 1).
 
         ValueError where there is no such place.
         """
@@ -84,7 +88,7 @@ class Predictor:
         if not places:
             raise ValueError("text: it has no token that is predicted from others; give a longer one")
         found = self.predictions(ids)
-        return F.cross_entropy(found.float(), ids[0, places].to(found.device))
+        return F.cross_entropy(found.float(), ids[0, places].to(found.device), reduction="none")
 
     def predicting(self, ids: Tensor) -> int:
         """The column of (1, L) whose logits are of the token asked for: the last one of the text, or the only mask.
