@@ -174,6 +174,18 @@ def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):
     assert "its first word alone has more" in refused(capsys, "a" * 7 + "bcdefgh" * 90, "--model", bpe)
 
 
+def test_a_text_without_blanks_has_words_and_is_read_as_far_as_the_model_holds_it(capsys, tmp_path):
+    """A Thai passage was one word, and one of 90 letters an error about its first word."""
+    thai = "\u0e40\u0e17\u0e28\u0e23\u0e31\u0e01" * 15
+    status, out, _ = run(capsys, thai)
+    said = " ".join(out.split())
+    assert status == 0 and said.startswith("Note: this tokenizer cuts a word of this text into 4.5 tokens on average")
+    assert "56 words and marks, 252 tokens" in said and "words 1 to 56 of 60" in said and "--from 1 --to 56" in said
+    assert "score above chance when measured on tokens" in said
+    assert '<p class="note">Note: this tokenizer' in (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
+    assert "read these with --to 56" in refused(capsys, thai, "--from", "1")
+
+
 @pytest.mark.slow
 def test_wrong_texts(bpe, capsys, tmp_path, monkeypatch):
     (tmp_path / "empty.txt").write_text(" \n")

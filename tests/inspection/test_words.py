@@ -4,6 +4,8 @@ import pytest
 from pretend_lm import Pieces
 
 from saccade.inspection import Word, group, split_words
+from saccade.inspection._steps._chosen_word import asking
+from saccade.inspection._words import about_tokens
 
 
 def words(text):
@@ -28,6 +30,14 @@ def words(text):
             "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f",
             ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764\ufe0f"],
         ),
+        # Thai, Lao, Khmer, Burmese: a letter with its vowels, before and after it, its marks and what stands below it
+        (
+            "\u0e40\u0e17\u0e28\u0e23\u0e31\u0e01\u0e41\u0e25\u0e30 12",
+            ["\u0e40\u0e17", "\u0e28", "\u0e23\u0e31", "\u0e01", "\u0e41\u0e25\u0e30", "12"],
+        ),
+        ("\u0ea5\u0eb2\u0ea7owl", ["\u0ea5\u0eb2", "\u0ea7", "owl"]),
+        ("\u1781\u17d2\u1789\u17bb\u17c6\u179a", ["\u1781\u17d2\u1789\u17bb\u17c6", "\u179a"]),
+        ("\u1019\u1014\u1039\u1010\u1031", ["\u1019", "\u1014\u1039\u1010\u1031"]),
         ("  \t ", []),
         ("$5 & <b>", ["$", "5", "&", "<", "b", ">"]),
     ],
@@ -78,3 +88,19 @@ def test_labels_never_break_a_line_or_control_a_terminal():
     assert Word("cat", 0, 3, 1, 2).label == "cat"
     assert Word(",", 0, 1, 1, 2).is_delimiter and Word("\n", 0, 1, 1, 2).is_delimiter
     assert not Word("<s>", 0, 0, 0, 1, special=True).is_delimiter and not Word("3", 0, 1, 1, 2).is_delimiter
+
+
+def test_words_of_two_or_more_tokens_are_counted_without_marks():
+    """ "owl" and " ab" of three tokens each, "," of one; then three words of 3, 1 and 1."""
+    letters = [(i, i + 1) for i in range(7)]
+    assert about_tokens(group("owl, ab", letters)).startswith("this tokenizer cuts a word of this text into 3.0 ")
+    assert not about_tokens(group("owl a b", [*letters[:3], (3, 5), (5, 7)]))
+
+
+def test_a_word_of_few_tokens_is_asked_where_most_have_several():
+    words = group("owlet cat hatch", [(i, i + 1) for i in range(5)] + [(5, 9)] + [(i, i + 1) for i in range(9, 15)])
+    chosen, notes = asking(words, None, None)
+    assert chosen.text == "cat" and "no word was given: 'cat', the last of 1 token, is used" in notes
+    assert asking(words, "hatch", None)[0].text == "hatch"
+    chosen, notes = asking(group("owl hat", [(0, 1), (1, 3), (3, 6), (6, 7)]), None, None)
+    assert chosen.text == "hat" and notes[-1] == "'hat' has 2 tokens: the query is the last of them"

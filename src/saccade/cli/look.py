@@ -27,7 +27,7 @@ from ._texts import (
 )
 
 if TYPE_CHECKING:
-    from ..inspection import Look
+    from ..inspection import Look, TextModel
 
 REPORT = Path("saccade-report.html")
 REPORTS, FIGURES = (".html", ".htm"), (".png", ".svg")  # what --out writes, by the ending of its name
@@ -113,7 +113,10 @@ def look(
     figure, report = (out, REPORT) if is_figure else (None, out or REPORT)
     if figure:
         require("matplotlib", "plot")
-    seen = _look(given, model, wanted, targets=[p for p in (report, figure) if p], force=force, quiet=as_numbers)
+    opened = _opened(model, [p for p in (report, figure) if p], force=force)
+    if chosen.first is None and chosen.last is None:
+        given = _held(opened, given)
+    seen = _look(opened, given, model, wanted, quiet=as_numbers)
     _write(seen, report, figure)
     if as_numbers:
         from ..viewer import as_json
@@ -136,17 +139,32 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _look(
-    given: InputText, model: str | None, wanted: MapOptions, *, targets: list[Path], force: bool, quiet: bool
-) -> Look:
-    from ..analysis.tables import shown_progress
-    from ..inspection import look as look_through
+def _opened(model: str | None, targets: list[Path], *, force: bool) -> TextModel:
     from ..inspection import open_model
     from ..viewer import check_target
 
     for target in targets:
         check_target(target, force=force)
-    opened = open_model(model)
+    return open_model(model)
+
+
+def _held(model: TextModel, given: InputText) -> InputText:
+    """Of a text whose words are of several tokens, as many words as the model holds: no reader foresees that number."""
+    from ..inspection import split_words, words_that_fit
+    from ..inspection._collect import read
+    from ..inspection._words import about_tokens
+
+    spans = split_words(given.text)
+    fit = words_that_fit(model, given.text, spans)
+    if not 0 < fit < len(spans) or not about_tokens(read(model, given.text[: spans[fit - 1][1]])[1]):
+        return given
+    return word_range(given, None, fit)
+
+
+def _look(opened: TextModel, given: InputText, model: str | None, wanted: MapOptions, *, quiet: bool) -> Look:
+    from ..analysis.tables import shown_progress
+    from ..inspection import look as look_through
+
     check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
     with shown_progress("layers", quiet=quiet) as told:

@@ -23,6 +23,7 @@ from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
 from ._token_map import TokenMap, look_again, survey
 from ._token_map_findings import find_in_whole, name_in_whole
+from ._words import about_tokens
 
 MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
 MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
@@ -87,6 +88,11 @@ class Look:
     def pieces(self) -> int:
         """How many tokens the text has, special ones not counted."""
         return self.seen.pieces if self.whole is None else self.whole.pieces
+
+    @cached_property
+    def note(self) -> str:
+        """What is to be said first of a text whose words are of several tokens each; "" of any other."""
+        return about_tokens(self.seen.words if self.whole is None else self.whole.words)
 
     @cached_property
     def gain(self) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Words of a text, and which pieces of the tokenizer make them up.
 
 A word is a run of letters and digits (apostrophes inside belong to it), a single punctuation mark, a single
-ideograph, or a run of line breaks. A piece that reaches over several of these joins them into one. A special token of
-the model is a word of its own, without characters unless the text spells it.
+ideograph, or a run of line breaks. In scripts that put no blanks between words (Thai, Lao, Khmer, Burmese) it is one
+letter with its vowels and marks, as word borders need a dictionary there. A piece that reaches over several of these
+joins them into one. A special token of the model is a word of its own, without characters unless the text spells it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ START = "<s>"
 _APOSTROPHES = "'’"  # noqa: RUF001
 _IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 _JOINER = "\u200d"
+# Thai and Lao; Burmese; Khmer; Tai Le to New Tai Lue; Tai Tham; Balinese; Javanese and Burmese; Burmese and Tai Viet.
+_UNSPACED = (
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x1950, 0x19DF), (0x1A20, 0x1AAF), (0x1B00, 0x1B7F)),
+    *((0xA980, 0xA9FF), (0xAA60, 0xAADF)),
+)
+_VOWELS_BEFORE = "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4\u19b5\u19b6\u19b7\u19ba"
+_VOWELS_AFTER = "\u0e30\u0e32\u0e33\u0e45\u0eb0\u0eb2\u0eb3"
+_STACKING = "\u1039\u17d2\u1a60\u1b44\ua9c0"  # the letter after it stands below the one before
+MANY_TOKENS = 2.0  # a word, on average: from here on a word is no unit of the model's
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,8 @@ def _end_of_word(text: str, i: int) -> int:
         return _run(text, i, lambda c: c == "\n")
     if first.isspace():
         return i + 1
+    if _is_unspaced(first):
+        return _end_of_cluster(text, i)
     if first.isalnum() and not _is_ideograph(first):
         stop = _run(text, i, _in_word)
         while stop + 1 < len(text) and text[stop] in _APOSTROPHES and _in_word(text[stop + 1]):
@@ -86,6 +98,18 @@ def _end_of_word(text: str, i: int) -> int:
     return stop
 
 
+def _end_of_cluster(text: str, i: int) -> int:
+    stop = i + 1 + (text[i] in _VOWELS_BEFORE and i + 1 < len(text) and _is_unspaced(text[i + 1]))
+    stop = _run(text, stop, _goes_on)
+    while stop < len(text) and text[stop - 1] in _STACKING and _is_unspaced(text[stop]):
+        stop = _run(text, stop + 1, _goes_on)
+    return stop
+
+
+def _goes_on(c: str) -> bool:
+    return _is_mark(c) or c in _VOWELS_AFTER
+
+
 def _run(text: str, i: int, belongs: Callable[[str], bool]) -> int:
     while i < len(text) and belongs(text[i]):
         i += 1
@@ -93,11 +117,32 @@ def _run(text: str, i: int, belongs: Callable[[str], bool]) -> int:
 
 
 def _in_word(c: str) -> bool:
-    return (c.isalnum() and not _is_ideograph(c)) or _is_mark(c)
+    return (c.isalnum() and not _is_ideograph(c) and not _is_unspaced(c)) or _is_mark(c)
 
 
 def _is_mark(c: str) -> bool:
     return c > "\x7f" and (unicodedata.category(c)[0] == "M" or c in "\u200c\u200d")
+
+
+def _is_unspaced(c: str) -> bool:
+    return c >= "\u0e00" and c.isalnum() and any(low <= ord(c) <= high for low, high in _UNSPACED)
+
+
+def tokens_a_word(words: Sequence[Word]) -> float:
+    """How many tokens a word has on average; marks and special tokens are left out. 0 of no word."""
+    counts = [word.last - word.first for word in words if not word.special and not word.is_delimiter]
+    return sum(counts) / len(counts) if counts else 0.0
+
+
+def about_tokens(words: Sequence[Word]) -> str:
+    """What is to be said first of a text whose words are of several tokens; "" of any other."""
+    average = tokens_a_word(words)
+    if average < MANY_TOKENS:
+        return ""
+    return (
+        f"this tokenizer cuts a word of this text into {average:.1f} tokens on average; the model attends from token "
+        "to token, and its heads' roles are about tokens"
+    )
 
 
 def _is_ideograph(c: str) -> bool:

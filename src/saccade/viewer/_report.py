@@ -56,6 +56,7 @@ def render_report(look: Look, version: str, *, most: int | None = None) -> str:
         facts=_facts(look),
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
+        first=look.note and f"Note: {look.note}.",
         note=_note(look, columns),
         outside=list(look.outside),
         causal=look.seen.causal,

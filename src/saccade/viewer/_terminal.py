@@ -56,6 +56,8 @@ def print_look(console: Console, look: Look) -> None:
         • 'mat' looks mostly at 'on' (.64) in layer 1 head 6
         ...
     """
+    if look.note:
+        console.print(Text(f"Note: {look.note}."))
     console.print(_facts(look), style="dim")
     console.print()
     for finding in look.findings:
@@ -243,6 +245,11 @@ def print_heads(console: Console, look: Look) -> None:
     console.print(Text("Role of each head", style="bold"))
     if look.roles:
         legend = "role; score above chance when measured, and in this text; entropy in this text (nats)"
+        if look.note:
+            legend = (
+                "role, as a head of tokens; score above chance when measured on tokens, and of the words of this text; "
+                "entropy of these words (nats)"
+            )
     else:
         legend = "roles were not measured for this model; largest score above chance, and entropy (nats), in this text"
     console.print(Text(legend, style="dim"))

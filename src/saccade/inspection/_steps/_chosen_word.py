@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from .._words import Word
+from ..._numbers import counted
+from .._words import Word, about_tokens
 
 _NEAR = 3  # names that an error gives
 
@@ -15,11 +16,20 @@ def asking(
     words: Sequence[Word], wanted: str | int | None, nth: int | None, *, where: str = "text"
 ) -> tuple[Word, list[str]]:
     """The word that is meant, and what is to be said of it; its last token asks. Errors as in `find_word`."""
-    number, note = find_word(words, wanted, nth, where=where)
-    chosen, notes = words[number], [note] if note else []
+    many = about_tokens(words)
+    default = many and wanted is None and nth is None
+    number, note = _of_fewest_tokens(words) if default else find_word(words, wanted, nth, where=where)
+    chosen, notes = words[number], [*filter(None, [many, note])]
     if chosen.last - chosen.first > 1:
         notes.append(f"'{chosen.label}' has {chosen.last - chosen.first} tokens: the query is the last of them")
     return chosen, notes
+
+
+def _of_fewest_tokens(words: Sequence[Word]) -> tuple[int, str]:
+    """The last word of as few tokens as any, one if possible, and what is to be said of it."""
+    sizes = {i: word.last - word.first for i, word in enumerate(words) if not word.special and not word.is_delimiter}
+    number = min(sizes, key=lambda i: (sizes[i], -i))
+    return number, f"no word was given: '{words[number].label}', the last of {counted(sizes[number], 'token')}, is used"
 
 
 def find_word(
