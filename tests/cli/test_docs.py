@@ -7,7 +7,8 @@ import webbrowser
 
 import pytest
 
-from saccade import __version__, _documentation, cli
+from saccade import __version__, cli
+from saccade._documentation import _site
 
 SECTIONS = {
     "look.html": ("What <code>saccade look</code> shows", "sentences, a map, a window"),
@@ -27,7 +28,7 @@ def site(tmp_path, monkeypatch):
     docs = [{"location": place, "title": title, "text": text} for place, (title, text) in SECTIONS.items()]
     (tmp_path / "search" / "search_index.json").write_text(json.dumps({"docs": docs}), encoding="utf-8")
     (tmp_path / "version.txt").write_text(__version__, encoding="utf-8")
-    monkeypatch.setattr(_documentation, "SITE", tmp_path)
+    monkeypatch.setattr(_site, "SITE", tmp_path)
     return tmp_path
 
 
@@ -71,18 +72,26 @@ def test_without_a_browser_the_address_is_told(site, monkeypatch, capsys):
     assert "No browser" in err
 
 
+def test_words_of_which_some_are_nowhere_open_the_nearest_page(site, opened, capsys):
+    assert cli.main(["docs", "window", "zebra"]) == 0
+    assert opened == [f"{site.as_uri()}/masks.html#window"]
+    assert "No page has all of 'window zebra'; this is the nearest." in capsys.readouterr().out
+    assert cli.main(["docs", "sentenses"]) == 0  # a word as it is spelled somewhere
+    assert opened[-1] == f"{site.as_uri()}/look.html"
+
+
 def test_words_that_no_page_has_are_an_error(site, opened, capsys):
-    assert cli.main(["docs", "window", "zebra"]) == 2
+    assert cli.main(["docs", "zebra"]) == 2
     assert (
         capsys.readouterr().err
-        == "saccade: error: window zebra: no page has these words; saccade docs alone opens the start page\n"
+        == "saccade: error: zebra: no page has these words or similar ones; saccade docs alone opens the start page\n"
     )
     assert not opened
 
 
 def test_pages_of_another_version_are_not_opened(site, tmp_path, monkeypatch, opened, capsys):
     (site / "version.txt").write_text("0.0.1", encoding="utf-8")
-    monkeypatch.setattr(_documentation, "CHECKOUT", tmp_path)  # of no sources
+    monkeypatch.setattr(_site, "CHECKOUT", tmp_path)  # of no sources
     assert cli.main(["docs"]) == 2
     assert ".ci/site src/saccade/_site && pip install ." in capsys.readouterr().err
     assert not opened
@@ -90,17 +99,17 @@ def test_pages_of_another_version_are_not_opened(site, tmp_path, monkeypatch, op
 
 def test_a_checkout_without_mkdocs_names_the_command_that_adds_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "mkdocs.yml").touch()
-    monkeypatch.setattr(_documentation, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(_documentation, "SITE", tmp_path / "none")
-    monkeypatch.setattr(_documentation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_site, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(_site, "SITE", tmp_path / "none")
+    monkeypatch.setattr(_site.importlib.util, "find_spec", lambda name: None)
     assert cli.main(["docs"]) == 2
     assert 'pip install "mkdocs-material>=9.6"' in capsys.readouterr().err
 
 
 def test_what_stops_a_build_is_told(tmp_path, monkeypatch, capsys):
     (tmp_path / "mkdocs.yml").write_text("nothing: here", encoding="utf-8")
-    monkeypatch.setattr(_documentation, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(_documentation, "SITE", tmp_path / "none")
+    monkeypatch.setattr(_site, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(_site, "SITE", tmp_path / "none")
     assert cli.main(["docs"]) == 2
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "saccade: building the pages, which takes half a minute"

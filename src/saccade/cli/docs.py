@@ -21,7 +21,7 @@ def docs(
         list[str] | None,
         typer.Argument(
             metavar="WORDS",
-            help="The page to open: a public name, or words of its title or text.",
+            help="The page to open: a command, a public name, or words about a subject.",
             show_default=False,
         ),
     ] = None,
@@ -42,13 +42,17 @@ def docs(
         raise UserError(str(error)) from None
     found = search(site, " ".join(words)) if words else []
     if words and not found:
-        raise UserError(f"{' '.join(words)}: no page has these words; saccade docs alone opens the start page")
+        raise UserError(
+            f"{' '.join(words)}: no page has these words or similar ones; saccade docs alone opens the start page"
+        )
     place, _, anchor = (found[0].place if found else "index.html").partition("#")
     file = site / place
     if path:
         typer.echo(file)
         return
     address = file.as_uri() + (f"#{anchor}" if anchor else "")
+    if found and not found[0].whole:
+        typer.echo(f"No page has all of {' '.join(words or [])!r}; this is the nearest.")
     for one in found:
         typer.echo(f"{'Page' if one is found[0] else 'Also'}: {one}")
     typer.echo(address)
