@@ -31,6 +31,8 @@ _error = partial(Finding, "robustness", "robustness", "error")
 LENGTHS = (1, 2, 3, 64, 257)
 # A target that cannot take this many tokens and does not say so has a buffer for a test, not for use.
 USEFUL = 48
+# Limits beyond this are not passed: masks of such a length would need gigabytes.
+_LONGEST = 4096
 CLEAR = ("ValueError", "AssertionError", "IndexError", "NotImplementedError", "TypeError")
 
 
@@ -224,7 +226,7 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
             )
             return
         fits = length
-    if longest is not None:
+    if longest is not None and longest <= _LONGEST:
         yield from _past_limit(subject, longest)
 
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
+from ..target._shortened import size_of
 from ._deaths import ENTRY, ChildDeath, as_message, left_out
-from ._job import CheckDone, Job, Message, StageBegun, TargetUnusable, work
+from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable, work
 
 STARTING = 120.0  # seconds: a new Python that imports PyTorch from a slow disk
 MOST_HANGS = 3  # checks that may run out of time, then the rest is left out
@@ -37,7 +38,8 @@ class Limits:
     """What a target may use.
 
     `seconds` is for loading it, for finding out how it is called, and for each check. `gib` is memory above what the
-    process has at its start (on Linux; elsewhere only the time is limited).
+    process has at its start (on Linux; elsewhere only the time is limited). Both grow with a model: by `seconds` for
+    each GiB of its parameters, and by four times their size.
 
     Raises:
         ValueError: a number that is not above 0.
@@ -55,6 +57,11 @@ class Limits:
         for name, value in (("seconds", self.seconds), ("gib", self.gib)):
             if not value > 0:
                 raise ValueError(f"limits: {name} is {value}; expected a number above 0")
+
+    def of_size(self, size: int) -> Limits:
+        """The limits for a model of `size` bytes: copies of it, its gradients, and it in float64."""
+        gib = size / 2**30
+        return Limits(self.seconds * (1 + gib), self.gib + 4 * gib)
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,9 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
             "no process of its own; isolated=False verifies in this one"
         )
     left, hangs, method, printed = list(job.names), 0, _method(job), bytearray()
+    size = _known_size(job.target)
     while left:
-        with Child(replace(job, names=tuple(left)), limits, method, printed) as child:
+        with Child(replace(job, names=tuple(left)), limits, size, method, printed) as child:
             for message in child.messages():
                 if isinstance(message, CheckDone):
                     left.remove(message.outcome.name)
@@ -103,7 +111,7 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
         if child.death.stage == "looking":  # a check meets again what ended it
             job = replace(job, looks=False)
             continue
-        told = as_message(child.death)
+        told = as_message(child.death, child.size)
         yield told
         if isinstance(told, TargetUnusable):
             break
@@ -120,16 +128,16 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
 class Child:
     """One child process at its job; leaving the context ends it and all that it started."""
 
-    def __init__(self, job: Job, limits: Limits, method: str, printed: bytearray) -> None:
+    def __init__(self, job: Job, limits: Limits, size: int, method: str, printed: bytearray) -> None:
         context: Any = multiprocessing.get_context(method)
-        self.limits, self.printed = limits, printed
+        self.limits, self.size, self.printed = limits, size, printed
         self.spoilt, self.stage = False, "starting"
         self.death: ChildDeath | None = None
         pipes = [context.Pipe(duplex=False) for _ in range(3)]
         self._readers: list[Connection[Any, Any]] = [pipe[0] for pipe in pipes]
         writers = [pipe[1] for pipe in pipes]
         self._messages, self._output, self._traces = self._readers
-        self._process = context.Process(target=serve_in_child, args=(job, limits, method, *writers), daemon=False)
+        self._process = context.Process(target=serve_in_child, args=(job, limits, size, method, *writers), daemon=False)
         try:
             _start(self._process)
         finally:
@@ -165,7 +173,9 @@ class Child:
                     continue
                 if isinstance(message, StageBegun):
                     self.stage = message.name
-                    deadline = time.monotonic() + self.limits.seconds
+                    deadline = time.monotonic() + self._seconds
+                if isinstance(message, CallDescription):
+                    self.size = message.size
                 yield message
             elif self._process.sentinel in ready:
                 self.death = self._end()
@@ -173,8 +183,12 @@ class Child:
             elif time.monotonic() >= deadline:
                 self._traces.poll(GRACE)
                 time.sleep(0.05)  # the rest of what faulthandler writes
-                self.death = ChildDeath("time", self.stage, 0, self.limits.seconds, self._trace())
+                self.death = ChildDeath("time", self.stage, 0, self._seconds, self._trace())
                 return
+
+    @property
+    def _seconds(self) -> float:
+        return self.limits.of_size(self.size).seconds
 
     def _end(self) -> ChildDeath:
         self._process.join(GRACE)
@@ -248,6 +262,17 @@ def _started_by(pid: int) -> Iterator[int]:
                 yield from _started_by(child)
 
 
+def _known_size(target: Any) -> int:
+    """The bytes of a model, before it is loaded those of its files; 0 where they are not known yet."""
+    if not isinstance(target, str):
+        return size_of(target)
+    if not target.startswith("hf:"):
+        return 0
+    from ..target._hugging import size_of_weights
+
+    return size_of_weights(target.removeprefix("hf:"))
+
+
 def _method(job: Job) -> str:
     """How the target reaches a child. Fork brings anything along; it is not safe once this process has used a GPU, and
     on macOS once it has used the system's linear algebra, so there pickle comes first."""
@@ -286,6 +311,7 @@ def _uses_gpu(target: Any) -> bool:
 def serve_in_child(
     job: Job,
     limits: Limits,
+    size: int,
     method: str,
     messages: Connection[Any, Any],
     output: Connection[Any, Any],
@@ -300,13 +326,16 @@ def serve_in_child(
     trace = _descriptor(traces)
     faulthandler.enable(trace)
     messages.send(ChildStarted(method == "fork" and _spoilt()))
-    _limit_memory(limits.gib)
+    _limit_memory(limits.of_size(size).gib)
     own = os.getpid()
     for message in work(job):
         if os.getpid() != own:  # the target forked, and its child came back from the call: it has no say here
             os._exit(0)
+        if isinstance(message, CallDescription):
+            size = message.size
+            _limit_memory(limits.of_size(size).gib)
         if isinstance(message, StageBegun):
-            faulthandler.dump_traceback_later(limits.seconds, file=trace)
+            faulthandler.dump_traceback_later(limits.of_size(size).seconds, file=trace)
         else:
             faulthandler.cancel_dump_traceback_later()
         _flush()
@@ -375,7 +404,8 @@ def _limit_memory(gib: float) -> None:
     field = "VmData:" if kind == resource.RLIMIT_DATA else "VmSize:"
     with open("/proc/self/status", encoding="ascii") as status:
         used = next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
-    wanted, (_, most) = used + int(gib * 2**30), resource.getrlimit(kind)
+    wanted, (before, most) = used + int(gib * 2**30), resource.getrlimit(kind)
+    wanted = wanted if before == most else max(wanted, before)  # the second time it may only grow
     resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 

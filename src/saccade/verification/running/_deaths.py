@@ -10,6 +10,7 @@ from typing import Literal
 from ..findings._finding import Finding, Location, Outcome
 from ..findings._locate import is_own, line_of
 from ._job import CheckDone, TargetUnusable, chosen
+from ._run import NOT_SMALL
 
 ENTRY = "serve_in_child"  # the function below which a traceback is the child's own
 _SIGNALS = {
@@ -43,11 +44,15 @@ class ChildDeath:
         return _SIGNALS.get(name, f"was ended by {name}")
 
 
-def as_message(death: ChildDeath) -> CheckDone | TargetUnusable:
+def as_message(death: ChildDeath, size: int = 0) -> CheckDone | TargetUnusable:
+    """`size` is that of the model, in bytes: a large one that ends by a limit of ours is not to blame."""
     location = where(death.traceback)
     check = next(iter(chosen((death.stage,))), None)
     if check is None:
         return TargetUnusable(f"It {death.words}", location, death.stage)
+    if size >= NOT_SMALL and (death.kind == "time" or death.number == signal.SIGKILL):
+        option = "--time-limit" if death.kind == "time" else "this machine's memory"
+        return left_out(check.name, f"not measured: it {death.words}, on a model of {size >> 20} MiB ({option})")
     finding = Finding(
         check.name,
         "robustness",

@@ -14,6 +14,7 @@ from ..findings._locate import error_in_words, is_own, line_of, location_of
 from ..target._check import Check
 from ..target._influence import direction_of, off_diagonal, own_dependence
 from ..target._reading import Hints, Promise, Reading
+from ..target._shortened import size_of
 from ..target._subject import Subject
 from ..target._words import call_in_words
 from ._run import run_check
@@ -45,6 +46,7 @@ class CallDescription:
 
     called: str
     assumed: tuple[str, ...]
+    size: int = 0  # bytes of the parameters and buffers that are tested
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def work(job: Job) -> Iterator[Message]:
             stage = "calling"
             yield StageBegun(stage)
             subject = discover(target, job.hints, job.promise, how, job.arguments)
-            yield CallDescription(call_in_words(subject), subject.reading.assumed)
+            del target  # which may be larger than what is tested of it
+            yield CallDescription(call_in_words(subject), subject.reading.assumed, size_of(subject.target))
         except Undecided as undecided:
             yield RequestError(undecided)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from ..findings._finding import Finding, Inapplicable, Location, Outcome, Target
 from ..findings._locate import error_in_words, location_of
 from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE, plain
 from ..target._check import Check
+from ..target._shortened import size_of
 from ..target._subject import Subject
 
 
@@ -31,6 +33,28 @@ def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "fail
 
 
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
+    """What it found, and why it could not go on; a limit of ours is no finding about a model that is not small."""
+    findings, reason = _run_to_the_end(check, subject)
+    own = [one for one in findings if not _by_our_limit(one, subject)]
+    short = len(own) < len(findings) or any(one in reason.lower() for one in MEMORY_WORDS)
+    return own, _NO_MEMORY if short else reason
+
+
+NOT_SMALL = 16 * 2**20  # bytes of parameters: copies and gradients of these count beside the limit on memory
+_NO_MEMORY = "not measured: it needs more memory than the limit for a model of this size (--memory-limit, limits=)"
+_OVERSIZED = 2**30  # bytes in one request, for inputs of some tokens
+
+
+def _by_our_limit(finding: Finding, subject: Subject) -> bool:
+    """Whether a call, or a copy of ours, ran out of memory that was not asked for in one piece."""
+    words = str(finding.evidence.get("raised", finding.message)).lower()
+    if finding.severity == "note" or not any(one in words for one in (*MEMORY_WORDS, "could not create a primitive")):
+        return False
+    asked = re.search(r"tried to allocate (\d+) bytes", words)
+    return size_of(subject.target) >= NOT_SMALL and not (asked and int(asked[1]) >= _OVERSIZED)
+
+
+def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     findings: list[Finding] = []
     try:
         findings.extend(check.run(_copied(subject)))

@@ -50,6 +50,16 @@ def load(named: str) -> LoadedModel:
         return _opened(named, folder)
 
 
+def size_of_weights(named: str) -> int:
+    """The bytes of a folder's weights as float32, in which they are tested, at the most; 0 where there are none."""
+    try:
+        folder = _folder(named)
+    except ValueError:  # which loading says
+        return 0
+    kinds = ("*.safetensors", "pytorch_model*.bin")
+    return 2 * max(sum(one.stat().st_size for one in folder.glob(kind)) for kind in kinds)
+
+
 def _folder(named: str) -> Path:
     folder = Path(named).expanduser()
     if folder.is_dir():

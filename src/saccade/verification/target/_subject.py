@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -215,8 +215,10 @@ def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A copy. What a module keeps with a graph (the weights of its last call, say) is copied without it.
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A copy, in which `shared` tensors are the module's own.
+
+    What a module keeps with a graph (the weights of its last call, say) is copied without it.
 
     A function that a module keeps, and that reaches the module's parts as its variables, reaches the copy's:
     `copy.deepcopy` leaves functions as they are, and the copy would compute with parts of the original.
@@ -227,6 +229,7 @@ def copied(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(one): type(one)() for one in empty}
     held = tree_leaves([one for one in kept if id(one) not in memo])
     memo |= {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
+    memo |= {id(one): one for one in shared}
     new = copy.deepcopy(module, memo)
     for part in new.modules():
         for name, value in list(vars(part).items()):

@@ -8,7 +8,7 @@ documentation say how their axes stand, and trial calls decide the rest. Inferre
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from .._kinds import check, unwrapped
 from .._layers import layer_subject
 from .._models import takes_tokens, token_subject
 from .._reading import Hints, Promise, Reading
+from .._shortened import shortened
 from .._subject import Subject, copied
 from ._adapters import adapted
 from ._caches import with_cache
@@ -64,24 +65,44 @@ def discover(
         again = partial(_another, target, given, hints, promise)
         wrapped = (*wrapped, *guessed(target, given, hints, promise))
         target, given = construct(target, given, hints, promise)
+    short, left_out = shortened(target) if how is None or isinstance(how, Hints) else (target, ())
+    if left_out:
+        try:
+            subject = _discovered(short, hints, promise, how, given, (*wrapped, *left_out))
+        except (Undecided, TargetError):  # it needs what was left out
+            pass
+        else:
+            return replace(subject, again=None if again is None else partial(_another_short, again))
+    subject = _discovered(target, hints, promise, how, given, wrapped)
+    return replace(subject, again=again)
+
+
+def _discovered(
+    target: Any, hints: Hints, promise: Promise, how: Any, given: Mapping[str, Any], wrapped: tuple[str, ...]
+) -> Subject:
     if isinstance(target, nn.Module):
         target = _eval_copy(target)
     with unnoticed():
         if isinstance(how, Reading):
-            return Subject(target, how, promise, again=again)
+            return Subject(target, how, promise)
         if callable(how):
-            return Subject(target, adapted(target, how, hints), promise, again=again)
+            return Subject(target, adapted(target, how, hints), promise)
         subject = _known_kind(target, hints, promise) or Subject(
             target, _found_reading(target, hints, promise, given), promise
         )
         assumed = (*wrapped, *subject.reading.assumed)
-        return replace(subject, reading=replace(subject.reading, assumed=assumed), again=again)
+        return replace(subject, reading=replace(subject.reading, assumed=assumed))
 
 
 def _another(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> nn.Module:
     """One more of a class, with other random numbers."""
     made: nn.Module = construct(target, given, hints, promise, seed=1)[0]
     return made
+
+
+def _another_short(again: Callable[[], nn.Module]) -> nn.Module:
+    short: nn.Module = shortened(again())[0]
+    return short
 
 
 def _known_kind(target: Any, hints: Hints, promise: Promise) -> Subject | None:
