@@ -54,6 +54,11 @@ class _HeadVisibility:
     def is_full(self) -> bool:
         return self.lower.equal(torch.ones(self.length, self.length, dtype=torch.bool).tril())
 
+    @property
+    def reach(self) -> int:
+        """How far back its queries see, at most."""
+        return max(self.distances() or [0])
+
     def distances(self) -> list[int] | None:
         """How far back queries see, where it is the same for all of them: [0, 1, 2] in a window of two before."""
         lower = self.lower
@@ -221,15 +226,15 @@ def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
 def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
     promised, configured = subject.promise.window, subject.reading.windows
     longest = max(one.length for one in views)
-    reach = {one.head: max(one.distances() or [0]) for one in views if one.length == longest}
-    widths = sorted(set(reach.values()))
+    long = [one for one in views if one.length == longest]
+    widths = sorted({one.reach for one in long})
     if promised is not None and longest >= promised + 2:
-        wrong = [one for one in views if one.length == longest and reach[one.head] != promised]
+        wrong = [one for one in long if one.reach != promised]
         if wrong:
-            yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, views, line)
+            yield _window_error(wrong[0], wrong[0].reach, promised, "its author promises", wrong, views, line)
         return
     if promised is None and configured != {None}:
-        yield from _not_configured(configured, [one for one in views if one.length == longest], line)
+        yield from _not_configured(configured, long, line)
         return
     full = all(one.is_full for one in views)
     named, value = _named_window(subject)
@@ -243,15 +248,17 @@ def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location
 def _not_configured(
     configured: Set[int | None], views: Sequence[_HeadVisibility], line: Location | None
 ) -> Iterator[Finding]:
-    """A window that no layer has by the configuration. What is seen through several layers tells nothing of one."""
-    for one in views:
-        last = one.length - 1
-        windows = {last if window is None else min(window, last) for window in configured}
-        reach = max(one.distances() or [0])
-        if one.own and reach not in windows:
-            told = min(windows, key=lambda window: abs(window - reach))
-            yield _window_error(one, reach, told, "its configuration asks for", [one], [one], line)
-            return
+    """A window that no layer has by the configuration, or one of it that no layer has. What is seen through several
+    layers tells nothing of one."""
+    own = [one for one in views if one.own]
+    last = max((one.length for one in own), default=1) - 1
+    windows = {last if window is None else min(window, last) for window in configured}
+    wrong = [one for one in own if one.reach not in windows]
+    lacking = windows - {one.reach for one in own}
+    if wrong or (own and lacking):
+        one = (wrong or own)[0]
+        told = min(lacking or windows, key=lambda window: abs(window - one.reach))
+        yield _window_error(one, one.reach, told, "its configuration asks for", [one], [one], line)
 
 
 def _window_error(

@@ -32,7 +32,8 @@ NAMES = {torch.float64: "float64", torch.bfloat16: "bfloat16"}
 _MOST = 2**26  # bytes of state: a large model is written by its own means, and takes its time
 # What PyTorch says of tensors on two devices; other errors on `meta` only say that it holds no numbers.
 APART = re.compile(r"on the same device|different devices?|not on the expected device|two devices", re.IGNORECASE)
-LACKING = ("not implemented for", "without overflow")
+# What PyTorch says where it has no kernel for a dtype: of grouped products (experts), of Fourier transforms.
+LACKING = ("not implemented for", "without overflow", "to be Float32, BFloat16 or Float16", "Unsupported dtype")
 
 
 def _run(subject: Subject) -> Iterator[Finding]:

@@ -27,7 +27,9 @@ SCALES: dict[str, Callable[[Any, int], float]] = {
         lambda config, _: _text(config).query_pre_attn_scalar ** -0.5,
     ),
     # Queries and keys are normalised, and the learned factor of that is all: Gemma 4, Gemma 3n.
-    **dict.fromkeys(("gemma4", "gemma4_text", "gemma3n", "gemma3n_text", "diffusion_gemma"), lambda *_: 1.0),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text", "gemma4_unified_text", "gemma3n", "gemma3n_text", "diffusion_gemma"), lambda *_: 1.0
+    ),
     # Yang et al. 2022, "Tensor Programs V" (muP): a multiplier of its own, as IBM's Granite has it.
     **dict.fromkeys(
         ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "granite_swa", "granitemoe_swa"),
@@ -35,6 +37,13 @@ SCALES: dict[str, Callable[[Any, int], float]] = {
     ),
     # Glorioso et al. 2024, "Zamba": heads are twice as wide, of the hidden state and the first embedding.
     **dict.fromkeys(("zamba", "zamba2"), lambda config, _: (config.attention_head_dim / 2) ** -0.5),
+    # He et al. 2021, DeBERTa (equation 4): content and each relative term are of variance 1.
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"),
+        lambda config, _: (config.hidden_size // config.num_attention_heads * _terms(config)) ** -0.5,
+    ),
+    # LongCat-Flash report 2025: queries and keys of low rank are scaled up to the variance of the hidden state.
+    "longcat_flash": lambda config, _: config.qk_head_dim**-0.5 * (config.hidden_size / config.q_lora_rank) ** 0.5,
     # Mistral's "scale_attn_by_inverse_layer_idx" for GPT-2: configuration of transformers, Karamcheti et al. 2021.
     **dict.fromkeys(
         ("gpt2", "imagegpt", "gpt_bigcode"),
@@ -44,6 +53,11 @@ SCALES: dict[str, Callable[[Any, int], float]] = {
         ),
     ),
 }
+
+
+def _terms(config: Any) -> int:
+    kinds = (config.pos_att_type or ()) if config.relative_attention else ()
+    return 1 + sum(kind in kinds for kind in ("c2p", "p2c"))
 
 
 def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:

@@ -224,6 +224,7 @@ def _of_transformers(module: Any, promise: Promise) -> Subject:
         names=("input_ids",),
         out=out,
         masks=_padding(taken),
+        windows=_windows(model.config),
         vocabulary=_vocabulary(module),
         max_length=_longest(model),
         assumed=assumed,
@@ -408,8 +409,21 @@ def _causal(promise: Promise, said: bool | None) -> Promise:
     return promise if promise.causal is not None or said is None else replace(promise, causal=said)
 
 
+def _windows(config: Any) -> frozenset[int | None]:
+    """By how many tokens before its own a layer's attention is limited, for layers that differ; {None} where the
+    configuration says nothing by layer."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds, width = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)
+    said = {kind for kind in kinds if str(kind) in ("sliding_attention", "full_attention")}
+    if not isinstance(width, int) or "sliding_attention" not in said:
+        return frozenset((None,))
+    return frozenset(width - 1 if kind == "sliding_attention" else None for kind in said)
+
+
 def _says_causal(module: Any) -> bool | None:
-    """By what its attention layers say of themselves, else by its class."""
+    """By its configuration, by what its attention layers say of themselves, else by its class."""
+    if getattr(module.config, "causal", None) is False or getattr(module.config, "attn_type", None) == "bi":
+        return False  # XLM, FlauBERT and XLNet predict words with both sides in view
     parts: list[Any] = list(module.modules())
     said = {bool(one.is_causal) for one in parts if isinstance(getattr(one, "is_causal", None), bool)}
     if len(said) == 1:

@@ -56,6 +56,7 @@ from ._shadow import (
     MOVES,
     NORMS,
     NOT_SCALED,
+    PLACES,
     REDUCTIONS,
     SHUFFLES,
     UNKNOWN,
@@ -64,6 +65,7 @@ from ._shadow import (
     elementwise,
     joined,
     moved,
+    placed,
     unknown,
     varies,
 )
@@ -178,6 +180,8 @@ class TraceMode(FunctionMode):
             self._summed((args[0], args[1]), shape_of, [len(shape_of) - 1], call)
         elif name in MOVES and (name != "getitem" or self.of(args[0]) is not None):
             self._moved(call)
+        elif name in PLACES and len(args) >= 4 and isinstance(result, Tensor):
+            self._placed(call)
         elif name in JOINS:
             tensors = list(args[0] if args else call.kwargs["tensors"])
             self.know(result, joined(call.func, tensors, [self.of(one) for one in tensors], args[1:], call.kwargs))
@@ -195,6 +199,17 @@ class TraceMode(FunctionMode):
         made = moved(func, call.name, call.args or (source,), call.kwargs, shadow)
         for tensor, own in zip(tensors_in(call.result), made if isinstance(made, list) else [made], strict=True):
             self.know(tensor, own)
+
+    def _placed(self, call: _Call) -> None:
+        """Rows put at an index, as experts give theirs back."""
+        tensor, axis, index, source = call.args[:4]
+        own, given = self.of(tensor), self.of(source)
+        depth = max(one.depth for one in (own, given) if one is not None)
+        made = unknown(call.result.shape, depth)
+        if given is not None and given.tokens is not None:
+            known = None if own is None else own.tokens
+            made = replace(made, tokens=placed(known, tensor.shape, axis % tensor.dim(), index, given.tokens))
+        self.know(call.result, made)
 
     def _changed(self, call: _Call) -> None:
         """A function that makes other numbers of its arguments, element by element or by sums."""
@@ -416,12 +431,22 @@ def _softened(scores: ScoreProduct, pairs: Tensor, call: _Call, before: Tensor) 
     if call.name in MINUS:
         scores.unshifted = own
     elif call.name in SOFTMAX:
+        if scores.unshifted is not None and _only_shifted(scores.unshifted, own):
+            own = scores.unshifted
         axis = scores.along(pairs, softmax_axis_of(call.args, call.kwargs, call.given[0]))
         weights = scores.gathered(call.result.exp() if call.name == "log_softmax" else call.result, pairs, 0.0)
         scores.soften(own, weights, axis, call.where)
     else:
         scores.logits = own if scores.unshifted is None else scores.unshifted
         scores.note("softmax", call.where)
+
+
+def _only_shifted(before: Tensor, after: Tensor) -> bool:
+    """Whether rows differ by a number each, which no softmax sees: and a sink beside them is known by the first."""
+    # of masked scores (-inf, or the least number) the shift is lost
+    apart = (before - after).double().masked_fill(after < -1e30, torch.nan)
+    low, high = apart.nan_to_num(nan=torch.inf).amin(-1), apart.nan_to_num(nan=-torch.inf).amax(-1)
+    return bool((high - low <= 1e-4 * (1 + high.abs())).all())
 
 
 def _is_score(shadow: TensorShadow | None) -> bool:

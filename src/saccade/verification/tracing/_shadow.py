@@ -168,6 +168,21 @@ def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     return low.masked_fill(low != high, UNKNOWN)
 
 
+def placed(own: Tensor | None, shape: Sequence[int], axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """What is known of a tensor of `shape` after rows of `source` went to the places `index` along an axis: theirs,
+    -1 where several differ, what it was elsewhere."""
+    if index.dim() < source.dim():
+        others = [1] * source.dim()
+        others[axis] = index.numel()
+        index = index.reshape(others).expand(source.shape)
+    source = source[tuple(slice(size) for size in index.shape)]
+    nobody = torch.iinfo(source.dtype).max
+    low = source.new_full(tuple(shape), nobody).scatter_reduce(axis, index, source, "amin")
+    high = source.new_full(tuple(shape), UNKNOWN).scatter_reduce(axis, index, source, "amax")
+    before = source.new_full(tuple(shape), UNKNOWN) if own is None else own
+    return torch.where(low == nobody, before, low.masked_fill(low != high, UNKNOWN))
+
+
 def varies(shadow: TensorShadow | None) -> Callable[[Tensor, int], bool]:
     """Whether the tokens or pairs of a factor differ along an axis."""
 
@@ -200,4 +215,6 @@ REDUCTIONS = frozenset(
 # After these it does not matter what rows were multiplied by before.
 NORMS = frozenset({"layer_norm", "rms_norm", "normalize", "group_norm", "batch_norm", "instance_norm"})
 # Of one tensor, but elements change places in a way that nobody follows.
+# Rows of the third argument go to places of the first, (tensor, axis, index, source).
+PLACES = frozenset("index_add index_copy index_reduce scatter scatter_add scatter_reduce".split())
 SHUFFLES = frozenset({"sort", "argsort", "topk", "cumsum", "cumprod", "fft", "ifft", "multinomial"})

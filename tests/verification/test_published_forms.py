@@ -1,0 +1,122 @@
+"""Forms of attention of published models that are right: each was taken for a fault, beside the fault it looks like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from saccade import verify
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def checked(model, *checks):
+    torch.manual_seed(5)
+    return [one.message for one in verify(model.eval(), isolated=False, checks=list(checks)).errors]
+
+
+def gemma2():
+    torch.manual_seed(5)
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=5))
+
+
+def test_layers_with_a_window_alternate_with_layers_without():
+    assert gemma2().config.layer_types == ["sliding_attention", "full_attention"]
+    assert not checked(gemma2(), "causal-blindness")
+
+
+def test_a_configured_window_that_no_layer_has_is_an_error(monkeypatch):
+    file = transformers.models.gemma2.modeling_gemma2
+    monkeypatch.setattr(file, "create_sliding_window_causal_mask", file.create_causal_mask)
+    (message,) = checked(gemma2(), "causal-blindness")
+    assert "asks for a window of 4 inputs before its own: it is longer by 28" in message
+
+
+@pytest.mark.parametrize("kind", ["XLM", "Flaubert"])
+def test_masked_models_whose_class_ends_in_lm_head_model(kind):
+    config = getattr(transformers, f"{kind}Config")(n_words=61, emb_dim=32, n_layers=2, n_heads=4, pad_index=0)
+    model = getattr(transformers, f"{kind}WithLMHeadModel")(config)
+    assert not checked(model, "causal-leak")
+
+
+def test_xlnet_reads_both_sides():
+    config = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=37)
+    assert not checked(transformers.XLNetLMHeadModel(config), "causal-leak")
+
+
+def test_queries_that_go_through_a_router_keep_their_positions():
+    sizes = {name: value for name, value in SIZES.items() if name != "num_attention_heads"}
+    torch.manual_seed(0)
+    model = transformers.JetMoeForCausalLM(transformers.JetMoeConfig(**sizes, kv_channels=8))
+    assert not checked(model, "causal-blindness")
+
+
+class Routed(nn.Module):
+    """Causal attention whose queries are scattered to an order of their own and put back."""
+
+    def __init__(self, strict):
+        super().__init__()
+        self.qkv, self.strict = nn.Linear(24, 72), strict
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        order = torch.arange(x.shape[1] - 1, -1, -1)
+        q = torch.zeros_like(q).index_add(1, order, q[:, order])
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(0 if self.strict else 1)
+        return (q @ k.mT / 24**0.5).masked_fill(hidden, -1e9).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_put_back_at_an_index_are_followed(strict):
+    torch.manual_seed(5)
+    found = checked(Routed(strict), "causal-blindness")
+    assert bool(found) == strict and all("its own position" in one for one in found)
+
+
+def test_debertas_scale_counts_the_relative_terms():
+    config = transformers.DebertaV2Config(
+        **{name: value for name, value in SIZES.items() if "key_value" not in name},
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        position_buckets=8,
+        share_att_key=True,
+    )
+    torch.manual_seed(5)
+    assert not checked(transformers.DebertaV2ForMaskedLM(config), "scale")
+
+
+def test_a_sink_after_a_shift_of_the_rows_is_a_sink():
+    config = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
+    torch.manual_seed(5)
+    assert not checked(transformers.GptOssForCausalLM(config), "softmax", "dtype and device")
+
+
+def test_a_jump_is_no_wrong_gradient():
+    """A router that chooses another expert between two points, where rounding inside allows no closer ones."""
+
+    class Jumps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.gate = nn.Linear(24, 72), nn.Parameter(torch.randn(24))
+            self.at = self.gate.double().sum().item() + 1e-5
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            weights = (q @ k.mT / 24**0.5).softmax(-1, dtype=torch.float32).to(x.dtype)
+            return weights @ v * (1 + (self.gate.sum() > self.at).to(x.dtype)) + x * self.gate
+
+    torch.manual_seed(5)
+    assert not checked(Jumps(), "gradients")
