@@ -14,6 +14,7 @@
 #include <string>
 
 #include "call.h"
+#include "digest.h"
 #include "dispatch.h"
 #include "mask.h"
 #include "mask_bindings.h"
@@ -519,6 +520,16 @@ void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, P
     kernels().few_rows(call);
 }
 
+std::vector<uint64_t> digests_of(Pointer memory, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t steps, int64_t period,
+                                 int64_t first, int64_t count) {
+    if (rows < 0 || row_bytes < 0 || stride_bytes < 0 || steps < 1 || period < 1 || first < 0 || count < 1)
+        refuse("digests of such sizes");
+    if (!memory && rows && row_bytes) refuse("digests has no memory");
+    const DigestCall call{reinterpret_cast<const uint8_t*>(memory), rows, row_bytes, stride_bytes, steps, period};
+    nb::gil_scoped_release released;
+    return digests(call, first, count);
+}
+
 double read_bandwidth(Pointer data, int64_t bytes, int threads) {
     if (bytes < 0 || (bytes && !data) || threads < 1) refuse("read_bandwidth has no memory or no threads");
     if (!kernels().read_bandwidth) refuse("this build has no read_bandwidth");
@@ -552,6 +563,7 @@ NB_MODULE(_native, module) {
     module.attr("most_rows") = kFewRows;
     module.attr("most_ordered_rows") = kOrderedRows;
     module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");
+    module.def("digests", &digests_of, "Digests of parts of a matrix; see native/digest.h.");
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
     module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");

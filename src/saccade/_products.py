@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 from . import _tap
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
+from ._derived import Derived
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -56,7 +57,7 @@ class Product:
 
     def __init__(self) -> None:
         self.users = 0  # of `packed_weights`, which may be nested
-        self.copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
+        self.copy: Derived[Tensor] = Derived()  # the packed weight
         self.blocks: dict[tuple[Any, ...], int] = {}  # of shape, strides and activation: see `_block`
 
     def __call__(
@@ -78,25 +79,32 @@ class Product:
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
                     return finished(_Trained.apply(x, weight, bias), activation, joined)
-            elif self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
-                if large and x.dtype == torch.float32 and x.numel() <= ORDERED * weight.shape[1]:
-                    block = self._block(x, weight, bias, activation)
-                    if block:
-                        return _ordered(x, weight, bias, activation, joined, block)
-                return multiply(x, self._packed(x, weight), bias, activation, joined)
-            elif large and x.dtype == torch.float32:
-                if x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
-                    return finished(few_rows(x, weight, bias), activation, joined)
-                if at_half():
-                    return multiply(x, weight.detach(), bias, activation, joined)
+            else:
+                out = self._inferred(x, weight, bias, activation, joined, large)
+                if out is not None:
+                    return out
         return finished(F.linear(x, weight, bias), activation, joined)
 
+    def _inferred(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, large: bool
+    ) -> Tensor | None:
+        """Without gradients; None where PyTorch is as fast."""
+        single = large and x.dtype == torch.float32
+        if self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
+            if single and x.numel() <= ORDERED * weight.shape[1]:
+                block = self._block(x, weight, bias, activation)
+                if block:
+                    return _ordered(x, weight, bias, activation, joined, block)
+            return multiply(x, self._packed(x, weight), bias, activation, joined)
+        if single and x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
+            return finished(few_rows(x, weight, bias), activation, joined)
+        return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
+
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The copy, made anew where the weight has changed."""
-        version = weight.data_ptr(), weight._version
-        if self.copy is None or self.copy[0] != version:
-            self.copy = version, packed(weight, x.numel() // x.shape[-1])
-        return self.copy[1]
+        """The copy, made anew where the weight has changed; of a weight that replaces another, it is not kept yet."""
+        rows = x.numel() // x.shape[-1]
+        copy = self.copy.of((weight,), rows, lambda: packed(weight, rows))
+        return packed(weight, rows) if copy is None else copy
 
     def _block(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> int:
         """Terms in a block of oneDNN's sums, found by trying; 0 where no order that we know gives its bits."""
@@ -106,7 +114,7 @@ class Product:
             readable = weight.is_contiguous() or weight.t().is_contiguous()
             if readable and (activation is None or weight.shape[0] % _SIDE == 0):
                 trial = torch.arange(ORDERED * weight.shape[1], dtype=x.dtype, device=x.device).sin().view(ORDERED, -1)
-                expected = multiply(trial, self._packed(x, weight), bias, activation)
+                expected = multiply(trial, packed(weight), bias, activation)
                 found = [
                     n for n in _BLOCKS if torch.equal(_ordered(trial, weight, bias, activation, None, n), expected)
                 ]

@@ -65,7 +65,7 @@ FAMILIES = {
     "a window": (lambda: llama("Mistral", sliding_window=5), {"linear": 10, "gated feed-forward": 2, "RMS norm": 5}),
     "1 + weight": (
         lambda: llama("Gemma", head_dim=32),  # its norm looks like Llama's
-        {"linear": 10, "gated feed-forward": 2, "layer without padding": 2},
+        {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "layer without padding": 2},
     ),
     "PyTorch": (
         Encoder,

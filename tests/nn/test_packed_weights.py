@@ -23,7 +23,7 @@ def encoder():
 
 
 def held(module):
-    return [layer.product.copy is not None for layer in module.modules() if isinstance(layer, Linear)]
+    return [layer.product.copy.value is not None for layer in module.modules() if isinstance(layer, Linear)]
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)

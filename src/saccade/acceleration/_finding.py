@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _spots
-from ._padded import Padded, PaddedLayer
-from ._spots import PackedLinear, Spot
+from ._linears import PackedLinear, activation_of, large
+from ._padded import Padded, PaddedLayer, mixes_tokens
+from ._self_attention import SelfAttention
+from ._spots import Spot
+from ._structure import has_own_forward
 from ._together import Together, may
 
 _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
@@ -20,20 +22,22 @@ _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 def spots(model: nn.Module, half: bool) -> list[Spot]:
     """Those of a model, outer modules before what is in them."""
-    linears = {module: PackedLinear(module, half) for module in model.modules() if _spots.large(module)}
+    linears = {module: PackedLinear(module, half) for module in model.modules() if large(module)}
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
     layers = {layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in _layers(part)}
     found: list[Spot] = []
     for name, module in model.named_modules():
-        if module in layers and any(part in linears for part in module.modules()):
+        if has_own_forward(module):  # whatever it does, its module's structure does not say
+            continue
+        if module in layers and any(part in linears for part in module.modules()) and not mixes_tokens(module):
             found.append(PaddedLayer(name, module, padded))
         if module in inside:
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside.update(module.modules())
             if _knows(module):
-                found.append(_spots.SelfAttention(name, module, half))
+                found.append(SelfAttention(name, module, half))
             continue
         spot = _of(name, module, linears)
         if spot is not None:
@@ -63,23 +67,25 @@ def _layers(parts: nn.ModuleList) -> list[nn.Module]:
 
 def _knows(module: nn.MultiheadAttention) -> bool:
     weight = module.in_proj_weight
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        return False
     own = weight is not None and module.bias_k is None and not module.add_zero_attn and module.batch_first
-    return own and _spots.large(module.out_proj)
+    return own and large(module.out_proj)
 
 
 def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> Spot | None:
     if module in linears:
         return _spots.Linear(name, module, linears[module])
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        activation = _spots.activation_of(module.activation)
+        activation = activation_of(module.activation)
         if activation is None or not {module.linear1, module.linear2} <= linears.keys():
             return None
         return _spots.TorchFeedForward(name, module, linears[module.linear1], linears[module.linear2], activation)
     children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
     if not children:
         return _norm(name, module)
-    if isinstance(module, nn.Sequential | nn.ModuleList):
-        return None
+    if isinstance(module, nn.Sequential | nn.ModuleList) or module._parameters or module._buffers:
+        return None  # a scale of its own may be 1 now and something else later
     parts = [linears[child] for child in children if child in linears]
     norms = [child for child in children if isinstance(child, nn.LayerNorm)]
     functions = _functions(module, [child for child in children if child not in linears and child not in norms])
@@ -95,12 +101,12 @@ def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) ->
 
 def _functions(module: nn.Module, children: list[nn.Module]) -> list[str] | None:
     """The activations of a module, among its children or its attributes; None where a child is something else."""
-    names = [_spots.activation_of(child) if _bare(child) else None for child in children]
+    names = [activation_of(child) if _bare(child) else None for child in children]
     if None in names:
         return None
     # Of functions only PyTorch's own are tried: whatever else a module holds may do something when it is called.
     held = [value for value in vars(module).values() if any(value is known for known in _ACTIVATIONS)]
-    return [name for name in (*names, *map(_spots.activation_of, held)) if name is not None]
+    return [name for name in (*names, *map(activation_of, held)) if name is not None]
 
 
 def _bare(module: nn.Module) -> bool:
@@ -127,8 +133,8 @@ def _norm(name: str, module: nn.Module) -> Spot | None:
     """A module with one weight per feature and an epsilon, which is no module of PyTorch."""
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")
-    eps: Any = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if type(module).__module__.startswith("torch.") or not isinstance(eps, float) or len(weights) != 1:
+    eps = next((name for name in names if isinstance(getattr(module, name, None), float)), None)
+    if type(module).__module__.startswith("torch.") or eps is None or len(weights) != 1 or module._buffers:
         return None
     own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1
     return _spots.RootMeanSquare(name, module, eps) if own else None

@@ -10,7 +10,9 @@ from torch import nn
 from .._backends.native import _kernels
 from ._finding import spots
 from ._padded import PaddedLayer
-from ._spots import PROVED, Linear, SelfAttention, Spot
+from ._self_attention import SelfAttention
+from ._spots import PROVED, Linear, Spot, is_spot
+from ._structure import OURS
 
 
 class AcceleratedModel:
@@ -30,20 +32,18 @@ class AcceleratedModel:
             raise ValueError(f"weights: 'bfloat16' needs the native kernels: {_kernels.missing}")
         self.model, self.half, self.keep = model, weights == "bfloat16", keep_weights
         self.spots: list[Spot] = []
-        self._before: list[tuple[nn.Module, str, Any]] = []  # an attribute of a module itself, or None
         self._refusing: Any = None
 
     def install(self) -> None:
         """RuntimeError where the model is accelerated already."""
-        if any(isinstance(vars(module).get("forward"), Spot) for module in self.model.modules()):
+        if any(is_spot(vars(module).get(name)) for module in self.model.modules() for name in OURS):
             raise RuntimeError("model: it is accelerated already")
         self.spots = spots(self.model, self.half)
         if not self.keep:  # its projection is a parameter without a layer, which stays as it is
             self.spots = [spot for spot in self.spots if not isinstance(spot, SelfAttention)]
         try:
             for spot in self.spots:
-                self._before.append((spot.module, spot.method, vars(spot.module).get(spot.method)))
-                setattr(spot.module, spot.method, spot)
+                spot.install()
             if not self.keep:
                 self._drop()
         except BaseException:
@@ -55,12 +55,7 @@ class AcceleratedModel:
         for spot in self.spots:
             if isinstance(spot, Linear):
                 spot.linear.restore()
-        while self._before:
-            module, name, own = self._before.pop()
-            if own is None:
-                vars(module).pop(name, None)
-            else:
-                setattr(module, name, own)
+            spot.uninstall()
         if self._refusing is not None:
             self._refusing.remove()
             self._refusing = None
@@ -83,12 +78,12 @@ class AcceleratedModel:
         """What was taken, by kind, and what was not, with the reason."""
         taken = Counter(spot.kind for spot in self.spots if spot.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        left = Counter((spot.kind, spot.told()) for spot in self.spots if spot.state != PROVED)
+        left = Counter((spot.kind, spot.status()) for spot in self.spots if spot.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
     def listed(self) -> list[str]:
         """One line for each module."""
-        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.told()}" for spot in self.spots]
+        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.status()}" for spot in self.spots]
 
 
 def _refuse(module: nn.Module, prefix: str, keep: bool) -> None:

@@ -20,14 +20,35 @@ from torch import Tensor, nn
 
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
+from .._derived import WHOLE, Snapshot
 from ..batching.packing import has_holes, real_row
-from ._spots import GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, same
+from ._proof import next_proof, same
+from ._spots import GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
+from ._structure import Structure
 from ._thread import THREAD, AttentionOfTokens, NotOfTokens
 
 _MOST = 0.9  # share of real tokens above which nothing is gained
 _NO_PADDING = f"no padded batch came ({1 - _MOST:.0%} padding or more, and no other mask)"
 _HIDDEN = ("hidden_states", "src")
 _MASKS = ("attention_mask", "src_key_padding_mask")
+
+
+_MIXING = (
+    *(
+        nn.modules.conv._ConvNd,
+        nn.RNNBase,
+        nn.modules.batchnorm._NormBase,
+        nn.GroupNorm,
+        nn.Fold,
+        nn.Unfold,
+        nn.Upsample,
+    ),
+    *(
+        kind
+        for name, kind in vars(nn.modules.pooling).items()
+        if name.endswith(tuple("123d")) and isinstance(kind, type)
+    ),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +58,13 @@ class Tokens:
     Attributes:
         real: bool (B, L).
         places: int64 (T,), b * L + l of each.
+        items: how many of the batch have one or more.
         attention: what the calls of attention of a packed row mean.
     """
 
     real: Tensor
     places: Tensor
+    items: int
     attention: AttentionOfTokens
 
     def take(self, x: Tensor) -> Tensor:
@@ -60,26 +83,28 @@ class Padded:
     """What the layers of a model share: the tokens of the batch at hand, and what the last layer gave."""
 
     def __init__(self) -> None:
-        self._mask: tuple[Any, int, Tokens | None] | None = None  # of which mask, in which version
-        self._last: tuple[Any, Tensor] | None = None  # an output (B, L, E), and the tokens it was made of
+        self._mask: tuple[Snapshot, Tokens | None] | None = None
+        self._last: tuple[Any, Snapshot, Tensor] | None = None  # an output (B, L, E), and the tokens it was made of
 
     def tokens(self, mask: Tensor, name: str, batch: int, length: int) -> Tokens | None:
         """Of the batch with this mask; None where it is computed as it is."""
-        version = 0 if mask.is_inference() else mask._version
         known = self._mask
-        if known is None or known[0]() is not mask or known[1] != version:
-            found = _tokens(mask, batch, length) if name == _MASKS[0] else _of_padding(mask)
-            self._mask = known = weakref.ref(mask), version, found
-        return known[2]
+        if known is None or not known[0].holds(mask, WHOLE if mask.is_inference() else batch * length):
+            snapshot = Snapshot(mask)
+            tokens = _tokens(mask, batch, length) if name == _MASKS[0] else _of_padding(mask)
+            self._mask = known = snapshot, tokens
+        return known[1]
 
     def taken(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         """(1, T, E): what the layer before gave is there already."""
-        last = self._last
-        return last[1] if last is not None and last[0]() is hidden else tokens.take(hidden)
+        last, self._last = self._last, None
+        ready = last is not None and last[0]() is hidden and last[1].holds(hidden.flatten(0, 1), 0)
+        return last[2] if last is not None and ready else tokens.take(hidden)
 
     def put(self, out: Tensor, tokens: Tokens) -> Tensor:
         whole = tokens.put(out)
-        self._last = weakref.ref(whole), out
+        if not whole.is_inference():  # in-place changes of such are not counted
+            self._last = weakref.ref(whole), Snapshot(whole.flatten(0, 1), brief=True), out
         return whole
 
     def forget(self) -> None:
@@ -95,6 +120,10 @@ class PaddedLayer(Spot):
         super().__init__(name, module)
         self.padded = padded
         self.names = tuple(inspect.signature(self.plain).parameters)
+        self._proved_for = 0  # tokens
+
+    def parts(self) -> list[nn.Module]:
+        return list(self.module.modules())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.state not in (NOT_CALLED, PROVED):
@@ -103,35 +132,71 @@ class PaddedLayer(Spot):
         if isinstance(given, str):
             self._refuse(given)
             return self.plain(*args, **kwargs)
-        tokens, packed_args, packed_kwargs = given
-        before = tokens.attention.calls
+        if not self.structure.intact():  # an adapter, perhaps, which may do to each token the same
+            self.state, self.structure, self._watched = NOT_CALLED, Structure(self.parts(), is_spot), self.parts()[1:]
+        tokens = given.tokens
+        if self.state == PROVED and len(tokens.places) > 2 * self._proved_for:
+            self.state = NOT_CALLED  # what reaches far does not reach another item before items are long
+        if self.state == NOT_CALLED:
+            return self._prove(given, args, kwargs)
+        out = self._of_tokens(given)
+        if out is None:
+            return self.plain(*args, **kwargs)
+        whole = self.padded.put(out[0], tokens)
+        if self._due():
+            first = self._first(self.plain(*args, **kwargs))
+            if self._prove_again(out[0], tokens.take(first)) is not out[0]:
+                whole = first
+        return (whole, *out[1]) if out[2] else whole
+
+    def _prove(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's own result. Items can only be seen to read each other where there are two."""
+        expected = self.plain(*args, **kwargs)
+        if given.tokens.items < 2:
+            self._refuse("is proved by a padded batch of two texts or more")
+            return expected
+        out = self._of_tokens(given)
+        if out is not None and self._agrees(out[0], expected, given.tokens):
+            drawn = given.with_hidden(_drawn_like(given.hidden))
+            packed, plain = self._of_tokens(drawn), self.plain(*drawn.args, **drawn.kwargs)
+            if packed is not None and self._agrees(packed[0], plain, given.tokens):
+                self.state, self._calls_left = PROVED, next_proof()
+                self._proved_for = len(given.tokens.places)
+        return expected
+
+    def _agrees(self, out: Tensor, expected: Any, tokens: Tokens) -> bool:
+        fine = same(out, tokens.take(self._first(expected)), self.longest)
+        if not fine:
+            self.state = "is not the same for each token but for its attention"
+        return fine
+
+    @staticmethod
+    def _first(out: Any) -> Any:
+        return out[0] if isinstance(out, tuple) else out
+
+    def _of_tokens(self, given: PackedArguments) -> tuple[Tensor, tuple[Any, ...], bool] | None:
+        """Of the row of tokens: the result, what is beside it, whether it came as a tuple. None sets the state."""
+        tokens, before = given.tokens, given.tokens.attention.calls
         try:
             with THREAD.attending(tokens.attention):
-                out = self.plain(*packed_args, **packed_kwargs)
+                out = self.plain(*given.packed_args, **given.packed_kwargs)
             if tokens.attention.calls == before:
                 raise NotOfTokens("calls no F.scaled_dot_product_attention")
         except NotOfTokens as error:
             self.state = str(error)
-            return self.plain(*args, **kwargs)
+            return None
         except Exception as error:  # it may read sizes that a row of tokens has not: the model shall not notice
             self.state = f"raises {type(error).__name__} on a row of tokens"
-            return self.plain(*args, **kwargs)
+            return None
         first, rest = (out[0], out[1:]) if isinstance(out, tuple) and out else (out, ())
         fits = isinstance(first, Tensor) and first.shape[:2] == (1, len(tokens.places))
         if not fits or any(x is not None for x in rest):
             self.state = "gives more than a tensor of tokens"
-            return self.plain(*args, **kwargs)
-        if self.state == NOT_CALLED:
-            expected = self.plain(*args, **kwargs)
-            plainly = expected[0] if isinstance(expected, tuple) else expected
-            fine = same(first, tokens.take(plainly), self.longest())
-            self.state = PROVED if fine else "is not the same for each token but for its attention"
-            return expected
-        whole = self.padded.put(first, tokens)
-        return (whole, *rest) if isinstance(out, tuple) else whole
+            return None
+        return first, rest, isinstance(out, tuple)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tokens, list[Any], dict[str, Any]] | str:
-        """The tokens, and the arguments with them packed; or why the layer is called as it is."""
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedArguments | str:
+        """The arguments with their tokens in a row; or why the layer is called as it is."""
         if torch.is_grad_enabled():
             return GRADIENTS
         if interrupted():
@@ -153,28 +218,59 @@ class PaddedLayer(Spot):
         tokens = self.padded.tokens(mask[1], mask[0], batch, length)
         if tokens is None:
             return _NO_PADDING
-
-        def packed(x: Any) -> Any:
-            if x is mask[1]:
-                return None
-            if x is hidden:
-                return self.padded.taken(hidden, tokens)
-            if isinstance(x, tuple):
-                return tuple(packed(one) for one in x)
-            if not isinstance(x, Tensor):
-                if x is None or isinstance(x, bool | int | float | str):
-                    return x
-                raise _Unknown
-            if x.shape == hidden.shape:
-                raise _Unknown  # another sequence, perhaps, of as many tokens: what is padding in it nobody said
-            if x.dim() > 1 and x.shape[1] == length and x.shape[0] in (1, batch):
-                return tokens.take(x)
-            raise _Unknown
-
         try:
-            return tokens, [packed(x) for x in args], {name: packed(x) for name, x in kwargs.items()}
+            return PackedArguments(args, kwargs, hidden, mask[1], tokens, self.padded.taken(hidden, tokens))
         except _Unknown:
             return "was called with an argument that is not of its tokens (a cache, a bias between tokens)"
+
+
+class PackedArguments:
+    """A call of a layer, and the same of its real tokens in one row.
+
+    Attributes:
+        args, kwargs: as they came; `packed_args` and `packed_kwargs` with the tokens in a row.
+        hidden: (B, L, E), `row` (1, T, E) its real tokens. mask: which says what is real; `tokens` is read from it.
+    """
+
+    def __init__(self, args: Any, kwargs: Any, hidden: Tensor, mask: Tensor, tokens: Tokens, row: Tensor):
+        self.args, self.kwargs, self.hidden, self.mask, self.tokens, self.row = args, kwargs, hidden, mask, tokens, row
+        self.packed_args = [self._packed(x) for x in args]
+        self.packed_kwargs = {name: self._packed(x) for name, x in kwargs.items()}
+
+    def with_hidden(self, hidden: Tensor) -> PackedArguments:
+        """The same call with another (B, L, E)."""
+        args = [hidden if x is self.hidden else x for x in self.args]
+        kwargs = {name: hidden if x is self.hidden else x for name, x in self.kwargs.items()}
+        return PackedArguments(args, kwargs, hidden, self.mask, self.tokens, self.tokens.take(hidden))
+
+    def _packed(self, x: Any) -> Any:
+        if x is self.mask:
+            return None
+        if x is self.hidden:
+            return self.row
+        if isinstance(x, tuple):
+            return tuple(map(self._packed, x))
+        if not isinstance(x, Tensor):
+            if x is None or isinstance(x, bool | int | float | str):
+                return x
+            raise _Unknown
+        if x.shape == self.hidden.shape:
+            raise _Unknown  # another sequence, perhaps, of as many tokens: what is padding in it nobody said
+        batch, length, _ = self.hidden.shape
+        if x.dim() > 1 and x.shape[1] == length and x.shape[0] in (1, batch):
+            return self.tokens.take(x)
+        raise _Unknown
+
+
+def mixes_tokens(layer: nn.Module) -> bool:
+    """Whether a part of a layer is of a class that reads several tokens at once, beside its attention."""
+    return any(isinstance(part, _MIXING) for part in layer.modules())
+
+
+def _drawn_like(hidden: Tensor) -> Tensor:
+    """Random numbers of the same size: the hidden states of a proof may happen to be zero or alike."""
+    size = hidden.float().square().mean().sqrt().clamp(1e-3, 1e3)
+    return (torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)) * size).to(hidden.dtype)
 
 
 class _Unknown(Exception):
@@ -215,4 +311,4 @@ def _packed(real: Tensor, causal: bool) -> Tokens | None:
     if not 0 < int(real.sum()) <= _MOST * real.numel() or has_holes(real):
         return None
     places, documents = real_row(real)
-    return Tokens(real, places, AttentionOfTokens(documents, len(places), causal))
+    return Tokens(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))

@@ -9,13 +9,13 @@ Shape legend: ... any axes, E width, F features of all of them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from .._backends.native._run import is_plain
+from .._derived import Derived, Snapshot
 from .._products import multiply, packed
-from ._spots import PackedLinear
+from ._linears import PackedLinear
 
 _MISSES = 3  # parts that nobody took, after which layers compute their own again
 
@@ -28,7 +28,7 @@ class Together:
         self._inputs: dict[int, int] = {}  # which tensor each layer was given in this call, by identity
         self._groups: dict[int, list[int]] = {}  # of each layer, those that read what it reads
         self._products: dict[int, _Joint] = {}
-        self._parts: dict[int, tuple[Tensor, int, Tensor]] = {}  # input, its version, and what is ready for a layer
+        self._parts: dict[int, tuple[Tensor, Snapshot, Tensor]] = {}  # input, its state, and what is ready for a layer
         self._misses = 0
 
     def __call__(self, place: int, x: Tensor) -> Tensor | None:
@@ -37,7 +37,7 @@ class Together:
             return None
         ready = self._parts.pop(place, None)
         if ready is not None:
-            if ready[0] is x and ready[1] == _version(x):
+            if ready[0] is x and ready[1].holds(_rows(x), 0):
                 return ready[2]
             self._misses += 1
         group = self._groups.get(place)
@@ -49,10 +49,13 @@ class Together:
         joint = self._products.get(place)
         if joint is None:
             joint = self._products[place] = _Joint([self.linears[n] for n in group])
-        first, *others = joint(x)
-        for n, part in zip(group[1:], others, strict=True):
-            self._parts[n] = x, _version(x), part
-        return first
+        parts = joint(x)
+        if parts is None:
+            return None
+        state = Snapshot(_rows(x), brief=True)
+        for n, part in zip(group[1:], parts[1:], strict=True):
+            self._parts[n] = x, state, part
+        return parts[0]
 
     def _learn(self, place: int, x: Tensor) -> None:
         if place in self._inputs:  # a second call: the first one is over
@@ -70,29 +73,44 @@ class _Joint:
 
     def __init__(self, linears: list[PackedLinear]):
         self.linears = linears
-        self._made: tuple[tuple[tuple[int, int], ...], Tensor, Tensor | None] | None = None
+        self._packed: Derived[Tensor] = Derived()
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(..., F) in parts."""
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...] | None:
+        """(..., F) in parts; None where a weight is new, or no longer of the others' kind."""
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears]
-        version = tuple((part.data_ptr(), part._version) for part in (*weights, *biases) if part is not None)
-        if self._made is None or self._made[0] != version:
-            bias = torch.cat([b.detach() for b in biases if b is not None]) if biases[0] is not None else None
-            self._made = version, packed(torch.cat([weight.detach() for weight in weights])), bias
-            for linear in self.linears:
-                linear.product.copy = None  # this one is read instead
-        out = multiply(x, self._made[1], self._made[2])
-        return out.split([weight.shape[0] for weight in weights], -1)
+        if not _joinable(weights, biases):
+            return None
+        copy = self._packed.of(weights, x.numel() // x.shape[-1], lambda: self._pack(weights))
+        if copy is None:
+            return None
+        bias = None if biases[0] is None else torch.cat([b.detach() for b in biases if b is not None])
+        return multiply(x, copy, bias).split([weight.shape[0] for weight in weights], -1)
+
+    def _pack(self, weights: list[Tensor]) -> Tensor:
+        for linear in self.linears:
+            linear.product.copy.clear()  # this one is read instead
+        return packed(torch.cat([weight.detach() for weight in weights]))
 
 
 def may(linears: list[PackedLinear]) -> bool:
-    """Whether layers could be one: several, of one width and dtype, all with a bias or none."""
-    kinds: set[Any] = {(one.weight.shape[1], one.weight.dtype, one.bias is None) for one in linears}
-    counted = not any(one.half or one.weight.is_inference() for one in linears)  # of inference tensors changes are not
-    return len(linears) > 1 and len(kinds) == 1 and counted
+    """Whether linear layers can be computed as one product: of one width and dtype, all with a bias or none."""
+    weights = [linear.weight for linear in linears]
+    own = any(linear.half for linear in linears)
+    return len(linears) > 1 and not own and _joinable(weights, [linear.bias for linear in linears])
 
 
-def _version(x: Tensor) -> int:
-    """How often x was changed; made in inference mode it does not say, and is taken for unchanged within one module."""
-    return 0 if x.is_inference() else x._version
+def _joinable(weights: list[Tensor], biases: list[Tensor | None]) -> bool:
+    width, dtype, biased = weights[0].shape[1], weights[0].dtype, biases[0] is not None
+    return all(
+        is_plain(weight)
+        and not weight.is_inference()  # changes of such are not counted
+        and weight.shape[1] == width
+        and weight.dtype == dtype
+        and (bias is not None) == biased
+        for weight, bias in zip(weights, biases, strict=True)
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1]) if x.is_contiguous() else x

@@ -39,8 +39,9 @@ def packed_weights(module: nn.Module) -> Iterator[None]:
     is about 1.1 times as fast for 1,000 rows, 1.3 times for 128, twice for 16; the activation of a feed-forward layer
     comes in the same pass. Up to eight rows need no copy: a kernel of its own reads the weight in place. Only calls
     without gradients, in float32 or bfloat16, use the copies. These are as large as the weights. They are made at the
-    first call, dropped at the end, and made again where a weight has been changed in place. A change through
-    `weight.data`, which PyTorch does not count, is not noticed.
+    first call, dropped at the end, and made again where a weight has been changed or replaced. A write that PyTorch
+    does not count (through `weight.data`) is noticed at the next call if it changes many rows, such as those of a head,
+    and within 512 calls if it changes a single entry.
 
     Example:
         >>> import torch, saccade
@@ -60,4 +61,4 @@ def packed_weights(module: nn.Module) -> Iterator[None]:
         for product in products:
             product.users -= 1
             if not product.users:
-                product.copy = None
+                product.copy.clear()

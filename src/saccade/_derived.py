@@ -1,0 +1,159 @@
+"""Values derived from tensors (packed, rounded and joined weights), and whether the tensors are still what they were.
+
+PyTorch counts in-place writes in `_version`, but not those of fused optimizers, through `.data`, or by other libraries
+in the same memory. So a snapshot holds the memory itself, which keeps its address from being used again, and digests of
+its contents. Each check reads a few lines of the memory, other ones every time (`native/digest.h`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ._backends.native import _kernels
+
+T = TypeVar("T")
+
+_LINE = 64  # bytes
+_STEPS = 8  # parts that together meet every row
+_PERIOD = 64  # lines, of which each part reads one
+_LEAST = 256  # lines read in every check
+WHOLE = 2**14  # rows of a product beside which reading the whole weight costs under 1 % of the time
+_STRIDE = 251  # of the entries compared where there are no native kernels
+
+
+class _OptimizerSteps:
+    """How many steps the optimizers of this process have made: fused ones write without PyTorch's counting."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._watched = False
+
+    def watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            register_optimizer_step_post_hook(self._add)
+
+    def _add(self, *_: Any) -> None:
+        self.count += 1
+
+
+_OPTIMIZERS = _OptimizerSteps()
+
+
+class Snapshot:
+    """A tensor as it is now: which object, in which memory, with which contents.
+
+    Args:
+        tensor: rows of numbers (R, E), or of any other shape.
+        brief: whether it is soon checked for the last time: then one line of each row is enough.
+    """
+
+    def __init__(self, tensor: Tensor, brief: bool = False):
+        _OPTIMIZERS.watch()
+        self._origin = origin(tensor)
+        self._memory = tensor.detach()
+        self._version = _version(tensor)
+        self._steps_made = _OPTIMIZERS.count
+        rows, row_bytes, stride = _matrix(self._memory)
+        lines = -(-row_bytes // _LINE)
+        steps = max(1, min(_STEPS, rows // _STEPS))
+        period = max(1, min(_PERIOD, lines, -(-rows // steps)))
+        self._parts = steps if brief else steps * period  # that are ever read
+        self._least = self._parts if brief else min(self._parts, -(-_LEAST * self._parts // max(1, rows * lines)))
+        self._layout = rows, row_bytes, stride, steps, period
+        self._next = 0
+        self._digests = self._read(0, self._parts) * 2
+
+    def holds(self, tensor: Tensor, rows: int) -> bool:
+        """Whether this is the tensor, unchanged as far as the lines read now tell.
+
+        Args:
+            rows: of the product that the tensor is read for. The more there are, the more lines are read.
+        """
+        memory = self._memory
+        if (
+            tensor.data_ptr() != memory.data_ptr()
+            or tensor.shape != memory.shape
+            or tensor.stride() != memory.stride()
+            or tensor.dtype != memory.dtype
+            or _version(tensor) != self._version
+            or origin(tensor) is not self._origin
+        ):
+            return False
+        count = min(self._parts, max(self._least, self._parts * rows // WHOLE))
+        if self._steps_made != _OPTIMIZERS.count:
+            count, self._steps_made = self._parts, _OPTIMIZERS.count
+        first, self._next = self._next, (self._next + count) % self._parts
+        return self._read(first, count) == self._digests[first : first + count]
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether this is the tensor, changed or not."""
+        return origin(tensor) is self._origin
+
+    def _read(self, first: int, count: int) -> list[Any]:
+        if not self._memory.numel():
+            return [0] * count
+        if _kernels.module is not None:
+            digests: list[Any] = _kernels.module.digests(self._memory.data_ptr(), *self._layout, first, count)
+            return digests
+        rows, row_bytes, stride, *_ = self._layout
+        entries = (stride * (rows - 1) + row_bytes) // self._memory.element_size()
+        sample = self._memory.as_strided((-(-entries // _STRIDE),), (_STRIDE,))
+        return [hash(sample.contiguous().view(torch.uint8).numpy().tobytes())] * count
+
+
+class Derived(Generic[T]):
+    """A value made of tensors, and made again once they have changed.
+
+    Tensors that are replaced by others get a value at their second use: those of `functional_call` and of
+    parametrizations are new at every call, and deriving anything from them would be wasted.
+    """
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self._snapshots: tuple[Snapshot, ...] = ()
+        self._last: tuple[weakref.ref[Tensor], ...] = ()  # tensors used once, of which nothing is derived yet
+
+    def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T]) -> T | None:
+        """What `make` gives for these tensors; None where they are used for the first time in place of others."""
+        if self._snapshots:
+            if all(s.holds(x, rows) for s, x in zip(self._snapshots, tensors, strict=True)):
+                return self.value
+            same = all(s.is_of(x) for s, x in zip(self._snapshots, tensors, strict=True))
+            self.clear()
+        else:
+            same = not self._last or all(ref() is origin(x) for ref, x in zip(self._last, tensors, strict=True))
+        if not same:
+            self._last = tuple(weakref.ref(origin(x)) for x in tensors)
+            return None
+        self._snapshots = tuple(map(Snapshot, tensors))  # first: a write from now on is noticed
+        self.value = make()
+        return self.value
+
+    def clear(self) -> None:
+        self.value, self._snapshots, self._last = None, (), ()
+
+
+def origin(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the one that it is a view of: a transpose is a new object at every call."""
+    base = None if tensor.is_inference() else tensor._base
+    return tensor if base is None else base
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; -1 where it was made in inference mode and does not say."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _matrix(memory: Tensor) -> tuple[int, int, int]:
+    """Rows, bytes of a row and bytes from row to row of the memory that a tensor spans."""
+    axes = sorted((stride, size) for size, stride in zip(memory.shape, memory.stride(), strict=True) if size > 1)
+    stride, rows = axes.pop() if axes else (0, 1)
+    inner = 1 + sum((size - 1) * step for step, size in axes)
+    return rows, inner * memory.element_size(), stride * memory.element_size()

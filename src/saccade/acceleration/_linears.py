@@ -1,0 +1,144 @@
+"""Linear layers of foreign models, the copies of their weights, and activations.
+
+Shape legend: ... any axes, E and F widths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._backends.native._run import is_plain
+from .._derived import Derived
+from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, multiply, packed
+from ._structure import has_own_forward
+
+
+class PackedLinear:
+    """The product of one linear layer, by the copy of its weight that all spots share.
+
+    Args:
+        module: an `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
+        half: whether a few rows read a bf16 copy of the weight, and many rows what it is rounded to.
+        prefix: of the names of the weight and the bias: those of `nn.MultiheadAttention` have one.
+    """
+
+    def __init__(self, module: nn.Module, half: bool, prefix: str = ""):
+        self.module, self.half, self._prefix = module, half, prefix
+        self.turned = not isinstance(module, nn.Linear | nn.MultiheadAttention)
+        self.product = Product()
+        self.product.users = 1
+        self.rounded: Derived[Tensor] = Derived()  # the weight in bf16
+        self._dropped: tuple[nn.Parameter, int, Tensor] | None = None  # whose weight, where its place is, its only copy
+
+    @property
+    def weight(self) -> Tensor:
+        """W (F, E)."""
+        weight: Tensor = getattr(self.module, self._prefix + "weight")
+        return weight.t() if self.turned else weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b (F,)."""
+        bias: Tensor | None = getattr(self.module, self._prefix + "bias")
+        return bias
+
+    @property
+    def held(self) -> Tensor | None:
+        """The only copy of a weight that was dropped, unless the layer was given another weight since then."""
+        if self._dropped is None:
+            return None
+        parameter, place, copy = self._dropped
+        if self.module.weight is parameter and parameter.data_ptr() == place:
+            return copy
+        self._dropped = None
+        return None
+
+    def __call__(self, x: Tensor, activation: str | None = None, joined: Any = None) -> Tensor:
+        """x (..., E) to (..., F)."""
+        bias, held = self.bias, self.held
+        if held is not None:
+            return multiply(x, held, bias, activation, joined)
+        if self.half and x.dtype == torch.float32 and not torch.is_grad_enabled():
+            return self._rounded(x, bias, activation, joined)
+        return self.product(x, self.weight, bias, activation, joined)
+
+    def _rounded(self, x: Tensor, bias: Tensor | None, activation: str | None, joined: Any) -> Tensor:
+        weight = self.weight
+
+        def rounded() -> Tensor:
+            return weight.detach().to(torch.bfloat16).contiguous()
+
+        copy = self.rounded.of((weight,), x.numel() // x.shape[-1], rounded)
+        if copy is None:
+            copy = rounded()
+        if x.numel() <= FEW * weight.shape[1]:
+            return finished(few_rows(x, copy, bias), activation, joined)
+        return multiply(x, copy.float(), bias, activation, joined)
+
+    def drop(self) -> None:
+        """Keep the packed copy alone: reading the weight gives NaN until `restore`."""
+        parameter: nn.Parameter = self.module.weight  # type: ignore[assignment]
+        copy = packed(self.weight)
+        parameter.data = parameter.data.new_full((), torch.nan).expand(parameter.shape)
+        self._dropped = parameter, parameter.data_ptr(), copy
+
+    def restore(self) -> None:
+        """Put a dropped weight back, bit for bit: packing is a matter of order."""
+        copy = self.held
+        if copy is None:
+            return
+        weight = copy.to_dense()
+        self.module.weight.data = weight.t().contiguous() if self.turned else weight
+        self._dropped = None
+
+
+def is_linear(module: nn.Module) -> bool:
+    """`nn.Linear`, whatever it is called, or transformers' `Conv1D`; not what computes otherwise."""
+    if has_own_forward(module):
+        return False
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def large(module: nn.Module) -> bool:
+    """A linear layer on a CPU, in a dtype that oneDNN multiplies, that is worth a copy."""
+    weight: Any = getattr(module, "weight", None)
+    return is_linear(module) and is_plain(weight) and weight.dtype in dtypes() and weight.numel() >= LARGE
+
+
+_KNOWN = {F.gelu: "gelu", F.relu: "relu", torch.relu: "relu", F.silu: "silu"}
+
+
+def activation_of(function: Any) -> str | None:
+    """The name in `FUNCTIONS` of what computes the same; None where there is none.
+
+    PyTorch's own are known by their class. Others are compared at numbers of all magnitudes and both signs: relative to
+    the number, since what clips at 10 or cuts off at 1e-3 is something else.
+    """
+    if isinstance(function, nn.Module) and has_own_forward(function):
+        return None
+    known = _KNOWN.get(function) if callable(function) and not isinstance(function, nn.Module) else None
+    if known is None and type(function) in (nn.ReLU, nn.SiLU):
+        known = type(function).__name__.lower()
+    if known is None and type(function) is nn.GELU:
+        known = "gelu_tanh" if function.approximate == "tanh" else "gelu"
+    return known or _compared(function)
+
+
+def _compared(function: Any) -> str | None:
+    sizes = torch.cat([torch.logspace(-30, 30, 1201), torch.linspace(0.01, 12, 1201)])
+    x = torch.cat([sizes, -sizes, torch.zeros(1)])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # what drops at random shall draw what it would have
+            y = function(x)
+    except Exception:  # whatever it is, it is no activation
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        return None
+    close = [name for name, known in FUNCTIONS.items() if bool(((y - known(x)).abs() <= 2e-6 * x.abs()).all())]
+    return close[0] if close else None

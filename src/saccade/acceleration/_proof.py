@@ -1,0 +1,56 @@
+"""When two ways to compute a module are the same: on which inputs, how closely, and how often it is asked again."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+from torch import Tensor
+
+_MAGNITUDES = 13  # powers of ten of the sample's rows, from 1e-6 to 1e6
+_MEAN = 256  # calls between two proofs
+_RANDOM = random.Random()  # its own: the user's numbers stay as they are
+
+
+def next_proof() -> int:
+    """Calls until a module is computed both ways again: nobody can know, so nothing can be timed to pass."""
+    return _RANDOM.randint(1, 2 * _MEAN - 1)
+
+
+def samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """Inputs of the same shapes, but for one batch item, that between them have all magnitudes and both signs.
+
+    What a module does only to large, small, negative or changing numbers (a clamp, a threshold) shows in one of them.
+    """
+    shapes = [(1, *x.shape[1:]) if x.dim() > 2 else tuple(x.shape) for x in inputs]
+    rows = math.prod(shapes[0][:-1])
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for first in range(0, _MAGNITUDES, max(1, rows)):
+        powers = (torch.arange(first, first + rows) % _MAGNITUDES - _MAGNITUDES // 2).float()
+        scale = (10.0**powers)[:, None]
+        drawn = (torch.randn(rows, shape[-1], generator=generator) * scale for shape in shapes)
+        found.append(tuple(x.to(like.dtype).view(shape) for x, like, shape in zip(drawn, inputs, shapes, strict=True)))
+    return found
+
+
+def same(got: Tensor, expected: object, terms: int) -> bool:
+    """Whether two results differ by rounding alone: each entry is a sum of `terms` products, in another order.
+
+    A sum of n terms is off by n u of them at most, u the unit of float32; in half precision the result is rounded on
+    the way. What has another structure differs by as much as the entries of a row (..., E) themselves.
+    """
+    if not isinstance(expected, Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    unit = 8 * terms * 2.0**-24 + (0 if got.dtype == torch.float32 else 8 * torch.finfo(got.dtype).eps)
+    got, expected = got.float(), expected.float()
+    largest = expected.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+    close = (got - expected).abs() <= min(unit, 0.1) * largest
+    return bool((close | (got == expected) | (got.isnan() & expected.isnan())).all())
+
+
+def tells(expected: Tensor) -> bool:
+    """Whether a result can prove anything: no row of it is all zeros or one number."""
+    rows = expected.float()
+    return bool((rows.amax(-1) != rows.amin(-1)).all())
