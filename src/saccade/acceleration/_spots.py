@@ -9,6 +9,7 @@ Shape legend: ... any axes, E and F widths.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -76,7 +77,8 @@ class Spot(ABC):
     def install(self) -> None:
         """Take the module's place, in a way that its copies and pickles do not have."""
         vars(self.module)[self.method] = self
-        vars(self.module).setdefault("__reduce_ex__", _Plain(self.module))
+        vars(self.module).setdefault("__reduce_ex__", _PlainPickle(self.module))
+        vars(self.module).setdefault("__deepcopy__", _PlainCopy(self.module))
 
     def uninstall(self) -> None:
         """Put the module's own method back, unless somebody has set another one since then."""
@@ -85,8 +87,9 @@ class Spot(ABC):
             del attributes[self.method]
             if self.own is not None:
                 attributes[self.method] = self.own
-        if isinstance(attributes.get("__reduce_ex__"), _Plain):
-            del attributes["__reduce_ex__"]
+        for name in OURS:
+            if isinstance(attributes.get(name), _PlainPickle):
+                del attributes[name]
 
     def status(self) -> str:
         """The state, and where no call could be taken the reason."""
@@ -156,25 +159,43 @@ def is_spot(forward: Any) -> bool:
     return isinstance(forward, Spot)
 
 
-class _Plain:
-    """`__reduce_ex__` of a module with a spot: copies and pickles are of the plain module."""
+class _PlainPickle:
+    """`__reduce_ex__` of a module with a spot: its pickles are of the plain module."""
 
     def __init__(self, module: nn.Module):
         self.module = module
 
     def __call__(self, protocol: Any) -> Any:
-        module = self.module
-        reduced = list(type(module).__reduce_ex__(module, protocol))
+        reduced = list(type(self.module).__reduce_ex__(self.module, protocol))
         if len(reduced) > 2 and isinstance(reduced[2], dict):
-            state = dict(reduced[2])
-            for name in OURS:
-                method = state.get(name)
-                if isinstance(method, Spot) and method.own is not None:
-                    state[name] = method.own
-                elif isinstance(method, Spot | _Plain):
-                    del state[name]
-            reduced[2] = state
+            reduced[2] = _without_ours(reduced[2])
         return tuple(reduced)
+
+
+class _PlainCopy(_PlainPickle):
+    """`__deepcopy__` of a module with a spot, by the way of its class: a parametrized module copies its attributes."""
+
+    def __call__(self, memo: Any) -> Any:
+        attributes = vars(self.module)
+        before = dict(attributes)
+        plain = _without_ours(before)
+        attributes.clear()
+        attributes.update(plain)
+        try:
+            return copy.deepcopy(self.module, memo)
+        finally:
+            attributes.clear()
+            attributes.update(before)
+
+
+def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module as they are without acceleration."""
+    plain = {}
+    for name, value in attributes.items():
+        value = value.own if isinstance(value, Spot) else value
+        if not isinstance(value, _PlainPickle) and not (name in OURS and value is None):
+            plain[name] = value
+    return plain
 
 
 class Fused(Spot):

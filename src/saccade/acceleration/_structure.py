@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-OURS = "forward", "_ff_block", "__reduce_ex__"  # attributes that a spot sets on its module
+OURS = "forward", "_ff_block", "__reduce_ex__", "__deepcopy__"  # attributes that a spot sets on its module
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"} | {*OURS}
 _VALUES = bool, int, float, str, type(None)
 
@@ -22,25 +22,29 @@ class Structure:
 
     def __init__(self, parts: Iterable[nn.Module], is_ours: Callable[[Any], bool]):
         self._is_ours = is_ours
-        self._parts = [(part, type(part), type(part).forward, tuple(part._modules.items())) for part in parts]
+        self._parts = [
+            (part, vars(part), type(part), type(part).forward, tuple(part._modules.items())) for part in parts
+        ]
         self._values = self._values_now()
 
     def intact(self) -> bool:
         """Whether every child, class and method is what it was."""
-        for part, kind, forward, children in self._parts:
+        for part, attributes, kind, forward, children in self._parts:
             if type(part) is not kind or kind.forward is not forward:
                 return False
-            own = vars(part).get("forward")
-            if own is not None and not self._is_ours(own):
+            if "forward" in attributes and not self._is_ours(attributes["forward"]):
                 return False
-            modules = part._modules
-            if len(modules) != len(children) or any(modules.get(name) is not child for name, child in children):
+            modules = attributes["_modules"]
+            if len(modules) != len(children):
                 return False
+            for name, child in children:
+                if modules.get(name) is not child:
+                    return False
         return True
 
     def keeps_values(self) -> bool:
         """Whether numbers, names, functions and the mode (train or eval) are what they were."""
-        return all(space.get(name) is value for space, name, value in self._values)
+        return all(attributes.get(name) is value for attributes, name, value in self._values)
 
     def remember_values(self) -> None:
         """From now on they are what they are now."""
@@ -48,9 +52,9 @@ class Structure:
 
     def _values_now(self) -> list[tuple[dict[str, Any], str, Any]]:
         return [
-            (vars(part), name, value)
-            for part, *_ in self._parts
-            for name, value in vars(part).items()
+            (attributes, name, value)
+            for _, attributes, *_ in self._parts
+            for name, value in attributes.items()
             if name not in _INTERNAL and (isinstance(value, _VALUES) or callable(value))
         ]
 

@@ -28,7 +28,9 @@ class Together:
         self._inputs: dict[int, int] = {}  # which tensor each layer was given in this call, by identity
         self._groups: dict[int, list[int]] = {}  # of each layer, those that read what it reads
         self._products: dict[int, _Joint] = {}
-        self._parts: dict[int, tuple[Tensor, Snapshot, Tensor]] = {}  # input, its state, and what is ready for a layer
+        self._parts: dict[
+            int, tuple[Tensor, int | Snapshot, Tensor]
+        ] = {}  # input, its state, and what is ready for a layer
         self._misses = 0
 
     def __call__(self, place: int, x: Tensor) -> Tensor | None:
@@ -37,7 +39,7 @@ class Together:
             return None
         ready = self._parts.pop(place, None)
         if ready is not None:
-            if ready[0] is x and ready[1].holds(_rows(x), 0):
+            if ready[0] is x and _unchanged(x, ready[1]):
                 return ready[2]
             self._misses += 1
         group = self._groups.get(place)
@@ -52,7 +54,7 @@ class Together:
         parts = joint(x)
         if parts is None:
             return None
-        state = Snapshot(_rows(x), brief=True)
+        state = _state(x)
         for n, part in zip(group[1:], parts[1:], strict=True):
             self._parts[n] = x, state, part
         return parts[0]
@@ -110,6 +112,15 @@ def _joinable(weights: list[Tensor], biases: list[Tensor | None]) -> bool:
         and (bias is not None) == biased
         for weight, bias in zip(weights, biases, strict=True)
     )
+
+
+def _state(x: Tensor) -> int | Snapshot:
+    """How often x was written to; of a tensor made in inference mode PyTorch does not count that."""
+    return Snapshot(_rows(x), brief=True) if x.is_inference() else x._version
+
+
+def _unchanged(x: Tensor, state: int | Snapshot) -> bool:
+    return x._version == state if isinstance(state, int) else state.holds(_rows(x), 0)
 
 
 def _rows(x: Tensor) -> Tensor:
