@@ -134,7 +134,7 @@ def test_what_was_called_and_not_taken_says_why():
     def told():
         with saccade.accelerate(model) as run:
             model(x)
-        lines = [line.partition(": ")[2].partition(", ") for line in run.explain().splitlines()[:10]]
+        lines = [line.partition(": ")[2].partition(", ") for line in run.explain(every=True).splitlines()[:10]]
         found = {kind: reason for kind, _, reason in lines}
         return [found[kind] for kind in ("linear", "feed-forward", "nn.MultiheadAttention", "layer without padding")]
 

@@ -105,9 +105,13 @@ class Acceleration(CallCounts):
         state = "off" if self._held is None else "on"
         return f"<saccade.accelerate(), {state}: {self.taken} of {self.calls} calls of attention taken>"
 
-    def explain(self) -> str:
-        """What became of each module of the model, and of the calls of attention."""
-        return "\n".join([*([] if self._model is None else self._model.listed()), str(self)])
+    def explain(self, every: bool = False) -> str:
+        """What became of the modules of the model, and of the calls of attention.
+
+        Args:
+            every: whether each module has a line of its own; otherwise those of alike layers share one.
+        """
+        return "\n".join([*([] if self._model is None else self._model.listed(every)), str(self)])
 
     def __str__(self) -> str:
         text = self._calls()
@@ -151,8 +155,9 @@ def accelerate(
 
     **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
     weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
-    only its real tokens (at padded places they give 0). Each except a plain linear layer is computed both ways in its
-    first call, and keeps its own way where the two differ by more than rounding; `run.explain()` lists all of them.
+    only its real tokens (at padded places they give 0). Each except a plain linear layer is computed both ways before
+    it is believed, in its first call, with numbers of all magnitudes, and now and then later, and keeps its own way
+    where the two differ by more than rounding; `run.explain()` lists all of them.
     With gradients, in float32, linear layers and their gradients take the faster product; all else stays the model's
     own.
 
@@ -168,7 +173,8 @@ def accelerate(
 
     Args:
         model: whose modules are accelerated; None takes only calls of attention. Packed copies take as much memory as
-            the weights of its linear layers. They are made at the first call, and again after a weight has changed.
+            the weights of its linear layers. They are made at the first call, and again after a weight has changed or
+            was replaced. The guide says which writes PyTorch does not count, and how soon those are noticed.
         weights: "bfloat16" has linear layers read weights rounded to bfloat16 (relative 2^-9) and multiply in float32:
             half the bytes, which is what a step of decoding costs. None: as they are.
         keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -81,9 +82,32 @@ class AcceleratedModel:
         left = Counter((spot.kind, spot.status()) for spot in self.spots if spot.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
-    def listed(self) -> list[str]:
-        """One line for each module."""
-        return [f"{spot.name or '(the model)'}: {spot.kind}, {spot.status()}" for spot in self.spots]
+    def listed(self, every: bool) -> list[str]:
+        """One line for each module, or for each group of modules that are alike but for the numbers in their names."""
+        groups: dict[Any, list[str]] = {}
+        for spot in self.spots:
+            pattern = spot.name if every else re.sub(r"\d+", "*", spot.name)
+            groups.setdefault((pattern, spot.kind, spot.status()), []).append(spot.name)
+        return [
+            f"{_joined(names) or '(the model)'}: {kind}, {status}" + (f" ({len(names)} modules)" if names[1:] else "")
+            for (_, kind, status), names in groups.items()
+        ]
+
+
+def _joined(names: list[str]) -> str:
+    """Names that differ in their numbers as one: a.0, a.1 and a.2 are a.0-2, a.0 and a.2 are a.0,2."""
+    parts = [re.split(r"(\d+)", name) for name in names]
+    return "".join(
+        _numbers([int(n) for n in column]) if i % 2 else column[0] for i, column in enumerate(zip(*parts, strict=True))
+    )
+
+
+def _numbers(numbers: list[int]) -> str:
+    ordered = sorted(set(numbers))
+    first, last = ordered[0], ordered[-1]
+    if len(ordered) > 2 and ordered == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    return ",".join(map(str, ordered))
 
 
 def _refuse(module: nn.Module, prefix: str, keep: bool) -> None:

@@ -207,7 +207,7 @@ class PaddedLayer(Spot):
         named = dict(zip(self.names, args, strict=False)) | kwargs
         hidden: Any = next((named[name] for name in _HIDDEN if name in named), None)
         mask: Any = next(((name, named[name]) for name in _MASKS if isinstance(named.get(name), Tensor)), None)
-        if mask is None:
+        if mask is None or not is_plain(mask[1]):  # a mask that is a value, as "saccade" takes it, has no memory
             return _NO_PADDING
         if not is_plain(hidden) or hidden.dim() != 3:
             return "was called with other arguments than are known"
