@@ -120,3 +120,26 @@ def test_a_jump_is_no_wrong_gradient():
 
     torch.manual_seed(5)
     assert not checked(Jumps(), "gradients")
+
+
+class Indexed(nn.Module):
+    """Attention beside products that are none: heads that choose keys together (or values weighted without a softmax)."""
+
+    def __init__(self, softmax):
+        super().__init__()
+        self.qkv, self.index, self.gate, self.softmax = nn.Linear(24, 72), nn.Linear(24, 24), nn.Linear(24, 3), softmax
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        heads = self.index(x).unflatten(-1, (3, 8))  # (B, L, 3, 8)
+        scores = torch.relu(heads @ k[..., None, :8].transpose(1, 2).mT)  # (B, L, 3, L)
+        chosen = (self.gate(x)[:, :, None] @ scores).squeeze(2)  # (B, L, L)
+        weights = q @ k.mT / 24**0.5
+        weights = weights.softmax(-1) if self.softmax else weights.sigmoid()
+        return weights @ v + 0 * chosen.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_an_index_of_keys_is_no_attention_without_a_softmax(softmax):
+    torch.manual_seed(5)
+    assert bool(checked(Indexed(softmax), "softmax")) != softmax

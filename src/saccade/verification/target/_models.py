@@ -444,10 +444,14 @@ def heads_of(config: Any) -> tuple[int | None, int | None]:
 
 
 def _vocabulary(module: Any) -> int:
-    table = module.get_input_embeddings()
-    if not isinstance(table, nn.Embedding):
+    """The tokens that both its encoder and its decoder know, where it has the two."""
+    decoder = module.get_decoder() if getattr(module.config, "is_encoder_decoder", False) else None
+    tables = [module.get_input_embeddings(), getattr(decoder, "embed_tokens", None)]
+    weights = [getattr(one, "weight", None) for one in tables if not isinstance(one, nn.Linear)]
+    sizes = [len(one) for one in weights if isinstance(one, Tensor) and one.dim() == 2]
+    if not sizes:
         raise Undecided(f"{type(module).__name__} reads no tokens of a text")
-    return table.num_embeddings
+    return min(sizes)
 
 
 def _longest(module: nn.Module) -> int | None:

@@ -101,7 +101,7 @@ def attentions(found: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -
     """Those of all scores that became weights; what was computed in loops is put together."""
     groups: dict[object, list[ScoreProduct]] = {}
     softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
-    softened = [scores for scores in softened if not _features(scores)]
+    softened = [scores for scores in softened if not _features(scores) and not _within_tokens(scores)]
     used = [scores for scores in softened if scores.weights is not None]
     for scores in used or softened:  # what meets no values is no attention where something else does
         groups.setdefault(_place(scores, tokens), []).append(scores)
@@ -114,6 +114,14 @@ def _features(scores: ScoreProduct) -> bool:
     whose rows are nobody's tokens. A softmax over learned queries or keys is called as one."""
     sides = (scores.left_tokens, scores.right_tokens)
     return scores.softened is None and any(bool((side == UNKNOWN).all()) for side in sides)
+
+
+def _within_tokens(scores: ScoreProduct) -> bool:
+    """Whether what is summed over is of one token, without a softmax: streams that are mixed, as in Gemma 3n, or heads
+    that together choose keys, as in DeepSeek 3.2's index."""
+    side = scores.left_tokens if scores.keys == "left" else scores.right_tokens
+    known = side.shape[1] > 1 and bool((side[:, 0] != UNKNOWN).any())
+    return scores.logits is None and known and bool((side == side[:, :1]).all())
 
 
 def _place(scores: ScoreProduct, tokens: TokenOwners) -> object:

@@ -83,7 +83,12 @@ def scattered(found: AttentionWiring, length: int) -> ScatteredFactor | None:
     for place, factor in enumerate(found.flow.factors):
         axes = [axis for axis, size in enumerate(factor.tensor.shape) if size == length]
         others = [one.factors[place].tensor for one in found.changed if place < len(one.factors)]
-        if len(axes) != 1 or len(others) < len(found.changed) or any(o.shape != factor.tensor.shape for o in others):
+        if (
+            len(axes) != 1
+            or not others
+            or len(others) < len(found.changed)
+            or any(o.shape != factor.tensor.shape for o in others)
+        ):
             continue
         moved = torch.stack([factor.tensor != other for other in others])
         if not (moved.sum(0) == 1).all():
