@@ -123,7 +123,7 @@ def test_a_jump_is_no_wrong_gradient():
 
 
 class Indexed(nn.Module):
-    """Attention beside products that are none: heads that choose keys together (or values weighted without a softmax)."""
+    """Heads that choose keys together, which is no attention, beside attention with or without a softmax."""
 
     def __init__(self, softmax):
         super().__init__()

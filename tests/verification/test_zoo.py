@@ -1,0 +1,23 @@
+"""Tiny models of published families get no error but those that the page of models explains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zoo
+
+PAGE = Path(__file__).parents[2] / "docs" / "verify-models.md"
+# One family for each form that was once taken for a fault; `python tests/verification/zoo.py` runs them all.
+FAMILIES = ("gemma3_text", "gpt_oss", "flaubert", "deberta-v2", "mixtral", "gemma3n_text", "deepseek_v3", "convbert")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_error_but_what_is_explained(family):
+    assert not zoo.unexplained(family, zoo.run(family))
+
+
+def test_the_page_explains_what_is_excepted():
+    page = PAGE.read_text(encoding="utf-8")
+    assert not [one for one in zoo.EXPLAINED if f"`{one}`" not in page]

@@ -1,0 +1,240 @@
+"""Runs `verify` on one tiny random model of every family of transformers that reads tokens, and prints its errors.
+
+    python tests/verification/zoo.py [FAMILY ...] [--full]
+
+Families whose models cannot be made tiny here are left out with the reason. What docs/verify-models.md explains is
+marked; the exit status is 1 where there are other errors. All families take some 20 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+
+import saccade
+from saccade.verification import Report, checks
+
+HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "d_model": 32,
+    "num_hidden_layers": 2,
+    "num_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_heads": 4,
+    "d_kv": 8,
+    "d_ff": 37,
+    "intermediate_size": 40,
+    "ffn_dim": 37,
+    "encoder_ffn_dim": 37,
+    "decoder_ffn_dim": 37,
+    "max_position_embeddings": 96,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "attention_window": 6,
+    "embedding_size": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "layers": 2,
+}
+MORE: dict[str, dict[str, Any]] = {
+    **{
+        name: {"layer_types": ["linear_attention", "full_attention"]}
+        for name in "bailing_hybrid qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp_text olmo_hybrid".split()
+    },
+    **{
+        name: {"layer_types": ["sliding_attention", "full_attention"]}
+        for name in "gemma3_text gemma4_unified_text gpt_oss vaultgemma beam modernbert".split()
+    },
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "attn_layer_indices": [1]},
+    "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "head_dim": None},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_buckets": 8,
+        "share_att_key": True,
+    },
+    "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "esmc": {"num_key_value_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16, "layer_types": ["linear_attention", "full_attention"]},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 97,
+        "hidden_size_per_layer_input": 8,
+    },
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 97,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 0,
+        "global_head_dim": 8,
+    },
+    "gptj": {"n_embd": 32, "n_head": 4, "rotary_dim": 4},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "kimi_linear": {"num_attention_heads": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "moshi": {"ffn_dim": 40},
+    "neomme": {"head_dim": 16},
+    "reformer": {
+        "axial_pos_embds": False,
+        "attn_layers": ["local", "lsh"],
+        "attention_head_size": 8,
+        "is_decoder": False,
+    },
+    "roc_bert": {"pronunciation_vocab_size": 31, "shape_vocab_size": 37},
+    "squeezebert": {"hidden_size": 64, "embedding_size": 64, "num_attention_heads": 4},
+    "xlnet": {"d_head": 8, "n_head": 4},
+    "xlm": {"n_words": 97, "pad_index": 1},
+    "flaubert": {"n_words": 97, "pad_index": 1},
+    "zamba": {"layer_types": ["linear_attention", "hybrid"]},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid"]},
+    "xlstm": {"embedding_dim": 32, "num_heads": 4, "qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "fsmt": {"src_vocab_size": 89},
+    "recurrent_gemma": {"num_hidden_layers": 2, "block_types": ["recurrent", "attention"], "lru_width": 32},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+# Errors that say something true, or that are not settled: family -> checks; docs/verify-models.md has the words.
+EXPLAINED: dict[str, set[str]] = {
+    "bamba": {"model"},
+    "convbert": {"padding", "model"},
+    "cpmant": {"causal-leak", "mask-meaning", "model"},
+    "dots3_note_text": {"mixing"},
+    "falcon": {"dropout"},
+    "fsmt": {"model"},
+    "hrm_text": {"gradients"},
+    "jamba": {"model"},
+    "longt5": {"gradients"},
+    "phimoe": {"gradients", "dropout"},
+    "prophetnet": {"mixing", "model"},
+    "recurrent_gemma": {"padding", "model"},
+    "reformer": {"gradients"},
+    "rwkv": {"mask-meaning", "robustness", "model"},
+    "switch_transformers": {"gradients"},
+    "yoso": {"softmax", "gradients", "model"},
+}
+
+
+def families() -> list[str]:
+    """Every family with a class that gives logits for tokens."""
+    tables = [vars(modeling_auto)[f"MODEL_FOR_{head}_MAPPING_NAMES"] for head in HEADS]
+    return sorted({name for table in tables for name in table})
+
+
+def tiny(family: str) -> nn.Module:
+    """A model of two layers with weights of variance 1 / width."""
+    kind = transformers.CONFIG_MAPPING[family]
+    sizes = {name: value for name, value in SIZES.items() if name in fields(kind)} | MORE.get(family, {})
+    if "qk_rope_head_dim" in sizes:
+        sizes["num_key_value_heads"] = 4
+    config = kind(**sizes)
+    auto = next(
+        one
+        for one in (
+            transformers.AutoModelForCausalLM,
+            transformers.AutoModelForMaskedLM,
+            transformers.AutoModelForSeq2SeqLM,
+        )
+        if kind in one._model_mapping
+    )
+    if kind in transformers.AutoModelForSeq2SeqLM._model_mapping:
+        auto = transformers.AutoModelForSeq2SeqLM
+    elif kind in transformers.AutoModelForMaskedLM._model_mapping:
+        auto = transformers.AutoModelForMaskedLM
+    with torch.device("meta"):
+        size = sum(one.numel() for one in auto.from_config(config).parameters())
+    if size > 4_000_000:
+        raise ValueError(f"{size:,} parameters")
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            if one.dim() > 1:
+                one.normal_(std=32**-0.5)
+    return model
+
+
+def fields(kind: Any) -> set[str]:
+    names = {name for one in kind.__mro__ for name in getattr(one, "__annotations__", {})}
+    return names | set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
+
+
+def run(family: str, only: Sequence[str] | None = None) -> Report:
+    torch.manual_seed(5)
+    names = only or [one.name for one in checks.CHECKS if one.name != "compile"]
+    return saccade.verify(tiny(family), checks=names)
+
+
+def unexplained(family: str, report: Report) -> list[str]:
+    """The errors that the page of models does not explain."""
+    return [one.message for one in report.errors if one.check not in EXPLAINED.get(family, ())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--full", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    failed = False
+    for family in given.families or families():
+        start = time.perf_counter()
+        try:
+            report = run(family)
+        except Exception as error:
+            print(f"{family:22} left out: {type(error).__name__} {' '.join(str(error).split())[:200]}", flush=True)
+            continue
+        new = unexplained(family, report)
+        failed |= bool(new)
+        words = "ERRORS" if new else "ok" if report.ok else "explained"
+        print(f"{family:22} {words} {time.perf_counter() - start:.1f} s", flush=True)
+        for one in report.errors:
+            print(f"    [{one.check}] {one.message[:400]}", flush=True)
+        if given.full:
+            print(report)
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()
