@@ -144,6 +144,7 @@ EXPLAINED: dict[str, set[str]] = {
     "falcon": {"dropout"},
     "fsmt": {"model"},
     "hrm_text": {"gradients"},
+    "inkling2_text": {"softmax", "dtype and device"},
     "jamba": {"model"},
     "longt5": {"gradients"},
     "phimoe": {"gradients", "dropout"},
