@@ -1,12 +1,35 @@
-"""Values as JSON has them."""
+"""Values as JSON has them, and JSON that others wrote."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._numbers import rounded
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character that UTF-16 writes in two
+
+
+class NotJson(ValueError):
+    """A text is no JSON, or holds what nothing can be done with."""
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value of a JSON text of any origin. NotJson, also for values nested too deeply and for half a character."""
+    try:
+        value = json.loads(text)
+        if isinstance(text, str) and _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotJson("half of a surrogate pair, which stands for no character") from None
+    except RecursionError:
+        raise NotJson("its values are nested too deeply") from None
+    except ValueError as error:
+        raise NotJson(str(error)) from None
+    return value
 
 
 def none(value: float) -> None:

@@ -10,7 +10,8 @@ import soundfile
 import torch
 
 from published import transformers
-from saccade.models.signals.sound import SoundInputs
+from saccade.models.signals import sound as reading
+from saccade.models.signals.sound import FORMATS, SoundInputs, read_sound
 
 
 def sounds() -> list[np.ndarray]:
@@ -85,7 +86,7 @@ def test_what_is_wrong_with_a_sound_is_told(tmp_path):
         (tmp_path / "cut.wav", ValueError, "cut.wav: damaged"),
         (tmp_path / "cut.flac", ValueError, "cut.flac: damaged"),
         (tmp_path / "cut.ogg", ValueError, "cut.ogg: damaged"),
-        (tmp_path / "text.wav", ValueError, "text.wav: damaged, or no sound"),
+        (tmp_path / "text.wav", ValueError, "text.wav: no sound of a known format"),
         (tmp_path / "none.wav", FileNotFoundError, "none.wav: no such sound file"),
         ([], ValueError, "sounds: empty"),
         (3.0, TypeError, r"sounds\[0\]: expected a path or an array of samples, got float"),
@@ -111,3 +112,21 @@ def test_what_is_wrong_with_a_sound_is_told(tmp_path):
 def test_the_file_of_several_processors(tmp_path):
     (tmp_path / "processor_config.json").write_text('{"feature_extractor": {"sampling_rate": 8000}}')
     assert SoundInputs.of_folder(tmp_path).rate == 8000
+
+
+def test_a_name_opens_no_other_format(tmp_path, monkeypatch):
+    """libsndfile goes by what a file holds, and has a parser for two dozen kinds."""
+    path, wave = tmp_path / "x.wav", 0.3 * np.sin(np.arange(997) / 7)
+    for kind in soundfile.available_formats():
+        if kind == "SD2":  # leaves a second file
+            continue
+        soundfile.write(path, wave, 8000, format=kind, subtype=None if kind != "RAW" else "PCM_16")
+        if kind in {*FORMATS.split(", "), "WAVEX", "RF64"}:
+            assert read_sound(path).rate == 8000, kind
+        else:
+            with pytest.raises(ValueError, match=r"x.wav: no sound of a known format; expected one of WAV, W64, FLAC"):
+                read_sound(path)
+    soundfile.write(tmp_path / "x.flac", np.zeros(5003), 8000)
+    monkeypatch.setattr(reading, "MOST", 4 * 5002)
+    with pytest.raises(ValueError, match=r"x.flac: damaged, .* it has 5,003 samples of 1 channels, more than 2 GiB"):
+        read_sound(tmp_path / "x.flac")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.models import Tokenizer
+from saccade.models.tokenizers.byte_pairs import learn_byte_pairs, short_words
 from saccade.models.tokenizers.own import train_bpe, train_characters
 
 ODD = "Zoë said: “naïve” — \t漢字 🙂\n\n <s> </s> <unk> end"
@@ -84,3 +85,11 @@ def test_bad_input(text):
         train_bpe([text], 256)
     with pytest.raises(ValueError, match="not a tokenizer: "):
         Tokenizer.from_json("{}")
+
+
+def test_no_word_makes_learning_quadratic():
+    """The library's trainers take time by the square of a word's length: a cell of a megabyte took minutes."""
+    texts = ["x" * 3011, "a  good\nfilm " * 7, "", "y" * 1000 + " z"]
+    parts = list(short_words(texts))
+    assert "".join(parts) == "".join(texts) and max(len(word) for part in parts for word in part.split()) == 1000
+    assert max(map(len, learn_byte_pairs(texts[:2], 290, ["<s>"]).get_vocab())) == 1000

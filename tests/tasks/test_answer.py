@@ -339,6 +339,21 @@ def test_squad_and_lines_hold_the_same(tmp_path):
 
 
 @looped(
+    ("answers", "expected"),
+    [
+        ('{"text": ["met", "Bob"], "answer_start": [4, 8]}', (("met", 4), ("Bob", 8))),
+        ('{"text": [], "answer_start": []}', ()),
+        ('[{"text": "Bob", "answer_start": 8}]', (("Bob", 8),)),
+    ],
+)
+def test_answers_as_the_library_datasets_writes_them(tmp_path_factory, answers, expected):
+    path = tmp_path_factory.mktemp("rows") / "a.jsonl"
+    path.write_text(LINE % answers)
+    (found,) = tasks.Answer().read(path)
+    assert found.answers == expected
+
+
+@looped(
     ("sizes", "share", "least", "most"),
     [
         ([1] * 40, 0.1, 4, 4),

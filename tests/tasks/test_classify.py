@@ -159,6 +159,17 @@ def test_metrics_of_a_case_by_hand(learned):
     assert details["classes"]["negative"] == pytest.approx({"precision": 1 / 3, "recall": 1.0, "F1": 0.5, "count": 1})
 
 
+@pytest.mark.parametrize(("repeats", "learned"), [(50, True), (51, False)])
+def test_words_that_are_unknown_anyway_are_not_learned_from(repeats, learned):
+    """The trainer takes time by the square of a word's length; a word of over 100 characters has no pieces."""
+    inner = train_word_pieces(["xy" * repeats, "a good film, a good plot"], 150)
+    assert ("##xyxy" in inner.get_vocab()) == learned
+    assert "good" in inner.get_vocab() and "##y" in inner.get_vocab()
+    assert (inner.encode("xy" * repeats, add_special_tokens=False).tokens == ["[UNK]"]) != learned
+    chinese, split = (train_word_pieces([text], 150).get_vocab() for text in ("电影" * 61, "电影 " * 61))
+    assert chinese == split
+
+
 def test_word_pieces_are_the_same_each_time():
     """The library's own trainer gives other ones each time, since it iterates over hash maps."""
     texts = [text for text, _ in reviews(97, 1)] + ["Ünïcode wörds ##a", "x" * 30]

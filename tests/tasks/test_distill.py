@@ -250,6 +250,20 @@ def test_the_split_is_the_teachers(learned, files, tmp_path):
         distill_request(learned, {"layers": 1}, files / "reviews.csv", learned.folder, {"steps": 1}, overwrite=True)
 
 
+def test_the_validation_file_is_the_teachers(files, tmp_path):
+    """Else the student is judged by a share of what its teacher has learned."""
+    data, judged = files / "reviews.csv", files / "unseen.csv"
+    teacher = tasks.train("classify", data, tmp_path / "run", validation=judged, **{**SMALL, "steps": 1})
+    options = {"steps": 1}
+    mine = distill_request(teacher, {"layers": 1}, data, tmp_path / "out", options)
+    assert [one.text for one in mine.validation] == [text for text, _ in reviews(101, 5)]
+    assert mine.source.validation == judged.resolve() and len(mine.training) == 211
+    other = distill_request(teacher, {"layers": 1}, data, tmp_path / "out", options, validation=data)
+    assert len(other.validation) == 211
+    shared = distill_request(teacher, {"layers": 1}, data, tmp_path / "out", {**options, "share": 0.2})
+    assert shared.source.validation is None and len(shared.validation) == 42
+
+
 def test_the_command(learned, files, tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--steps=4", "--precision=no", "--no-tensorboard", "--seeds=2", "--relations=1"]

@@ -263,6 +263,26 @@ def test_a_constant_series_is_left_as_it_is():
     assert task.means == (7.0, 19.5) and task.deviations[0] == 1.0
 
 
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_values_of_any_size_are_scaled_alike(tmp_path, size):
+    """Squares of such values are no float64: every scaled value was 0, and the error nearly nothing."""
+    kind, found = Forecast(**SHAPE), []
+    for name, factor in (("plain.csv", 1.0), ("far.csv", size)):
+        data = kind.read(table(tmp_path / name, series(67)[:, 1:] * factor, hours(67), COLUMNS[:1] + COLUMNS[2:]))
+        found.append(kind.fitted(data).scaled(data.table))
+    assert found[0].std() > 0.9
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("far", [1e13, 1e306])
+def test_values_too_far_from_the_training_rows_are_refused(noise, tables, tmp_path, far):
+    """Float32 holds neither their squares nor, at last, the values."""
+    rows = [line.split(",") for line in (tables / "noise-later.csv").read_text().splitlines()]
+    rows[41][1] = repr(far)
+    with pytest.raises(ValueError, match=r"far.csv: column 'tide': 1e\+\d+ is too far from the training rows"):
+        tasks.test(noise, write_csv(tmp_path / "far.csv", rows[1:], rows[0]))
+
+
 @looped(
     ("last", "step", "expected"),
     [
@@ -289,6 +309,10 @@ def test_dates_go_on_as_they_are_written(last, step, expected):
         (["2024-01-04", "2024-01-05", "2024-01-08", "2024-01-09", "2024-01-10", "2024-01-11"], "B"),
         ([f"2024-01-01T{hour:02}:00+01:00" for hour in range(24)], "h"),
         (["2001", "2002", "2003", "2004"], "YS-JAN"),
+        (["2024-03-31T00:00+01:00", "2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00", "2024-03-31T04:00+02:00"], "h"),
+        (["2024-10-27 01:30:00+0200", "2024-10-27 02:30:00+0200", "2024-10-27 02:30:00+0100"], "h"),
+        (["2024-03-09T00:00-08", "2024-03-10T00:00-08", "2024-03-11T00:00-07", "2024-03-12T00:00-07"], "D"),
+        ([f"2024-{month:02}-01T00:00:00{'+02:00' if 3 < month < 11 else '+01:00'}" for month in range(1, 13)], "MS"),
     ],
 )
 def test_steps_of_calendars_are_even(tmp_path, dates, step):
@@ -320,7 +344,7 @@ def spoiled(line, cell, value):
             spoiled(7, 0, "2024-02-28 02:30:00"),
             r"line 7: expected 2024-02-28 02:00:00 at even steps of hours, got 2024-0",
         ),
-        (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 2 and later: dates are not of one time zone"),
+        (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 7: .* not of one time zone, .* has an offset from UTC and"),
         (spoiled(9, 2, "n/a"), r"line 9: expected a number in column 'sun', got 'n/a' \(1 of 50 cells have none\)"),
         (spoiled(9, 2, ""), "line 9: expected a number in column 'sun', got ''"),
         (spoiled(9, 3, "nan"), "line 9: expected a number in column 'ramp', got 'nan'"),

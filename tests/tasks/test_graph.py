@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from saccade import cli, tasks
 from saccade.models import load, new_graph_model
+from saccade.tasks import _examples
 from saccade.tasks._graphs._baselines import GCN, propagation
 from saccade.tasks._graphs._data import Graph, Nodes
 from saccade.tasks._graphs._files import read_graph
@@ -180,6 +181,46 @@ def test_all_forms_of_a_file_give_one_graph(tmp_path):
         assert graph.ids == expected.ids
     assert found[0].labels == expected.labels
     assert found[1].labels == tuple(str(codes[label]) if label else None for label in arrays["labels"])
+
+
+def test_what_says_more_of_edges_is_not_passed_over_in_silence(tmp_path):
+    arrays = communities()
+    path = write_npz(tmp_path / "graph.npz", {**arrays, "edge_attr": np.ones(len(arrays["edges"]))})
+    with pytest.warns(UserWarning, match="graph.npz: array 'edge_attr' not read; edges have no weights, kinds or"):
+        read_graph(path)
+    folder = write_folder(tmp_path / "folder", NODES, [(*row, n) for n, row in enumerate(PAIRS)])
+    lines = (folder / "edges.csv").read_text().splitlines()
+    (folder / "edges.csv").write_text("\n".join([lines[0].replace(",0", ",weight"), *lines[1:]]) + "\n")
+    with pytest.warns(UserWarning, match="edges.csv: column 'weight' not read; edges have no weights"):
+        read_graph(folder)
+
+
+def test_a_compressed_graph_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(_examples, "_PART", 2**16)
+    path = tmp_path / "graph.npz"
+    np.savez_compressed(path, **{**communities(), "features": np.zeros((102, 5003), np.float32)})
+    with pytest.raises(ValueError, match="graph.npz: unpacks to more than 200 times its size"):
+        read_graph(path)
+    write_npz(path, {**communities(), "feature_indptr": [0, 0], "feature_indices": [], "features": np.int64(2**60)})
+    with pytest.raises(ValueError, match=r"graph.npz: features: 1 x 1,\d+,\d+.* are more than fit into memory"):
+        read_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("made", "scale"),
+    [
+        (lambda draw: draw.poisson(0.1, (102, 23)), "rows"),
+        (lambda draw: draw.poisson(0.1, (102, 23)) * draw.random(23), "rows"),  # as of TF-IDF
+        (lambda draw: draw.poisson(0.1, (102, 23)) - draw.poisson(0.1, (102, 23)), "columns"),
+        (lambda draw: draw.random((102, 23)), "columns"),
+        (lambda draw: np.c_[draw.random(102), draw.poisson(0.1, (102, 22))], "columns"),  # a measure beside marks
+        (lambda draw: draw.poisson(0.1, (102, 5)), "columns"),
+    ],
+)
+def test_counts_of_words_are_scaled_by_rows(tmp_path, made, scale):
+    path = write_npz(tmp_path / "graph.npz", communities(), features=made(np.random.default_rng(3)))
+    task = tasks.ClassifyNodes()
+    assert task.fitted(task.read(path)).scale == scale
 
 
 def test_edges_go_both_ways_and_are_there_once(tmp_path):

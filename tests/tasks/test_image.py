@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 from looped import looped
 from published import transformers, written
 from saccade import cli, tasks
+from saccade.models.signals.images import FORMATS
 from saccade.tasks._classes._confusion import side_of
 from saccade.tasks._classes._results import worst
 from saccade.tasks._example_task import ExampleObjective
@@ -168,6 +171,23 @@ def test_every_mode_becomes_what_it_shows(tmp_path):
     Image.fromarray(draw.random((3, 3)).astype(np.float32)).save(tmp_path / "F.tiff")
     with pytest.raises(ValueError, match="F.tiff: the mode 'F' has no fixed range; save it with 8 or 16 bits"):
         decoded(tmp_path / "F.tiff")
+
+
+def test_a_name_opens_no_other_format(tmp_path, monkeypatch):
+    """PostScript in a .png ran Ghostscript, with the file as its program."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *asked, **how: pytest.fail(f"started {asked}"))
+    path = tmp_path / "x.png"
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(any) pop\n%%EOF\n")
+    for kind in ("", *sorted({"EPS", "PSD", "ICNS", "TGA", "PCX", "SGI", "DDS", "PDF"} - {*FORMATS})):
+        if kind in Image.SAVE:
+            drawing = io.BytesIO()
+            Image.new("RGB", (16, 16), "red").save(drawing, kind)
+            path.write_bytes(drawing.getvalue())
+        with pytest.raises(ValueError, match=r"x.png: no image of a known format; expected one of PNG, JPEG, GIF"):
+            decoded(path)
+    for kind in FORMATS:
+        Image.new("RGB", (7, 5), "red").save(path, kind)
+        assert decoded(path).size == (7, 5)
 
 
 def test_a_new_model_reads_images_as_large_as_they_are(begun, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from looped import looped
 from saccade import tasks
 from saccade.cli import main
+from saccade.tasks import _examples
 from tasks.conftest import SMALL, reviews, write_csv
 
 
@@ -74,8 +76,20 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
             "text,stars\nx,1\n",
             r"a.csv: no column 'label' in the first line, which must name them; it has 'text', 'stars'$",
         ),
-        ("a.csv", "text;label\nx;a\n", r"it has 'text;label'; expected commas between cells$"),
-        ("a.tsv", "text,label\nx,a\n", r"it has 'text,label'; expected tabs between cells$"),
+        (
+            "a.csv",
+            "text;label\nx;a\n",
+            r"it has 'text;label'; it has semicolons, expected commas between cells: pandas",
+        ),
+        (
+            "a.csv",
+            '"text";"label"\n"x; y";a\n',
+            r"a.csv: no .*; it has semicolons, expected commas between cells",
+        ),
+        ("a.csv", 'text;label\n"x, y";a\n', r"a.csv: no .*; it has semicolons, expected commas between cells"),
+        ("a.csv", 'text\tlabel\n"x, y"\ta\n', r"it has tabs, expected commas between cells: name it a.tsv$"),
+        ("a.tsv", 'text;label\n"x";a\n', r"it has semicolons, expected tabs between cells: pandas"),
+        ("a.tsv", "text,label\nx,a\n", r"it has 'text,label'; it has commas, expected tabs .* name it a.csv$"),
         ("a.csv", "text,label\nx, y,a\n", r"line 2 has 3 cells, expected 2 .*; put a cell with a comma in quotes$"),
         (
             "a.csv",
@@ -110,6 +124,8 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
         ),
         ("a.jsonl", '{"text": 3, "label": "a"}\n', r"line 1: expected a text, got 3$"),
         ("a.jsonl", "text\n", r"line 1: not JSON"),
+        ("a.jsonl", "[" * 100_000 + "\n", r"line 1: not JSON \(its values are nested too deeply\)$"),
+        ("a.jsonl", '{"text": "a \\ud83d b", "label": "x"}\n', r"line 1: not JSON \(half of a surrogate pair"),
         ("a.jsonl", "[1]\n", r"line 1: expected an object with 'text' and 'label', got \[1\]$"),
         ("a.txt", "text\n", r"a.txt: expected a file that ends in .csv, .tsv, .jsonl$"),
         ("a.csv", b"text,label\n\xff,a\n", r"a.csv: not a text in UTF-8 \(at byte 11\)$"),
@@ -122,6 +138,23 @@ def test_bad_data_is_told_in_one_line_and_nothing_is_written(tmp_path_factory, n
         tasks.train("classify", folder / name, folder / "out", **SMALL)
     assert "\n" not in str(raised.value)
     assert not (folder / "out").exists()
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "\\ud83d\\ude00 \\\\ud83d", "label": "x"}\n')
+    (example,) = tasks.Classify().read(tmp_path / "a.jsonl")
+    assert example.text == "\U0001f600 \\ud83d"
+
+
+def test_a_compressed_file_does_not_fill_the_memory(tmp_path, monkeypatch):
+    """A megabyte of zeros is a thousand bytes; texts that shrink to a fifth are read."""
+    monkeypatch.setattr(_examples, "_PART", 2**16)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"0" * 2**20))
+    with pytest.raises(ValueError, match="a.txt.gz: unpacks to more than 200 times its size; unpack it yourself"):
+        _examples.read_lines(tmp_path / "a.txt.gz")
+    lines = [f"{n} {text}" for n, (text, _) in enumerate(reviews(5003, 3))]
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert _examples.read_lines(tmp_path / "b.txt.gz") == lines
 
 
 def test_other_bad_input(files, tmp_path):

@@ -319,6 +319,27 @@ def test_parts_of_a_batch_weigh_their_words(untrained, files):
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
+@looped(
+    ("content", "expected"),
+    [
+        ("# id 17\tdomain=en\nAda _ _ B-x\nran _ _ O\n\n# id 18\tdomain=en\nBob _ _ B-x\n", ["Ada ran", "Bob"]),
+        ("# sent_id = 1\n# text =\nAda\tB-x\nran\tO\n", ["Ada ran"]),
+        ("# sent_id = 1\nAda N B B-x\nran V B O\n", ["Ada ran"]),
+        ("# id 7\nAda N B-x\n\n# id 8\n# N O\nBob N B-x\n", ["Ada", "# Bob"]),
+        ("#begin document (a); part 000\nAda\tB-x\n\n#end document\n", ["Ada"]),
+        ("#\tO\n1\tO\n\n#\tO\n", ["# 1", "#"]),
+        ("# O\n1 O\n", ["# 1"]),
+        ("#ada\tB-x\n# O\tO\nran\tO\n", ["#ada # O ran"]),
+    ],
+)
+def test_comments_before_a_sentence_are_no_words(tmp_path_factory, content, expected):
+    """Those of MultiCoNER, CoNLL-U and CoNLL 2012; a # and a hashtag in columns are words."""
+    path = tmp_path_factory.mktemp("comments") / "a.conll"
+    path.write_text(content)
+    assert [one.text for one in tasks.Tag().read(path)] == expected
+    assert [one.text for one in tasks.Tag().read_inputs(path)][-1] == expected[-1]
+
+
 def test_columns_and_spans_hold_the_same(tmp_path):
     data = sentences(17, 4)
     expected = [([word for word, _ in one], [tag for _, tag in one]) for one in data]

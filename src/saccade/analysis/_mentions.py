@@ -11,12 +11,12 @@ later `Entity=e1)`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._plain_values import parsed_json
 from ..inspection import split_words
 from ._texts import read_text
 from ._treebank import Sentence, TreebankWord, read_treebank
@@ -94,7 +94,7 @@ def _from_lines(path: Path) -> list[Document]:
         if line.strip():
             where = f"{path}:{number}"
             try:
-                given = json.loads(line)
+                given = parsed_json(line)
             except ValueError as error:
                 raise ValueError(f"{where}: not JSON: {error}") from None
             documents.append(_document(where, given))

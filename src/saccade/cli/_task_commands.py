@@ -198,9 +198,9 @@ class GraphOptions:
     """Nodes and edges"""
 
     scale: str = option(
-        "columns",
+        "auto",
         "Scaling of features: columns (mean 0, standard deviation 1), rows (divided by the node's sum, for "
-        "word counts) or none.",
+        "word counts), none, or auto: rows if they look like word counts.",
     )
     directed: bool = option(False, "Edges are directed, from source to target.", "--directed")
     l2: float = option(5e-4, "L2 penalty: l2 / 2 times the sum of squared weights.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._plain_values import parsed_json
 from ._errors import require
 from ._existing import existing
 from ._options import option
@@ -91,7 +91,7 @@ def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
     from ..models.own.checkpoint import CONFIG
 
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = parsed_json((folder / CONFIG).read_bytes())
         return {name: config[name] for name in names & {"layers", "heads", "kv_heads", "width", "hidden", "context"}}
     except (OSError, ValueError, TypeError, KeyError):
         return {}

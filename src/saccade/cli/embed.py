@@ -138,7 +138,10 @@ def _column(path: Path, content: str, column: str | None) -> list[str]:
         names = next(rows, [])
         if column is None or column not in names:
             told = "--column is missing" if column is None else f"no column {column!r}"
-            raise UserError(f"{path}: {told}; it has {', '.join(map(repr, names)) or 'none'}")
+            from ..tasks._examples import separated_otherwise
+
+            advice = separated_otherwise(path, content)
+            raise UserError(f"{path}: {told}; it has {', '.join(map(repr, names)) or 'none'}{advice}")
         place = names.index(column)
         texts = []
         for row in rows:

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from .._plain_values import parsed_json
 from .._whole_file import whole_file
 from . import embedding
 from .embedding import Embedder
@@ -137,7 +138,7 @@ def _found(partial: Path, identity: dict[str, Any], total: int, *, anew: bool) -
     with partial.open("rb+") as file:
         line = file.readline()
         try:
-            header = json.loads(line)
+            header = parsed_json(line)
             width = header.pop("width")
         except (ValueError, AttributeError, KeyError, TypeError):  # not all of its first line was written
             return 0

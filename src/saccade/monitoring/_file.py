@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._plain_values import plain_values
+from .._plain_values import parsed_json, plain_values
 from .._whole_file import whole_file
 from ._aggregates import RunningSums
 from ._alarms import Alarm
@@ -66,7 +66,7 @@ def read(source: Path, seen: CallObservations) -> None:
     if FORMAT not in header:
         raise ValueError(f"{source}: a safetensors file, but not one that saccade.watch(...).save wrote")
     try:
-        contents = json.loads(header[FORMAT])
+        contents = parsed_json(header[FORMAT])
         version = contents["version"]
         if version == VERSION:
             _read(contents, tensors, seen)

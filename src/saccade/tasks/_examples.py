@@ -9,17 +9,22 @@ import csv
 import dataclasses
 import gzip
 import io
-import json
 import re
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._plain_values import parsed_json
+
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (*SEPARATORS, ".jsonl")
 _LISTED = 20  # columns, of those that there are
+_PART = 2**28  # bytes that any compressed file may hold
+_RATIO = 200  # bytes for each of a larger one; texts reach 10, matrices of words 100
 _NAMED = 3  # in a warning, of those that are left out
+_SIGNS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 Row = tuple[int, list[str]]
@@ -38,6 +43,10 @@ class TextExample:
     text: str
     label: str | tuple[str, ...] | None
     place: str
+
+
+class TooLarge(ValueError):
+    """A compressed file that holds far more than its size suggests."""
 
 
 class MissingColumns(ValueError):
@@ -70,7 +79,7 @@ def column_names(path: Path) -> list[str]:
         return next((cells for _, cells in _rows(path, read_content(path))), [])
     lines = (line for line in text_lines(read_content(path)) if line.strip())
     try:
-        first = json.loads(next(lines, "{}"))
+        first = parsed_json(next(lines, "{}"))
     except ValueError:
         return []
     return list(first) if isinstance(first, dict) else []
@@ -120,17 +129,34 @@ def read_content(path: Path) -> str:
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, expected a file")
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: damaged, not a gzip file ({error})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
 
 
+def _unpacked(path: Path) -> bytes:
+    """What a .gz holds, read in parts: a small file may hold any number of zeros."""
+    parts, size = [], 0
+    with gzip.open(path) as file:
+        while part := file.read(_PART):
+            parts.append(part)
+            size += len(part)
+            check_unpacked(path, size)
+    return b"".join(parts)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """TooLarge where a compressed file holds so many bytes that it was made to fill the memory."""
+    if size > max(_PART, _RATIO * path.stat().st_size):
+        raise TooLarge(f"{path}: unpacks to more than {_RATIO} times its size; unpack it yourself if that is right")
+
+
 def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     (_, names), *rows = _rows(path, content) or [(1, [])]
-    separated = _separated_otherwise(names, SEPARATORS[path.suffix.lower()])
+    separated = separated_otherwise(path, content)
     _check_columns(path, columns, names, " in the first line, which must name them", separated)
     for name in columns:
         if names.count(name) > 1:
@@ -181,6 +207,9 @@ def _quoted_rows(path: Path, content: str, separator: str) -> list[Row]:
             rows += [(line, row)] if row else []
             line = reader.line_num + 1
     except csv.Error:
+        separated = separated_otherwise(path, content)
+        if separated:
+            raise ValueError(f"{path}: no table of this ending{separated}") from None
         raise ValueError(
             f"{path}: line {line}: unbalanced quote; a cell that begins with one ends with one, and those inside are "
             "doubled"
@@ -196,7 +225,7 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
             continue
         where = f"{path}: line {number}"
         try:
-            values = json.loads(line)
+            values = parsed_json(line)
         except ValueError as error:
             raise ValueError(f"{where}: not JSON ({error})") from None
         if not isinstance(values, dict):
@@ -205,10 +234,18 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
         yield where, tuple(values[name] for name in columns)
 
 
-def _separated_otherwise(names: Sequence[str], separator: str) -> str:
-    """What to change in a table whose first line has one cell, with what separates cells in other tables."""
-    other = len(names) == 1 and any(sign in names[0] for sign in ",;\t")
-    return f"; expected {'commas' if separator == ',' else 'tabs'} between cells" if other else ""
+def separated_otherwise(path: Path, content: str) -> str:
+    """What to change in a table whose first line has other separators of cells than its ending says; else nothing."""
+    separator = SEPARATORS[path.suffix.lower()]
+    names = _QUOTED.sub("", content.partition("\n")[0])
+    other = next((sign for sign in ";\t," if sign in names), None)
+    if other is None or separator in names:
+        return ""
+    ending = next((ending for ending, sign in SEPARATORS.items() if sign == other), None)
+    cure = f"name it {path.stem}{ending}"
+    if ending is None:
+        cure = f"pandas.read_csv({path.name!r}, sep={other!r}).to_csv('new.csv', index=False) writes such a file"
+    return f"; it has {_SIGNS[other]}, expected {_SIGNS[separator]} between cells: {cure}"
 
 
 def _check_columns(path: Path, columns: Sequence[str], names: Any, where: str = "", advice: str = "") -> None:

@@ -27,6 +27,7 @@ from ._example_task import Batch, ExampleTask
 from ._series._dates import continued
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
+from ._series._scaling import mean_and_deviation, scaled
 from ._series._table import SeriesTable, Window, Windows, read_series
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
@@ -126,13 +127,12 @@ class Forecast(ExampleTask):
 
     def fitted(self, training: Windows) -> Forecast:  # type: ignore[override]
         table = training.table
-        rows = table.values[: training[-1].end]
-        deviations = rows.std(axis=0)
+        means, deviations = mean_and_deviation(table.values[: training[-1].end])
         return dataclasses.replace(
             self,
             names=table.names,
-            means=tuple(rows.mean(axis=0).tolist()),
-            deviations=tuple(np.where(deviations > 0, deviations, 1.0).tolist()),  # of a constant series
+            means=tuple(means.tolist()),
+            deviations=tuple(deviations.tolist()),
             step=table.step,
         )
 
@@ -168,8 +168,8 @@ class Forecast(ExampleTask):
         return ["[cls]"] * (model.cls is not None) + [f"{end - model.patch + 1} to {end}" for end in ends]
 
     def scaled(self, table: SeriesTable) -> np.ndarray:
-        """All rows, (T, C), by the scale of the training rows."""
-        return (table.values - np.array(self.means)) / np.array(self.deviations)
+        """All rows, (T, C), by the scale of the training rows. ValueError for values far outside of it."""
+        return scaled(table, np.array(self.means), np.array(self.deviations))
 
     def _wanted(self) -> Sequence[str] | None:
         """The series to read, None for all; those that were learned where there are any."""

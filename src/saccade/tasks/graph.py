@@ -34,7 +34,7 @@ from ._graphs._picture import neighbourhoods
 from ._task import Baseline, Recipe, Task, Tested
 
 KINDS = ("gat", "gatv2", "graphormer")
-SCALES = ("columns", "rows", "none")
+SCALES = ("auto", "columns", "rows", "none")
 METRICS = {"loss": "accuracy", "accuracy": "accuracy", "f1": "macro F1"}  # by option: what reports compare by
 
 
@@ -56,7 +56,8 @@ class ClassifyNodes(Task):
         attention_dropout: of attention weights.
         hops: how far a node of Graphormer sees, beside the virtual node; GAT sees one hop in each layer.
         scale: of features: "columns" makes each have mean 0 and deviation 1 over the training graph; "rows" divides
-            those of a node by the sum of their sizes, as is usual for counts of words; "none".
+            those of a node by the sum of their sizes, as is usual for counts of words; "none"; "auto" takes "rows" for
+            20 or more features that are nowhere negative and each 0 for at least half of the nodes, else "columns".
         directed: whether only an edge's target reads its source; otherwise both read each other.
         l2: the penalty on large weights in training: l2 / 2 times the sum of their squares, without vectors. It is
             added to AdamW's own decay, which `decay=0` switches off.
@@ -92,7 +93,7 @@ class ClassifyNodes(Task):
     dropout: float = 0.6
     attention_dropout: float = 0.6
     hops: int = 2
-    scale: str = "columns"
+    scale: str = "auto"
     directed: bool = False
     l2: float = 5e-4
     metric: str = "loss"
@@ -166,13 +167,15 @@ class ClassifyNodes(Task):
             named = f"every training node is {labels[0]!r}" if labels else none
             raise ValueError(f"{nodes.graph.place}: label: expected two classes or more, {named}")
         features, means, deviations = nodes.graph.features, (), ()
-        if self.scale == "columns":
+        scale = ("rows" if _of_words(features) else "columns") if self.scale == "auto" else self.scale
+        if scale == "columns":
             means = tuple(features.mean(0, dtype=np.float64).tolist())
             spread = features.std(0, dtype=np.float64)
             deviations = tuple(np.where(spread > 0, spread, 1.0).tolist())
         found = dataclasses.replace(
             self,
             labels=labels,
+            scale=scale,
             means=means,
             deviations=deviations,
             features=features.shape[1],
@@ -331,6 +334,11 @@ class ClassifyNodes(Task):
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
         return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {shown['node']}"
+
+
+def _of_words(features: np.ndarray) -> bool:
+    """Whether features (N, F) are like counts or weights of words: many, none negative, each of few nodes."""
+    return features.shape[1] >= 20 and bool(features.min() >= 0 and ((features > 0).mean(0) <= 0.5).all())
 
 
 def _nodes(data: Sequence[Any]) -> Nodes:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._plain_values import parsed_json
 from ..models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
 from ..models.own.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
 from ..models.tokenizers.own import train_bpe, train_characters
@@ -226,7 +227,7 @@ def _as_pruned(run: LanguageRun) -> LanguageRun:
     if run.initial is None or not (run.initial / CONFIG).is_file():
         return run
     try:
-        removed = json.loads((run.initial / CONFIG).read_bytes()).get("pruned_heads")
+        removed = parsed_json((run.initial / CONFIG).read_bytes()).get("pruned_heads")
     except (ValueError, AttributeError):  # what is wrong with the folder is said when it is opened
         return run
     return run if removed is None else dataclasses.replace(run, shape={**run.shape, "pruned_heads": removed})

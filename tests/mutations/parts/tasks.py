@@ -144,8 +144,8 @@ FAULTS = (
     Fault(
         "scale-of-the-future",
         FORECAST,
-        "rows = table.values[: training[-1].end]",
-        "rows = table.values",
+        "mean_and_deviation(table.values[: training[-1].end])",
+        "mean_and_deviation(table.values)",
         (SERIES,),
         "Series are scaled by rows that validate, too.",
     ),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..._plain_values import plain_values
+from ..._plain_values import parsed_json, plain_values
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 
@@ -149,7 +149,7 @@ class BenchmarkReport:
             ValueError: the text is no such report.
         """
         try:
-            read = json.loads(text)
+            read = parsed_json(text)
             groups = [_group(entry) for entry in read["groups"]]
             outcomes = [RequirementOutcome(**entry) for entry in read["outcomes"]]
             return cls(read["machine"], read["settings"], groups, outcomes, read["exponents"])

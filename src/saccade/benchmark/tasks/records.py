@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._numbers import rounded
-from ..._plain_values import plain_values
+from ..._plain_values import NotJson, parsed_json, plain_values
 from .examples import Task
 from .model import ModelShape
 from .training import TrainingBudget, TrainingOutcome
@@ -109,10 +109,10 @@ def missing(cases: Iterable[TrainingCase], rows: Sequence[FinishedRun]) -> list[
 
 def _row(line: str, where: str) -> FinishedRun:
     try:
-        found = json.loads(line)
+        found = parsed_json(line)
         case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
         outcome = TrainingOutcome(**{each.name: found[each.name] for each in fields(TrainingOutcome)})
         outcome = replace(outcome, by_group=tuple(outcome.by_group))
         return FinishedRun(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+    except (NotJson, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None

@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..._plain_values import plain_values
+from ..._plain_values import parsed_json, plain_values
 from ..attention.statistics import quartiles
 
 CALLS = ("forward", "training", "decode")  # training: forward and backward
@@ -134,7 +134,7 @@ class VariantComparison:
             ValueError: the text is none.
         """
         try:
-            read = json.loads(text)
+            read = parsed_json(text)
             lines = [_line(entry) for entry in read["lines"]]
             paths = [_path(entry) for entry in read["paths"]]
             return cls(read["machine"], read["settings"], read["data"], lines, paths)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 KINDS = {"ViT": (224, None, 2), "DeiT": (256, 224, 3)}  # size, crop and filter, where the file leaves them out
 FILTERS = range(6)  # Pillow's numbers of its filters
 MOST = 2**14  # pixels of a side that a file may ask for
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+"""Pillow's names of what a file may hold, whatever its name. Of all others some start programs, as EPS does."""
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
@@ -194,7 +196,7 @@ def open_image(path: Path) -> Image.Image:
     """The image of a file, upright as its EXIF tag says.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: damaged, or no image.
+        FileNotFoundError: no such file. ValueError: damaged, or none of `FORMATS`.
     """
     pil = _pillow()
     from PIL import ImageOps
@@ -202,9 +204,11 @@ def open_image(path: Path) -> Image.Image:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such image file")
     try:
-        with pil.open(path) as image:
+        with pil.open(path, formats=FORMATS) as image:
             image.load()
             return ImageOps.exif_transpose(image)
+    except pil.UnidentifiedImageError:
+        raise ValueError(f"{path}: no image of a known format; expected one of {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
         raise ValueError(f"{path}: damaged, or no image that Pillow reads ({error})") from None
 

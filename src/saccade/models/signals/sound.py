@@ -5,6 +5,7 @@ Shape legend: B batch, S samples.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,11 @@ from ..._extras import installing
 from ..checkpoints.processors import processor_settings
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+FORMATS = "WAV, W64, FLAC, OGG, AIFF, AU, CAF, MP3"
+"""What a file may hold, whatever its name. libsndfile has two dozen others, each with a parser."""
+_BEGINNING = re.compile(rb"RIF[FX]|RF64|riff|fLaC|OggS|FORM.{4}AIF[FC]|\.snd|dns\.|caff|ID3|\xff[\xe0-\xff]", re.DOTALL)
+MOST = 2**31  # bytes that a decoded file may take: 9 hours of one channel at 16,000 samples a second
 
 
 class Sound(NamedTuple):
@@ -132,7 +138,8 @@ def read_sound(path: Path) -> Sound:
     """The sound of a file that soundfile reads.
 
     Raises:
-        ImportError: without soundfile. FileNotFoundError: no such file. ValueError: a damaged one.
+        ImportError: without soundfile. FileNotFoundError: no such file. ValueError: a damaged one, another format than
+            `FORMATS`, more than `MOST` bytes.
     """
     try:
         import soundfile
@@ -140,11 +147,17 @@ def read_sound(path: Path) -> Sound:
         raise ImportError(f"sounds: reading files needs soundfile: {installing('models')} ({error})") from None
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such sound file")
+    with path.open("rb") as opened:
+        known = _BEGINNING.match(opened.read(12))
+    if not known:
+        raise ValueError(f"{path}: no sound of a known format; expected one of {FORMATS}")
     try:
         with soundfile.SoundFile(path) as file:
-            expected, rate = file.frames, file.samplerate
+            expected, rate, channels = file.frames, file.samplerate, file.channels
+            if 4 * expected * channels > MOST:
+                raise ValueError(f"it says that it has {expected:,} samples of {channels} channels, more than 2 GiB")
             samples = file.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, ValueError) as error:
+    except (soundfile.SoundFileError, ValueError, TypeError) as error:  # TypeError: a name ends in .raw
         raise ValueError(f"{path}: damaged, or no sound that soundfile reads ({error})") from None
     if len(samples) != expected or _cut(path):
         raise ValueError(f"{path}: damaged, the file ends before its sound does")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..._extras import installing
-from .byte_pairs import END, PAD, UNKNOWN
+from .byte_pairs import END, PAD, UNKNOWN, short_words
 from .sentencepiece import MARIAN_FILES, TARGET_VOCABULARY, open_pieces
 
 MARIAN_SPECIAL = (END, UNKNOWN, PAD)  # their numbers are the same in both vocabularies, as config.json has them once
@@ -35,7 +35,7 @@ def learn_pieces(texts: Sequence[str], vocabulary: int, language: str) -> bytes:
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
+            sentence_iterator=short_words(texts),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocabulary,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _ALPHABET = 1000  # characters that get a piece of their own; rarer ones make a word unknown
 _LEAST = 2  # occurrences of a piece that is learned
+_LONGEST = 100  # characters of a word that has pieces; a longer one is unknown
+_LONG = re.compile(rf"\S{{{_LONGEST + 1},}}")
 
 
 def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = False) -> tokenizers.Tokenizer:
@@ -40,13 +43,23 @@ def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = Fa
         limit_alphabet=len(characters),
         show_progress=False,
     )
-    learning.train_from_iterator(texts, trainer)
+    learning.train_from_iterator(map(_without_long_words, texts), trainer)
     # Made anew, since the trainer takes all `fixed` ones for tokens that no text is split into.
     inner = tokenizers.Tokenizer(models.WordPiece(learning.get_vocab(), unk_token=UNKNOWN))
     inner.normalizer, inner.pre_tokenizer, inner.decoder = normalizer, splitter, decoders.WordPiece(prefix="##")
     inner.add_special_tokens(list(SPECIAL))
     inner.post_processor = processors.BertProcessing((END, SPECIAL.index(END)), (START, SPECIAL.index(START)))
     return inner
+
+
+def _without_long_words(text: str) -> str:
+    """A text for the trainer, whose time grows with the square of the longest word."""
+    return _LONG.sub(lambda found: " ".join(_short_words(found[0])), text)
+
+
+def _short_words(text: str) -> list[str]:
+    normal = normalizers.BertNormalizer(lowercase=False).normalize_str(text)  # spaces around Chinese characters
+    return [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normal) if len(word) <= _LONGEST]
 
 
 def _characters(texts: Sequence[str], normalizer: normalizers.Normalizer) -> list[str]:

@@ -8,14 +8,16 @@ Shape legend: N nodes, M edges, F features.
 from __future__ import annotations
 
 import csv
+import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._examples import read_table
+from .._examples import TooLarge, check_unpacked, read_table
 from ._data import PARTS, Graph
 
 NODES, EDGES = "nodes.csv", "edges.csv"
@@ -26,6 +28,10 @@ MASKS = {  # arrays of an .npz, by part
     "validation": ("validation", "validation_mask", "val", "val_mask"),
     "test": ("test", "test_mask"),
 }
+_ARRAYS = {
+    "features", "feature_indptr", "feature_indices", "feature_data", "edges", "ids", "labels",
+    *(name for names in MASKS.values() for name in names),
+}  # fmt: skip
 _LISTED = 20  # names, of those that there are
 
 
@@ -162,7 +168,18 @@ def _edges_of(path: Path, numbers: Mapping[str, int]) -> np.ndarray:
             if end not in numbers:
                 raise ValueError(f"{place}: {name}: there is no node {end!r:.40} in {NODES}")
         pairs.append([numbers[end] for end in ends])
+    _warn_unread(path / EDGES, "column", [name for name in _header(path / EDGES) if name not in ENDS])
     return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _warn_unread(path: Path, kind: str, names: Sequence[str]) -> None:
+    if names:
+        listed = ", ".join(map(repr, names[:_LISTED]))
+        warnings.warn(
+            f"{path}: {kind}{'s' if len(names) > 1 else ''} {listed} not read; edges have no weights, kinds or "
+            "features in this task",
+            stacklevel=2,
+        )
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -170,6 +187,7 @@ def _edges_of(path: Path, numbers: Mapping[str, int]) -> np.ndarray:
 
 def _of_arrays(path: Path, labelled: bool) -> _Read:
     arrays = _loaded(path)
+    _warn_unread(path, "array", [name for name in arrays if name not in _ARRAYS])
     features = _features_of(path, arrays)
     nodes = len(features)
     ids = tuple(map(str, arrays["ids"].tolist())) if "ids" in arrays else tuple(map(str, range(nodes)))
@@ -190,8 +208,11 @@ def _loaded(path: Path) -> dict[str, np.ndarray]:
     try:
         stored: Any = np.load(path, allow_pickle=False)
         with stored:
+            check_unpacked(path, sum(part.file_size for part in stored.zip.infolist()))
             return {name: stored[name] for name in stored.files}
-    except (ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except TooLarge:
+        raise
+    except (ValueError, EOFError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: not an .npz of plain arrays ({str(error).splitlines()[0]})") from None
 
 
@@ -235,7 +256,10 @@ def _from_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     fits = len(begins) > 1 and begins[0] == 0 and begins[-1] == len(columns) == len(values)
     if not fits or (np.diff(begins) < 0).any() or columns.min(initial=0) < 0 or most > count:
         raise ValueError(f"{path}: feature_indptr, feature_indices: are no CSR matrix of {count:,} columns")
-    dense = np.zeros((len(begins) - 1, count), values.dtype)
+    try:
+        dense = np.zeros((len(begins) - 1, count), values.dtype)
+    except (MemoryError, ValueError):
+        raise ValueError(f"{path}: features: {len(begins) - 1:,} x {count:,} are more than fit into memory") from None
     dense[np.repeat(np.arange(len(dense)), np.diff(begins)), columns] = values
     return dense
 

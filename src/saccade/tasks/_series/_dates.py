@@ -22,11 +22,15 @@ _UNITS = {
     "s": "seconds", "min": "minutes", "h": "hours", "D": "days", "B": "work days", "W": "weeks", "MS": "months",
     "ME": "months", "QS": "quarters", "QE": "quarters", "YS": "years", "YE": "years",
 }  # fmt: skip
+_OFFSET = re.compile(r"(:\d\d(?:\.\d+)?|T\d\d(?:\d\d)*)(?:Z|[+-]\d\d(?::?\d\d)?)$")
 _MINUTES = 16  # the length of one that ends with minutes
 
 
 def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
     """Dates in ISO 8601, each after the one before.
+
+    Where offsets differ, as before and after a change to summer time, the dates are UTC if these have even steps, else
+    what the clocks show, if that has: midnights are days apart, though one comes after 23 hours.
 
     Args:
         places: of the rows, for messages: `power.csv: line 7`.
@@ -39,7 +43,12 @@ def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
     try:
         dates = pd.DatetimeIndex(pd.to_datetime(list(texts), format="ISO8601", errors="coerce"))
     except ValueError as error:
-        raise ValueError(f"{places[0]} and later: dates are not of one time zone ({error})") from None
+        offsets = [bool(_OFFSET.search(text)) for text in texts]
+        odd = offsets.index(2 * sum(offsets) < len(offsets)) if len(set(offsets)) > 1 else None
+        if odd is not None:
+            told = "has an offset from UTC and others have none" if offsets[odd] else "has no offset from UTC"
+            raise ValueError(f"{places[odd]}: dates are not of one time zone, {texts[odd]} {told}") from None
+        dates = _of_offsets(texts, places, error)
     unreadable = np.flatnonzero(dates.isna())
     if len(unreadable):
         n = unreadable[0]
@@ -52,6 +61,25 @@ def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
             "of their dates, each date once"
         )
     return dates
+
+
+def _of_offsets(texts: Sequence[str], places: Sequence[str], error: ValueError) -> DatetimeIndex:
+    """Dates of different offsets, as of `read_dates`."""
+    import pandas as pd
+
+    try:
+        dates = pd.DatetimeIndex(pd.to_datetime(list(texts), format="ISO8601", utc=True))
+        clocks = pd.DatetimeIndex(pd.to_datetime([_OFFSET.sub(r"\1", text) for text in texts], format="ISO8601"))
+    except ValueError:
+        raise ValueError(f"{places[0]} and later: dates are not of one time zone ({error})") from None
+    return clocks if not _is_even(dates) and _is_even(clocks) else dates
+
+
+def _is_even(dates: DatetimeIndex) -> bool:
+    import pandas as pd
+
+    step = _inferred(dates) if len(dates) > 2 else None
+    return step is not None and bool((pd.date_range(dates[0], periods=len(dates), freq=step) == dates).all())
 
 
 def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:

@@ -52,7 +52,8 @@ def distill(
             published model or a name on the hub to start from. A new student reads with the teacher's tokenizer or
             image processor. If only the number of layers is smaller, it begins with the teacher's weights, of evenly
             spaced blocks.
-        data, validation: as the teacher's task reads them.
+        data, validation: as the teacher's task reads them. Without `validation` and `share`, the teacher's file or its
+            split validates.
         out: the folder to write; an existing one raises an error unless `overwrite`.
         unlabelled: further inputs to learn from; in a task of classes, the teacher labels them.
         overwrite: replace the run in `out`.
@@ -125,6 +126,8 @@ def distill_request(
     model = kind.open_model(folder)
     distillation = Distillation(folder, kind, model, wanted, teaching, unlabelled)
     # Split as the teacher's own data were, whatever the seed: it has learned the rest by heart.
+    if validation is None and "share" not in options:
+        validation = taught.validation
     share = options.pop("share", taught.share)
     source, training, judged = read_data(kind, data, validation, taught.seed, share, fit=False)
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..._plain_values import parsed_json
 from ...models import Model
 from ...models.checkpoints.reading import read_json
 from ...models.checkpoints.settings import CONFIG
@@ -123,7 +123,7 @@ def _parsed(text: str) -> dict[str, Any]:
         if not equals or not name or not value:
             raise ValueError(f"student: expected settings such as layers=2,width=128, got {one.strip()!r} in {text!r}")
         try:
-            found[name] = json.loads(value)
+            found[name] = parsed_json(value)
         except ValueError:
             found[name] = value
     return found

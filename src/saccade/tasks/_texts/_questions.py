@@ -6,11 +6,11 @@ Every error names the file, and the line or the question.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..._plain_values import NotJson, parsed_json
 from .._examples import read_content, read_lines, read_table
 
 BETWEEN = "|||"  # a question and its context, as one text
@@ -42,7 +42,7 @@ def read_questions(path: Path) -> list[Question]:
     """The questions of a .jsonl or a SQuAD .json.
 
     A line has `question`, `context` and `answers`, each with `text` and `start`, or a text alone that is in the context
-    only once.
+    only once. `answers` may be as the library `datasets` has them: `{"text": [...], "answer_start": [...]}`.
 
     Raises:
         FileNotFoundError, ValueError: no such file, another ending, no question, a value that is missing or of another
@@ -56,8 +56,23 @@ def read_questions(path: Path) -> list[Question]:
 
 def _answered(question: Any, context: Any, answers: Any, *, place: str) -> Question:
     """A question of a line."""
-    found = _answers(answers, "start", place, _text("context", context, place))
+    found = _answers(_each_answer(answers, place), "start", place, _text("context", context, place))
     return _question(question, context, found, place)
+
+
+def _each_answer(answers: Any, place: str) -> Any:
+    """Answers with `text` and `start`, also from lists of each, and from `answer_start`."""
+    if isinstance(answers, dict) and {"text", "answer_start"} <= answers.keys():
+        texts, starts = answers["text"], answers["answer_start"]
+        if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
+            raise ValueError(f"{place}: answers: expected as many texts as starts, in lists, got {answers!r:.60}")
+        return [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list):
+        return answers
+    return [
+        {"start": answer["answer_start"], **answer} if isinstance(answer, dict) and "answer_start" in answer else answer
+        for answer in answers
+    ]
 
 
 def read_asked(path: Path) -> list[Question]:
@@ -131,10 +146,11 @@ _FORM = '{"data": [{"paragraphs": [{"context": ..., "qas": [{"question": ..., "a
 
 def _squad(path: Path, *, answered: bool) -> list[Question]:
     try:
-        values = json.loads(read_content(path))
+        values = parsed_json(read_content(path))
         found = list(_asked_of(values["data"], path, answered=answered))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
+    except NotJson as error:
+        lines = "; a file of JSON lines ends in .jsonl" if "Extra data" in str(error) else ""
+        raise ValueError(f"{path}: not JSON ({error}){lines}") from None
     except (KeyError, TypeError, AttributeError) as error:
         missing = f"; {error} is missing" if isinstance(error, KeyError) else ""
         raise ValueError(f"{path}: not the form of SQuAD, {_FORM}{missing}") from None

@@ -15,11 +15,13 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from .._examples import read_content, read_lines, read_table, text_lines
-from ._entities import BIO, Entity, check_tag, tags_of
+from ._entities import BIO, OUTSIDE, Entity, check_tag, tags_of
 
 SPLITTERS = {"signs": pre_tokenizers.BertPreTokenizer, "spaces": pre_tokenizers.WhitespaceSplit}
 _DOCUMENT = "-DOCSTART-"  # a line of the CoNLL 2003 files that is no word
 _SPANS = "spans"
+_TAG = re.compile("[BIES]-.")
+_COMMENT = re.compile(r"# ?[\w.:-]+ =(\s|$)|#(begin|end) document\b")  # of CoNLL-U; of CoNLL 2012
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,8 @@ def read_plain(path: Path, words: str) -> list[TaggedText]:
 def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged: bool = True) -> list[TaggedText]:
     """Sentences with an empty line between them: a word a line, in the first column, and its tag in another.
 
-    Columns are parted by tabs where a line has one, else by spaces (U+0020).
+    Columns are parted by tabs where a line has one, else by spaces (U+0020). Comments before a sentence, `# id 17` and
+    `# text = ...`, are left out; a first column `#` in a line with the columns of the others and a tag is a word.
 
     Args:
         column: of tags, counted from 1; None is the last.
@@ -104,13 +107,17 @@ def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     """Each line's number and columns, None for an empty one. ValueError for another number of them than before."""
-    columns = 0
-    for number, line in enumerate(text_lines(read_content(path)), 1):
-        if not line.strip():
+    lines = [(line, _split(line)) for line in text_lines(read_content(path))]
+    usual = next((cells for line, cells in lines if cells and not line.startswith("#")), [])
+    columns = len(usual)
+    begins = True
+    for number, (line, cells) in enumerate(lines, 1):
+        if not cells:
             yield number, None
+        if not cells or (begins and _is_comment(line, cells, usual)):
+            begins = True
             continue
-        # Not at other spaces, such as U+00A0, which stand inside of words.
-        cells = [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else re.findall("[^ ]+", line)
+        begins = False
         columns = columns or len(cells)
         if len(cells) != columns:
             raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns} as in the first")
@@ -118,6 +125,26 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
             raise ValueError(f"{path}: line {number}: the first column is empty, expected a word")
         if cells[0] != _DOCUMENT:
             yield number, cells
+
+
+def _split(line: str) -> list[str]:
+    if not line.strip():
+        return []
+    # Not at other spaces, such as U+00A0, which stand inside of words.
+    return [cell.strip(" ") for cell in line.split("\t")] if "\t" in line else re.findall("[^ ]+", line)
+
+
+def _is_comment(line: str, cells: list[str], usual: list[str]) -> bool:
+    """Whether a line at the beginning of a sentence is none of its words, by a line that is no comment."""
+    if _COMMENT.match(line) or cells[0].startswith("# "):
+        return True
+    if cells[0] != "#" or "\t" in line:
+        return False
+    return len(cells) != len(usual) or (_has_tag(usual) and not _has_tag(cells))
+
+
+def _has_tag(cells: list[str]) -> bool:
+    return any(cell == OUTSIDE or _TAG.match(cell) for cell in cells[1:])
 
 
 def _tag(cells: list[str], column: int | None, known: Sequence[str], place: str) -> str:
