@@ -101,7 +101,7 @@ def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
 class LearningOptions:
     """Learning"""
 
-    steps: int = option(300, "Optimizer steps.")
+    steps: int = option(1200, "Optimizer steps.")
     minutes: float | None = option(
         None, "Stop after this many minutes, if training has not ended before.  [default: no limit]"
     )
