@@ -574,7 +574,12 @@ def odd_sounds(tmp_path_factory):
         ("file,label\ngood.wav,\n", {}, ValueError, r"a.csv: line 2: expected a label, a word or an integer, got ''$"),
         ("file,text\ngood.wav, \n", {"text": "text"}, ValueError, r"a.csv: line 2: the text is empty$"),
         ("file,text\ngood.wav,a|b\n", {"text": "text"}, ValueError, r"a.csv: line 2: the text has '\|', which stands"),
-        ("file,label\ntext.wav,y\n", {}, ValueError, r"a.csv: line 2: .*text.wav: damaged, or no sound .*; remove"),
+        (
+            "file,label\ntext.wav,y\n",
+            {},
+            ValueError,
+            r"a.csv: line 2: .*text.wav: no sound of a known format; .*; remove",
+        ),
         ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file ends before its .*"),
         ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples .*; remove what"),
         ("file,label\nsilent.wav,y\n", {}, ValueError, r"a.csv: line 2: .*silent.wav: is silent, all its samples are"),
