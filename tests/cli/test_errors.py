@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shlex
 import subprocess
 import sys
 
@@ -282,3 +284,13 @@ def test_messages_name_options_and_nothing_else():
     ):  # fmt: skip
         assert with_options(message, options) == expected
         assert with_options(message, {}) == message
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell of POSIX does")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_that_the_shell_closed_is_no_error(tmp_path, closed):
+    """What is printed must not end in a traceback, nor in the file that is written meanwhile."""
+    command = f"{shlex.quote(sys.executable)} -m saccade diagram attention --out drawn.svg {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "drawn.svg").read_text().rstrip().endswith("</svg>")

@@ -395,3 +395,71 @@ def test_a_signal_waits_for_no_walk(number, tmp_path):
             assert child.stderr.read() == "" and list(tmp_path.iterdir()) == []
         finally:
             child.kill()
+
+
+def connected(viewer, count=1):
+    host, _, port = viewer.url.partition("//")[2].partition("/")[0].rpartition(":")
+    return [socket.create_connection((host, int(port)), timeout=20) for _ in range(count)]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /client.js HT", b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\nG"])
+def test_a_connection_whose_request_does_not_come_is_closed(session, monkeypatch, sent):
+    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    with Viewer(session) as viewer, connected(viewer)[0] as silent:
+        silent.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            while silent.recv(2**16):  # until it is closed; a timeout is an error
+                pass
+
+
+def test_a_body_that_does_not_come_is_answered(session, monkeypatch):
+    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    with Viewer(session) as viewer, connected(viewer)[0] as silent:
+        address, _, token = viewer.url.partition("//")[2].partition("/?token=")
+        head = f"POST /api/open HTTP/1.1\r\nHost: {address}\r\nX-Saccade-Token: {token}\r\nContent-Length: 9\r\n\r\n"
+        silent.sendall(head.encode())
+        assert silent.recv(2**16).startswith(b"HTTP/1.1 408")
+
+
+def test_silent_connections_leave_room_for_a_page(session, monkeypatch):
+    from saccade.viewer.server import _connections
+
+    monkeypatch.setattr(_connections, "MOST", 7)
+    with Viewer(session) as viewer, contextlib.ExitStack() as silent:
+        for each in connected(viewer, 23):
+            silent.enter_context(each)
+        assert call(viewer, "open")["runs"]
+        assert len(viewer._server.server_state.connections) <= 7
+
+
+def test_without_descriptors_connections_are_refused_in_silence(tmp_path):
+    script = """
+import os, resource, socket, urllib.request, saccade
+viewer = saccade.view("I will go", browser=False, block=False)
+host, _, port = viewer.url.partition("//")[2].partition("/")[0].rpartition(":")
+urllib.request.urlopen(viewer.url).read()
+clients = [socket.socket() for _ in range(3)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, ) * 2)
+kept = []
+try:
+    while True:
+        kept.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for client in clients[:2]:
+    client.settimeout(10)
+    client.connect((host, int(port)))
+    try:
+        assert client.recv(1) == b""
+    except ConnectionResetError:
+        pass
+for each in kept:
+    os.close(each)
+clients[2].settimeout(10)
+clients[2].connect((host, int(port)))
+clients[2].sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+assert clients[2].recv(12) == b"HTTP/1.1 403"
+viewer.close()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -19,6 +19,7 @@ from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
     """Run `saccade`, or another app under the same rules."""
+    _open_closed_streams()
     usual = warnings.showwarning
     warnings.showwarning = functools.partial(_show, usual)
     try:
@@ -26,6 +27,17 @@ def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
             return _run(arguments, app or _app.app)
     finally:
         warnings.showwarning = usual
+
+
+def _open_closed_streams() -> None:
+    """What is written to a stream that the shell closed (``>&-``) is dropped.
+
+    The null device takes the stream's own number, or the next file that is written would get it, and with it whatever
+    a library or another process prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115, open to the end
 
 
 def _show(usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+PATIENCE = 10.0  # seconds for a request to come whole
 LARGEST_BODY = 2**18  # bytes; 20,000 tokens in a list take 140,000
 HEADERS = {
     "Cache-Control": "no-store",
@@ -187,7 +188,10 @@ def _routes(session: Session, token: str, activity: Activity, workers: Workers) 
     async def operation(request: Request) -> Response:
         if not allowed(request.headers.get("x-saccade-token")):
             return _plain("The token is missing or wrong.", 403)
-        body = await _body(request)
+        try:
+            body = await asyncio.wait_for(_body(request), PATIENCE)
+        except asyncio.TimeoutError:
+            return _framed(Reply({"error": f"the request did not come whole within {PATIENCE:.0f} s"}, status=408))
         if body is None:
             return _framed(Reply({"error": f"the request is larger than {LARGEST_BODY:,} bytes"}, status=413))
         activity.running += 1

@@ -59,6 +59,7 @@ class Viewer:
             ValueError: the port is none, taken or not allowed, or the host is no address of this machine.
         """
         uvicorn = require_uvicorn()
+        from . import _connections
         from ._app import Activity, Addresses, ViewerApp, client_script  # here: `saccade.view` is a light name
 
         client_script()  # a client that is missing is told now
@@ -77,7 +78,8 @@ class Viewer:
             uvicorn.Config(
                 self._app,
                 loop="asyncio",
-                http="h11",
+                http=_connections.Connection,
+                backlog=_connections.BACKLOG,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -169,12 +171,14 @@ def require_uvicorn() -> Any:
 
 def _listener(host: str, port: int) -> socket.socket:
     """A socket that listens."""
+    from ._connections import Listener
+
     _check_address(host, port)
     try:
         if not host.isprintable():
             raise ValueError  # the system reads a name no further than a zero
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"host: {host} is no address of this machine ({error.strerror})") from None
     except ValueError:  # a label of more than 63 letters, a character that no name has
@@ -183,7 +187,7 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(64)
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ValueError(_why_not(error, host, port)) from None
