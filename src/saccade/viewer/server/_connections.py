@@ -58,7 +58,7 @@ class Connection(H11Protocol):
 
 
 class Listener(socket.socket):
-    """A socket that listens; where the process has no descriptor left it refuses the next connection.
+    """A socket that listens; where the process has no descriptor left it closes the next connection.
 
     asyncio would report each attempt to accept, thousands a second, and leave the connection in the queue.
     """
