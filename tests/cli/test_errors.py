@@ -287,7 +287,9 @@ def test_messages_name_options_and_nothing_else():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell of POSIX does")
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "closed", [">&- 2>&- <&-", *(pytest.param(x, marks=pytest.mark.slow) for x in (">&-", "2>&-", "<&-"))]
+)
 def test_a_stream_that_the_shell_closed_is_no_error(tmp_path, closed):
     """What is printed must not end in a traceback, nor in the file that is written meanwhile."""
     command = f"{shlex.quote(sys.executable)} -m saccade diagram attention --out drawn.svg {closed}"

@@ -33,7 +33,8 @@ class Connection(H11Protocol):
         self._began = time.monotonic()
         self._limit()
         if len(self.connections) > MOST:
-            oldest = min(self.connections, key=lambda other: (not other._waits, other._began))
+            connections: list[Any] = list(self.connections)  # of this class, all of them
+            oldest = min(connections, key=lambda other: (not other._waits, other._began))
             self.connections.discard(oldest)  # before it is lost, or the next would find it again
             oldest.transport.abort()
 
