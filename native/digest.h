@@ -27,16 +27,20 @@ inline uint64_t mixed(uint64_t sum, uint64_t word) {
 
 inline uint64_t digest(const DigestCall& call, int64_t part) {
     constexpr int64_t words = 8, line_bytes = 8 * words;
-    constexpr int64_t ahead = 32;  // lines lie in other pages, where the processor does not look ahead: 8 ns a line, not 25
+    constexpr int64_t ahead = 32;  // rows lie in other pages, where the processor does not look ahead: 8 ns a line, not 25
     uint64_t sums[words] = {1, 2, 3, 4, 5, 6, 7, 8};
     const int64_t lines = (call.row_bytes + line_bytes - 1) / line_bytes;
     const int64_t first = part / call.steps, stride = call.steps * call.stride_bytes;
-    const uint8_t* row = call.memory + part % call.steps * call.stride_bytes;
-    for (int64_t r = part % call.steps, i = first; r < call.rows; r += call.steps, i++, row += stride) {
-        if (r + ahead * call.steps < call.rows)
-            for (int64_t l = (i + ahead) % call.period; l < lines; l += call.period)
-                __builtin_prefetch(row + ahead * stride + l * line_bytes);
-        for (int64_t l = i % call.period; l < lines; l += call.period) {
+    const int64_t rows = (call.rows - part % call.steps + call.steps - 1) / call.steps;
+    const uint8_t* const start = call.memory + part % call.steps * call.stride_bytes;
+    const auto ask = [&](int64_t i) {
+        for (int64_t l = (first + i) % call.period; l < lines; l += call.period) __builtin_prefetch(start + i * stride + l * line_bytes);
+    };
+    for (int64_t i = 0; i < rows && i < ahead; i++) ask(i);
+    for (int64_t i = 0; i < rows; i++) {
+        if (i + ahead < rows) ask(i + ahead);
+        const uint8_t* const row = start + i * stride;
+        for (int64_t l = (first + i) % call.period; l < lines; l += call.period) {
             const int64_t bytes = call.row_bytes - l * line_bytes;
             uint64_t line[words] = {};
             if (bytes >= line_bytes)

@@ -20,8 +20,8 @@ from ._backends.native import _kernels
 T = TypeVar("T")
 
 _LINE = 64  # bytes
-_ROWS = 96  # of a part, which is what one check reads: 2 to 4 us from memory
-WHOLE = 2**15  # rows of a product beside which reading the whole weight costs under 1 % of the time
+_ROWS = 48  # of a part, which is what one check reads: 3 to 5 us from memory
+WHOLE = 2**16  # rows of a product beside which reading the whole weight costs under 1 % of the time
 _STRIDE = 251  # of the entries compared where there are no native kernels
 
 
