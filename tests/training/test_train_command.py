@@ -94,7 +94,11 @@ def _story_and(tmp_path, content):
         (["--vocabulary", "9"], b"words " * 90, "vocabulary: 256 bytes and the start token need at least 257, got 9"),
         (["--steps", "0"], b"words " * 90, "steps: must be at least 1, got 0"),
         (["--steps", "many"], b"words " * 90, "'--steps'"),
-        (["--precision", "fp8"], b"words " * 90, "precision: expected 'auto', 'bf16', 'fp16' or 'no', got 'fp8'"),
+        (
+            ["--precision", "fp8"],
+            b"words " * 90,
+            "precision: expected 'auto', 'bf16' (bfloat16), 'fp16' (float16) or 'no' (float32, fp32), got 'fp8'",
+        ),
         (["--hold-out", "/nowhere.txt"], b"words " * 90, "/nowhere.txt: no such file or folder"),
         (["--from", "/nowhere"], b"words " * 90, "/nowhere: no such model folder"),
         (["--colour"], b"words " * 90, "--colour"),

@@ -12,8 +12,9 @@ from typing import Any
 from .. import __version__
 from .._extras import installing
 from .._machine import processor
+from ._threads import WAITING
 
-VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *WAITING, "CUDA_VISIBLE_DEVICES")
 EMBEDDED_MODEL = ("config.json", "heads.json", "model.safetensors", "tokenizer.json")
 LARGEST_ERROR = 1e-5  # in float32, of outputs of about 1; a kernel that computes something else is off by far more
 _FOLDER = Path(__file__).parents[1]

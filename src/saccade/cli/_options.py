@@ -18,6 +18,7 @@ from .._extras import NotInstalled
 from ._errors import with_options
 from ._examples import examples_of, write_examples
 from ._existing import existing_model
+from ._threads import set_threads
 
 T = TypeVar("T")
 
@@ -33,6 +34,9 @@ def option(default: T, help: str, *names: str, **settings: Any) -> T:
     """
     field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*names, help=help, **settings)})
     return field
+
+
+WITHOUT_THREADS = ("docs", "doctor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +101,32 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+def _reading() -> set[str]:
+    """The options of all tasks that say how their data is read, as the command line has them."""
+    from ..tasks._runs._registry import TASKS
+
+    return {name.replace("_", "-") for task in TASKS.values() for name in task.reading}
+
+
+def _remembered(option: str) -> str:
+    name = option[2:].replace("-", "_")
+    return f"No such option: {option}; the run remembers it; where the data differs: --set {name}=VALUE"
+
+
+def _threads_option() -> Any:
+    """`--threads`, which every command that computes has, and which no command sees."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def holder(
+        threads: Annotated[int | None, typer.Option(help="Threads that compute.  [default: PyTorch's setting]")] = None,
+    ) -> None: ...
+
+    made: Any = typer.main.get_command(app).params[0]
+    made.expose_value, made.callback = False, set_threads
+    return made
+
+
 class Group(TyperGroup):
     """Commands, whose help ends with an example of each."""
 
@@ -113,6 +143,11 @@ class GroupedCommand(TyperCommand):
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
 
+    def __init__(self, name: str | None, **settings: Any):
+        super().__init__(name, **settings)
+        if name not in WITHOUT_THREADS and not any("--threads" in one.opts for one in self.params):
+            self.params.append(_threads_option())
+
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(context, args)
@@ -121,6 +156,8 @@ class GroupedCommand(TyperCommand):
             shown = [line for line in examples_of(context.command_path.partition(" ")[2]) if option in line.split()]
             if option == "--device":
                 error.message, error.possibilities = f"No such option: --device; {DEVICE}", None  # type: ignore[attr-defined]
+            elif option is not None and any("--set" in one.opts for one in self.params) and option[2:] in _reading():
+                error.message, error.possibilities = _remembered(option), None  # type: ignore[attr-defined]
             elif shown and any(option in one.opts for one in self.get_params(context)):  # it lacks a value
                 error.message, error.ctx = f"{error.message.rstrip('.')}, as in: {shown[0]}", context  # type: ignore[attr-defined]
             raise

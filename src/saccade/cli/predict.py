@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from ._existing import existing
 from ._options import GroupedCommand
 from ._run_options import Changes, Picture, Run, changes_of, picture_target
 
+PROBABILITIES = ("probability", "probabilities")
 # Of an input that is meant to be a file, though it is not there.
 _ENDINGS = tuple(".csv .tsv .jsonl .json .txt .conll .png .jpg .jpeg .wav .flac .npz .fasta".split())
 
@@ -43,19 +44,31 @@ def predict(
     from .._terminal import standard_input, uncleaned
     from ..tasks._examples import text_lines
     from ..tasks._runs._predicting import predicted
+    from ..training.verdict import untrained
 
     target = picture_target(picture)
+    for line in untrained(run):
+        typer.echo(f"saccade: warning: {line}", err=True)
     inputs = text_lines(standard_input().read()) if given == "-" else _file_or_text(given)
     found = predicted(run, inputs, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
     for n, one in enumerate(found.values):
         if in_lines:
-            typer.echo(json.dumps(one, ensure_ascii=False), file=uncleaned(sys.stdout))
+            typer.echo(json.dumps(_rounded(one), ensure_ascii=False), file=uncleaned(sys.stdout))
         else:
             typer.echo("(empty)" if n in found.empty else found.task.line(one))
     if target is not None:  # after the lines: a task may have none
         found.save_picture(target)
         typer.echo(f"picture: {target}", err=in_lines)  # programs read the lines alone
+
+
+def _rounded(value: Any, *, probability: bool = False) -> Any:
+    """Plain values with four digits of every probability."""
+    if isinstance(value, dict):
+        return {key: _rounded(part, probability=probability or key in PROBABILITIES) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part, probability=probability) for part in value]
+    return round(value, 4) if probability and isinstance(value, float) else value
 
 
 def _file_or_text(given: str) -> str | Path:

@@ -176,6 +176,18 @@ def _told_what_next(out: Path, runs: Sequence[Path]) -> None:
         typer.echo(f"{_written(out, runs)} Next:")
         typer.echo(f"  saccade test {out} DATA")
         typer.echo(f"  saccade predict {runs[0]} INPUT")
+        if _explains(runs[0]):
+            typer.echo(f"  saccade predict {runs[0]} INPUT --picture why.png")
+
+
+def _explains(run: Path) -> bool:
+    """Whether the task of a run draws why it predicts what it does."""
+    from ..tasks import Task
+    from ..tasks._runs._registry import TASKS
+    from ..training.folder import task_of
+
+    kind = TASKS.get(task_of(run) or "")
+    return kind is not None and kind.predicted_picture is not Task.predicted_picture
 
 
 def _written(out: Path, runs: Sequence[Path]) -> str:

@@ -207,8 +207,8 @@ class ClassifySeveral(Classify):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
-        found = [f"{label} {share:.3f}" for label, share in likely if label in shown["labels"]]
-        none = f"none (most probable: {likely[0][0]} {likely[0][1]:.3f})"
+        found = [f"{label} {share:.4f}" for label, share in likely if label in shown["labels"]]
+        none = f"none (most probable: {likely[0][0]} {likely[0][1]:.4f})"
         return f"{', '.join(found) or none}  {' '.join(shown[self.thing].split())}"
 
 

@@ -219,6 +219,10 @@ class Task(ABC):
         """What a run is judged by, the lower the better: the first metric, where high is good."""
         return -next(iter(scores.values()))
 
+    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
+        """The name of a metric, and its value where the most frequent class of `training` is always named."""
+        return None
+
     @property
     def protocol(self) -> str:
         """How the metrics are counted, in a line of a report."""

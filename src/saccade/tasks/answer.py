@@ -296,7 +296,7 @@ class Answer(EncoderTask):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         answer = " ".join(shown["answer"].split()) or "(no answer)"
-        return f"{answer} {shown['probability']:.3f}  {' '.join(shown['question'].split())}"
+        return f"{answer} {shown['probability']:.4f}  {' '.join(shown['question'].split())}"
 
 
 def _text(example: Question, found: Found) -> str:

@@ -333,7 +333,7 @@ class ClassifyNodes(Task):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {shown['node']}"
+        return f"{', '.join(f'{label} {share:.4f}' for label, share in likely)}  {shown['node']}"
 
 
 def _of_words(features: np.ndarray) -> bool:

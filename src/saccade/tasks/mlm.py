@@ -317,7 +317,7 @@ class Mlm(EncoderTask):
         return {"text": example.text, "masks": masks}
 
     def line(self, shown: Mapping[str, Any]) -> str:
-        guesses = [", ".join(f"{one['piece']} {one['probability']:.3f}" for one in likely) for likely in shown["masks"]]
+        guesses = [", ".join(f"{one['piece']} {one['probability']:.4f}" for one in likely) for likely in shown["masks"]]
         return f"{' | '.join(guesses)}  {' '.join(shown['text'].split())}"
 
 

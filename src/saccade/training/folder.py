@@ -23,9 +23,10 @@ from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
 CURVE, LAST, ANOMALY, TASK = "curve.jsonl", "last.safetensors", "anomaly.txt", "task.json"
+VERDICT = "verdict.txt"
 SEARCH, SEARCH_PICTURE = "search.json", "search.png"  # of a search, whose best run stands in its folder
 LANGUAGE = "lm"  # the task of folders and checkpoints that name none
-_RUN = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, *COMPANIONS)
+_RUN = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, VERDICT, *COMPANIONS)
 OURS = tuple(dict.fromkeys((*_RUN, SEARCH, SEARCH_PICTURE)))
 _TRIED, _LOCK = ".saccade-can-write", ".saccade-lock"
 

@@ -105,6 +105,12 @@ class PreparedRun(ABC):
     def stored(self) -> tuple[Any, Evaluation]:
         """The model that the folder holds, opened again, and how good it is on all validation data."""
 
+    def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
+        """Lines that say what the run is worth; `stored` as in `conclusion`."""
+        from .verdict import verdict
+
+        return verdict(curve, self.settings, steps_done)
+
     def sample(self, step: int) -> str:
         """Something that the model writes by now, to be shown; "" where it writes nothing."""
         return ""
@@ -139,5 +145,8 @@ class Reporter:
         """Gets the cost after a look. An error that this raises ends the run."""
 
     def finished(self, prepared: Any, stored: Evaluation) -> None: ...
+
+    def concluded(self, line: str) -> None:
+        """Gets each line of the run's verdict, last of all."""
 
     def warned(self, message: str) -> None: ...

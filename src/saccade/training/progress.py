@@ -34,20 +34,15 @@ class ConsoleReporter(Reporter):
         self._progress = Progress(
             TextColumn("step {task.fields[at]}"),
             BarColumn(),
-            TextColumn(
-                "loss {task.fields[loss]:.3f}{task.fields[metric]}  |g| {task.fields[norm]:.2f}  "
-                "{task.fields[speed]:,.0f} {task.fields[unit]}/s"
-            ),
+            TextColumn("loss {task.fields[loss]:.3f}{task.fields[metric]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task(
-            "", total=None, at="0", loss=math.nan, metric="", norm=math.nan, speed=0.0, unit=""
-        )
-        self._steps, self._began, self._unit = math.inf, time.monotonic(), ""
+        self._task = self._progress.add_task("", total=None, at="0", loss=math.nan, metric="")
+        self._steps, self._began = math.inf, time.monotonic()
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
@@ -71,14 +66,11 @@ class ConsoleReporter(Reporter):
         precision = "float32" if execution.precision == "no" else execution.precision
         # In a pipe nothing else is written until then, which may take minutes.
         self._line(f"on {joined().device.type} in {precision}, evaluated every {every:,} steps")
-        self._unit = prepared.unit
-        self._progress.update(self._task, total=1.0, unit=self._unit)
+        self._progress.update(self._task, total=1.0)
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
         at = f"{step}/{self._steps}" if math.isfinite(self._steps) else f"{step:,}"
-        self._progress.update(
-            self._task, completed=self._share(step), at=at, loss=loss, norm=norm, speed=tokens_per_second
-        )
+        self._progress.update(self._task, completed=self._share(step), at=at, loss=loss)
 
     def _share(self, step: int) -> float:
         """How much of the run is over, by its steps or by its time, whichever ends first."""
@@ -88,13 +80,12 @@ class ConsoleReporter(Reporter):
 
     def looked(self, entry: CurveEntry, sample: str, best: bool) -> None:
         metrics = {name: value for name, value in entry.items() if name not in COMMON}
-        speed = f"{entry['tokens_per_second']:,.0f} {self._unit}/s"
         shown = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
         self._progress.update(self._task, metric=next((f"  {name} {value:.3f}" for name, value in metrics.items()), ""))
         self._line(
             f"step {entry['step']:>6,}  training {entry['training_loss']:.4f}  "
             f"validation {entry['validation_loss']:.4f}{shown}{' (best)' if best else '':7}  "
-            f"gradient norm {entry['norm']:.2f}  {speed}  {entry['seconds']:.0f} s"
+            f"{entry['seconds']:.0f} s"
         )
         if sample:
             # A young model's bytes are anything, terminal escapes included.
@@ -104,6 +95,9 @@ class ConsoleReporter(Reporter):
     def finished(self, prepared: PreparedRun, stored: Evaluation) -> None:
         self.stored = stored
         self._line(prepared.conclusion(stored))
+
+    def concluded(self, line: str) -> None:
+        self._line(line)
 
     def warned(self, message: str) -> None:
         self._line(message)

@@ -12,11 +12,13 @@ import torch
 from ..models.own.checkpoint import CARD, WEIGHTS, write_text
 from ..monitoring import Alarm, AttentionMonitor
 from .files import prune, write_checkpoint
-from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, task_of, unfinished_files
+from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, VERDICT, task_of, unfinished_files
 from .loop import Monitor
 from .memory import LOOK_SMALLER, memory_told
 from .objective import Evaluation
+from .pace import Pace
 from .prepared import CurveEntry, PreparedRun, Reporter, RunRequest
+from .processes import joined
 from .resume import VERSION
 from .scalars import LOG, ScalarLog
 
@@ -39,6 +41,7 @@ class RunWriter(Monitor):
         self._curve: list[CurveEntry] = []
         self._fresh = True  # nothing of this run's model is in the folder yet
         self._log: ScalarLog | None = None
+        self._pace = Pace()
 
     @property
     def beside_another(self) -> bool:
@@ -80,6 +83,9 @@ class RunWriter(Monitor):
                 {"loss/training": loss, "rate": rate, "tokens per second": tokens_per_second, "gradient/all": norm},
             )
         self._reporter.step(step, loss, norm, rate, tokens_per_second)
+        slow = self._pace.stepped()
+        if slow is not None and joined().device.type == "cpu":
+            self._reporter.warned(slow)
 
     def norms(self, step: int, gradients: dict[str, float], weights: dict[str, float]) -> None:
         if self._log is not None:
@@ -120,11 +126,13 @@ class RunWriter(Monitor):
             self._log.add(step, {"loss/validation": evaluation.loss, **metrics})
         self._attempt("the model could not be written", self._write)
         sample = "" if self._sharded else self._prepared.sample(self._done)
+        self._pace.paused()
         self._reporter.looked(entry, sample, best)
         self._reporter.judged(step, evaluation.judged)
 
     def checkpoint(self, step: int, state: dict[str, Any]) -> None:
         self._latest = state["model"]
+        self._pace.paused()
         if self._log is not None:
             self._log.flush()
         kept = {
@@ -177,7 +185,11 @@ class RunWriter(Monitor):
         with memory_told("training: the look at the stored weights", lambda: LOOK_SMALLER):
             best, evaluation = self._prepared.stored()
         write_text(self._run.out / CARD, self._card(evaluation))
+        lines = self._prepared.verdict(self._curve, self._done, evaluation)
+        write_text(self._run.out / VERDICT, "".join(line + "\n" for line in lines))
         self._reporter.finished(self._prepared, evaluation)
+        for line in lines:
+            self._reporter.concluded(line)
         return best
 
     # --- writing ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from .schedule import learning_rate
 
 PRECISIONS = ("bf16", "fp16", "no")
+_ALSO = {"bfloat16": "bf16", "float16": "fp16", "float32": "no", "fp32": "no"}  # as PyTorch and others name them
 
 
 def fitting_precision() -> str:
@@ -38,7 +39,7 @@ class Execution:
     Args:
         precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
             "bf16" where the machine is fast at it (GPUs that have it, AVX512-BF16, AMX), else "no"; a run that is
-            resumed keeps what it began with.
+            resumed keeps what it began with. "bfloat16", "float16", "float32" and "fp32" are the same by other names.
         accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
         compile: let `torch.compile` make the forward and backward pass.
         checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
@@ -60,8 +61,12 @@ class Execution:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", _ALSO.get(self.precision, self.precision))
         if self.precision not in ("auto", *PRECISIONS):
-            raise ValueError(f"precision: expected 'auto', 'bf16', 'fp16' or 'no', got {self.precision!r}")
+            raise ValueError(
+                f"precision: expected 'auto', 'bf16' (bfloat16), 'fp16' (float16) or 'no' (float32, fp32), got "
+                f"{self.precision!r}"
+            )
         _at_least(self, 1, ["accumulate"])
 
     @property

@@ -134,6 +134,10 @@ class ClassTask(ExampleTask):
         calibration = expected_calibration_error(np.asarray(outputs), truth)
         return {**class_scores(outputs, truth), "calibration error": calibration}
 
+    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
+        most = int(np.bincount(self.truth(training)).argmax())
+        return "accuracy", float((self.truth(data) == most).mean())
+
     @property
     def protocol(self) -> str:
         return "accuracy and macro F1 as scikit-learn counts them, calibration error over 15 bins"
@@ -165,7 +169,7 @@ class ClassTask(ExampleTask):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        return f"{', '.join(f'{label} {share:.3f}' for label, share in likely)}  {' '.join(shown[self.thing].split())}"
+        return f"{', '.join(f'{label} {share:.4f}' for label, share in likely)}  {' '.join(shown[self.thing].split())}"
 
 
 def label_of(value: Any, place: str) -> str:

@@ -18,6 +18,7 @@ from ...training import Evaluation, PreparedRun
 from ...training.folder import TASK
 from ...training.prepared import CurveEntry
 from ...training.resume import LatestCheckpoint, check_same, settings_described
+from ...training.verdict import UNTRAINED
 from .._task import Task
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._card import task_card
@@ -77,6 +78,16 @@ class PreparedTaskRun(PreparedRun):
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
         scored = self.run.kind.scored(len(self.run.validation))
         return f"best weights, {scored}: {metrics}, loss {stored.loss:.4f}"
+
+    def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
+        lines = super().verdict(curve, steps_done, stored)
+        found = self.run.kind.majority(self.run.training, self.run.validation)
+        if found is None or found[0] not in stored.metrics:
+            return lines
+        name, value = found
+        told = f"{name} {stored.metrics[name]:.4f}; always naming the most frequent class has {value:.4f}"
+        worse = stored.metrics[name] <= value and not lines[0].startswith(UNTRAINED)
+        return [*lines, f"{UNTRAINED}: {told}" if worse else told]
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole = merged({name: tensor.detach() for name, tensor in weights.items()})

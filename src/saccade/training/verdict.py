@@ -1,0 +1,36 @@
+"""What a run is worth, in the lines it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .folder import VERDICT
+from .prepared import CurveEntry
+from .settings import Settings
+
+UNTRAINED = "not a result"  # how a line begins that `saccade predict` repeats
+STILL_FALLING = 0.005  # the share by which a last look was better than the one before
+
+
+def verdict(curve: Sequence[CurveEntry], settings: Settings, steps_done: int) -> list[str]:
+    """Whether the warm-up was over, and whether the validation loss was still falling."""
+    longer = "--minutes or --steps" if settings.minutes is not None else "--steps or --epochs"
+    if steps_done < settings.warmup:
+        return [
+            f"{UNTRAINED}: the run ended in its warm-up, after {steps_done:,} of {settings.warmup:,} steps; "
+            f"give it more {longer}"
+        ]
+    losses = [entry["validation_loss"] for entry in curve]
+    if len(losses) < 2:
+        return ["one evaluation: whether the validation loss was still falling is unknown"]
+    if losses[-1] < min(losses[:-1]) * (1 - STILL_FALLING):
+        return [f"the validation loss was still falling: more {longer} may give a better model"]
+    return ["the validation loss no longer fell"]
+
+
+def untrained(folder: Path) -> list[str]:
+    """The lines of a run's verdict that say its model is no result."""
+    path = folder / VERDICT
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [line for line in lines if line.startswith(UNTRAINED)]
