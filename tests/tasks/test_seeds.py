@@ -32,10 +32,10 @@ def test_two_seeds(files, tmp_path, capsys):
     command = ["train", "classify", str(files / "reviews.csv"), "--out", str(out), *small]
     assert cli.main(command) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[-4].startswith("2 seeds, validation data, mean and standard deviation: accuracy ")
+    assert told[-5].startswith("2 seeds, validation data, mean and standard deviation: accuracy ")
     runs = [out / "seed-3", out / "seed-4"]
-    assert told[-3] == f"{out}: models of seed-3, seed-4 written. Next:"
-    assert told[-1] == f"  saccade predict {runs[0]} INPUT"
+    assert told[-4] == f"{out}: models of seed-3, seed-4 written. Next:"
+    assert told[-2] == f"  saccade predict {runs[0]} INPUT"
     assert [json.loads((run / "task.json").read_text())["seed"] for run in runs] == [3, 4]
     again = tasks.train("classify", files / "reviews.csv", tmp_path / "alone", **{**SMALL, "steps": 20}, seed=4)
     assert (again.folder / "model.safetensors").read_bytes() == (runs[1] / "model.safetensors").read_bytes()

@@ -50,8 +50,12 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("classify: BERT of ") and told[0].endswith(" parameters, from random weights")
     assert told[1] == f"189 examples to train on, 22 to validate; 80 steps into {out}"
-    assert "accuracy 1.0000" in told[-4] and told[-4].startswith("best weights, over all validation data: ")
-    assert told[-2:] == [f"  saccade test {out} DATA", f"  saccade predict {out} INPUT"]
+    assert "accuracy 1.0000" in told[-7] and told[-7].startswith("best weights, over all validation data: ")
+    assert told[-5].startswith(
+        "accuracy 1.0000; always naming the most frequent class has "
+    )  # of a verdict of two lines
+    following = ["test {} DATA", "predict {} INPUT", "predict {} INPUT --picture why.png"]
+    assert told[-3:] == [f"  saccade {command.format(out)}" for command in following]
 
     picture = tmp_path / "confusion.png"
     unseen = str(files / "unseen.csv")
