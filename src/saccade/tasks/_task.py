@@ -64,7 +64,7 @@ class Task(ABC):
         reading: names of the fields that may differ for data that are tested or predicted, such as a column.
         requires: modules of optional dependencies, which are imported before anything else.
         extra: the extra of Saccade that installs them.
-        unit: what a run counts for the speed that it shows.
+        unit: what `tokens_per_second` in `curve.jsonl` counts.
 
     Example:
         >>> import saccade

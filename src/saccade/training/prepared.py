@@ -54,7 +54,6 @@ class PreparedRun(ABC):
         described: everything that decides what is learned, by name; a resumed run must have an equal description.
         kept: what a checkpoint needs beside the weights to rebuild the model, as plain values.
         state: the checkpoint the run continues from; None where it begins.
-        unit: what `objective.tokens` counts, for the speed that is shown.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -78,7 +77,6 @@ class PreparedRun(ABC):
     described: dict[str, Any]
     kept: dict[str, Any]
     state: dict[str, Any] | None
-    unit: str = "tokens"
 
     @property
     @abstractmethod

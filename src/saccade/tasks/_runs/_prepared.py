@@ -50,7 +50,6 @@ class PreparedTaskRun(PreparedRun):
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
             self.objective = run.distillation.objective(self.objective, examples)
-        self.unit = run.kind.unit
 
     @classmethod
     def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
