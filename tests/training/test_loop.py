@@ -249,7 +249,7 @@ def test_bad_settings(change, message):
         (
             Execution,
             {"precision": "fp8"},
-            "precision: expected 'auto', 'bf16' (bfloat16), 'fp16' (float16) or 'no' (float32, fp32), got 'fp8'",
+            r"precision: expected 'auto', 'bf16' \(bfloat16\), 'fp16' \(float16\) or 'no' \(float32, fp32\), got 'fp8'",
         ),
         (Execution, {"accumulate": 0}, "accumulate: must be at least 1, got 0"),
         (EvaluationSettings, {"every": 0}, "every: must be at least 1, got 0"),
