@@ -17,8 +17,8 @@ FAULTS = (
     Fault(
         "gates-signs",
         IMPORTANCE,
-        "losses, signed.abs(), signed=",
-        "losses, signed, signed=",
+        "parts.mean(0).abs() for parts in by_batch",
+        "parts.mean(0) for parts in by_batch",
         (OF_IMPORTANCE,),
         "Batches whose gradients have other signs cancel.",
     ),

@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "time-limit",
         "src/saccade/verification/running/_child.py",
-        "deadline = time.monotonic() + self.limits.seconds",
-        "deadline = time.monotonic() + 60 * self.limits.seconds",
+        "deadline = time.monotonic() + self._seconds",
+        "deadline = time.monotonic() + 60 * self._seconds",
         (TESTS + "test_child.py",),
         "A check that hangs is ended a minute late for each second.",
     ),
