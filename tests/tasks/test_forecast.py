@@ -345,10 +345,13 @@ def spoiled(line, cell, value):
             r"line 7: expected 2024-02-28 02:00:00 at even steps of hours, got 2024-0",
         ),
         (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 7: .* not of one time zone, .* has an offset from UTC and"),
-        (spoiled(9, 2, "n/a"), r"line 9: expected a number in column 'sun', got 'n/a' \(1 of 50 cells have none\)"),
-        (spoiled(9, 2, ""), "line 9: expected a number in column 'sun', got ''"),
-        (spoiled(9, 3, "nan"), "line 9: expected a number in column 'ramp', got 'nan'"),
-        (spoiled(9, 1, "inf"), "line 9: expected a number in column 'tide', got 'inf'"),
+        (
+            spoiled(9, 2, "n/a"),
+            r"bad.csv: 1 of 150 cells have no number: line 9 'sun' \('n/a'\); fill=previous or fill=linear fills them$",
+        ),
+        (spoiled(9, 2, ""), r"no number: line 9 'sun' \(''\); fill="),
+        (spoiled(9, 3, "nan"), r"no number: line 9 'ramp' \('nan'\); fill="),
+        (spoiled(9, 1, "inf"), r"no number: line 9 'tide' \('inf'\); 'inf' is no empty cell: fix it"),
         (spoiled(2, 0, "x")[1:36], r"bad.csv: 35 rows, expected at least 36, one window of past=29 and horizon=7$"),
         (
             spoiled(2, 0, "x")[1:43],
@@ -371,8 +374,46 @@ def test_a_missing_month_is_found(tmp_path):
     dates = [f"{year}-{month:02}-01" for year in (2021, 2022, 2023) for month in range(1, 13)]
     del dates[19]
     data = table(tmp_path / "a.csv", np.arange(35.0)[:, None], dates, ("date", "a"))
-    with pytest.raises(ValueError, match="line 21: expected 2022-08-01 at even steps of months, got 2022-09-01$"):
+    with pytest.raises(ValueError, match="a.csv: 1 date is missing: 2022-08-01; fill="):
         Forecast(past=5, horizon=3, patch=2).read(data)
+
+
+def gappy(path):
+    """A day each, from which the 5th to the 7th, the 11th and two numbers are missing."""
+    rows = [(f"2024-01-{day:02}", day, day**2) for day in range(1, 30) if day not in (5, 6, 7, 11)]
+    rows[12], rows[-1] = (*rows[12][:2], ""), (rows[-1][0], "n/a", rows[-1][2])
+    return write_csv(path, rows, ("date", "a", "b"))
+
+
+def test_all_gaps_are_named_at_once(tmp_path):
+    """Each was an error of its own, once the one before was mended."""
+    with pytest.raises(ValueError, match="missing") as raised:
+        Forecast(past=5, horizon=3, patch=2).read(gappy(tmp_path / "a.csv"))
+    assert str(raised.value).endswith(
+        "a.csv: 4 dates are missing: 2024-01-05 to 2024-01-07, 2024-01-11; 2 of 50 cells have no number: "
+        "line 14 'b' (''), line 26 'a' ('n/a'); fill=previous or fill=linear fills them"
+    )
+
+
+@pytest.mark.parametrize("fill", ["previous", "linear"])
+def test_gaps_are_filled_as_numpy_fills_them(tmp_path, fill):
+    with pytest.warns(UserWarning, match=f"4 dates are missing: .* 2 of 50 cells .*; filled: {fill}$"):
+        found = Forecast(past=5, horizon=3, patch=2, fill=fill).read(gappy(tmp_path / "a.csv")).table
+    n = np.arange(1, 30)
+    known = [[day for day in n if day not in (5, 6, 7, 11, without)] for without in (29, 17)]
+    for column, days, power in zip(found.values.T, known, (1, 2), strict=True):
+        before = np.array([max(day for day in days if day <= one) for one in n])
+        line = np.interp(n, days, np.power(days, power))
+        np.testing.assert_allclose(column, line if fill == "linear" else before**power)
+    assert len(found.dates) == 29
+
+
+def test_only_what_says_that_it_is_empty_is_filled(tmp_path):
+    data = write_csv(
+        tmp_path / "a.csv", [(f"2024-01-{day:02}", "1,5" if day == 7 else day) for day in range(1, 30)], ("date", "a")
+    )
+    with pytest.raises(ValueError, match=r"line 8 'a' \('1,5'\); '1,5' is no empty cell"):
+        Forecast(past=5, horizon=3, patch=2, fill="linear").read(data)
 
 
 def test_other_bad_input(noise, tables, tmp_path):

@@ -176,6 +176,7 @@ class SeriesOptions:
     columns: str | None = option(
         None, "The series, separated by commas.  [default: all columns but the dates']", metavar="COLUMN,..."
     )
+    fill: str = option("none", "Fill missing dates and numbers: previous, linear or none.")
     past: int = option(336, "Time steps that the model reads.")
     horizon: int = option(96, "Time steps that the model forecasts.")
 

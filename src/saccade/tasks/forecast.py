@@ -25,6 +25,7 @@ from ..models.loading import new_model
 from ..nn.stacks import LayerObserver
 from ._example_task import Batch, ExampleTask
 from ._series._dates import continued
+from ._series._gaps import FILLS
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
 from ._series._scaling import mean_and_deviation, scaled
@@ -48,6 +49,8 @@ class Forecast(ExampleTask):
     Args:
         date: the column of dates, in ISO 8601, at even steps.
         columns: names of the series, separated by commas as a line of a .csv; None: all columns except the dates.
+        fill: of dates and numbers that are missing: "none": an error that names them; "previous": the number before;
+            "linear": on a line to the next number, which may lie in the future of a window.
         past: S, steps that the model reads.
         horizon: F, steps that it forecasts.
         layers, heads, width, hidden, dropout: of a new model; `hidden` is the width inside its feed-forward layers.
@@ -70,6 +73,7 @@ class Forecast(ExampleTask):
 
     date: str = "date"
     columns: str | None = None
+    fill: str = "none"
     past: int = 336
     horizon: int = 96
     layers: int = 3
@@ -89,7 +93,7 @@ class Forecast(ExampleTask):
     scratch = Recipe(epochs=10, rate=1e-3)
     tuning = Recipe(epochs=3, rate=1e-4)
     learned = ("names", "means", "deviations", "step")
-    reading = ("date",)
+    reading = ("date", "fill")
     requires = ("pandas",)
     extra = "forecast"
 
@@ -97,6 +101,8 @@ class Forecast(ExampleTask):
         for name in ("past", "horizon", "layers", "heads", "width", "hidden", "patch", "stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.fill not in FILLS:
+            raise ValueError(f"fill: expected one of {', '.join(map(repr, FILLS))}, got {self.fill!r}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
         if self.width % self.heads:
@@ -109,7 +115,7 @@ class Forecast(ExampleTask):
     def read(self, path: Path) -> Windows:
         """All windows that lie in the table."""
         window = {"past": self.past, "horizon": self.horizon}
-        table = read_series(path, self.date, self._wanted(), window=window, step=self.step)
+        table = read_series(path, self.date, self._wanted(), window=window, step=self.step, fill=self.fill)
         starts = range(len(table.values) - self.past - self.horizon + 1)
         return Windows(table, self.past, self.horizon, starts)
 
@@ -144,7 +150,8 @@ class Forecast(ExampleTask):
 
     def read_inputs(self, path: Path) -> Windows:
         """The last window of a table, whose future nobody knows."""
-        table = read_series(path, self.date, self._wanted(), window={"past": self.past}, step=self.step)
+        window = {"past": self.past}
+        table = read_series(path, self.date, self._wanted(), window=window, step=self.step, fill=self.fill)
         now = len(table.values)
         return Windows(table, self.past, self.horizon, range(now - self.past, now - self.past + 1))
 

@@ -167,9 +167,9 @@ FAULTS = (
     ),
     Fault(
         "uneven-later-tables",
-        "src/saccade/tasks/_series/_table.py",
-        "    check_steps(dates, step, places)\n",
-        "",
+        "src/saccade/tasks/_series/_dates.py",
+        "    if not len(odd) and len(grid) <= 2 * len(dates):\n",
+        "    if not len(odd):\n",
         (SERIES,),
         "A table of days is forecast by what was learned from hours.",
     ),

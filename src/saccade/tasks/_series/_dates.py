@@ -83,15 +83,21 @@ def _is_even(dates: DatetimeIndex) -> bool:
 
 
 def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
-    """The step from each of three or more dates to the next. ValueError where it is not always the same."""
+    """The step from each of three or more dates to the next, of which some may be missing. ValueError where there is
+    none."""
     step = _inferred(dates)
     if step is not None:
         return step
     parts = (_inferred(dates[n : n + _PART]) for n in range(0, max(len(dates) - _PART, 1), _PART))
     known = Counter(part for part in parts if part is not None)
     if known:
-        check_steps(dates, known.most_common(1)[0][0], places)
+        return known.most_common(1)[0][0]
+    from pandas.tseries.frequencies import to_offset
+
     steps = dates[1:] - dates[:-1]
+    usual, count = Counter(steps).most_common(1)[0]
+    if 2 * count > len(steps) and not any(gap % usual for gap in steps):
+        return str(to_offset(usual).freqstr)
     n = int(np.argmax(steps != steps[0]))
     raise ValueError(
         f"{places[n + 1]}: {dates[n + 1]} comes {steps[n]} after the row before, that one {steps[0]} after its own; "
@@ -99,17 +105,23 @@ def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
     )
 
 
-def check_steps(dates: DatetimeIndex, step: str, places: Sequence[str]) -> None:
-    """ValueError where a date does not come one `step` after the one before."""
+def steps_between(dates: DatetimeIndex, step: str, places: Sequence[str]) -> DatetimeIndex:
+    """All dates one `step` apart from the first of `dates` to the last. ValueError where these are not among them, or
+    where most are missing: the step is another one."""
     import pandas as pd
 
-    expected = pd.date_range(dates[0], periods=len(dates), freq=step)
-    uneven = np.flatnonzero(np.asarray(expected != dates))
-    if len(uneven):
-        n = uneven[0]
-        midnight = all(date == date.normalize() for date in (expected[n], dates[n]))
-        wanted, found = (str(date.date() if midnight else date) for date in (expected[n], dates[n]))
-        raise ValueError(f"{places[n]}: expected {wanted} at even steps of {_in_words(step)}, got {found}")
+    first = pd.date_range(dates[0], periods=2, freq=step)
+    span, usual = dates[-1] - dates[0], first[1] - first[0]
+    grid = pd.date_range(dates[0], dates[-1], freq=step) if span <= 4 * len(dates) * usual else first
+    odd = np.flatnonzero(~dates.isin(grid))
+    if not len(odd) and len(grid) <= 2 * len(dates):
+        return grid
+    other = np.flatnonzero(pd.date_range(dates[0], periods=len(dates), freq=step) != dates)
+    n = int(other[0] if len(grid) > 2 * len(dates) or len(grid) == 2 < len(dates) else odd[0])
+    expected = pd.date_range(dates[max(n - 1, 0)], periods=2, freq=step)[min(n, 1)]
+    midnight = all(date == date.normalize() for date in (expected, dates[n]))
+    wanted, found = (str(date.date() if midnight else date) for date in (expected, dates[n]))
+    raise ValueError(f"{places[n]}: expected {wanted} at even steps of {_in_words(step)}, got {found}")
 
 
 def continued(last: str, step: str, count: int) -> list[str]:

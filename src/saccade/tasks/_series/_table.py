@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from .._examples import column_names, read_table
-from ._dates import check_steps, even_step, read_dates
+from ._dates import even_step, read_dates, steps_between
+from ._gaps import check_gaps, filled, numbers
 
 if TYPE_CHECKING:
     from pandas import DatetimeIndex
@@ -43,7 +44,13 @@ class SeriesTable:
 
 
 def read_series(
-    path: Path, date: str, names: Sequence[str] | None = None, *, window: Mapping[str, int], step: str | None = None
+    path: Path,
+    date: str,
+    names: Sequence[str] | None = None,
+    *,
+    window: Mapping[str, int],
+    step: str | None = None,
+    fill: str = "none",
 ) -> SeriesTable:
     """The series of a .csv, .tsv or .jsonl.
 
@@ -52,26 +59,30 @@ def read_series(
         names: the other columns; None: all there are.
         window: rows of each part of a window, by the options that say so; there must be one, at least 3 rows.
         step: of the dates; None finds it.
+        fill: "none" or how rows and numbers that are missing are filled, as of `filled`, with a warning.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: errors of `read_table` and `read_dates`, uneven steps, cells that are no numbers, too few rows.
+        ValueError: errors of `read_table` and `read_dates`, uneven steps, gaps, cells without numbers, too few rows.
     """
     names = _others(path, date) if names is None else names
     rows = read_table(path, (date, *names))
-    least = sum(window.values())
-    if len(rows) < least:
-        parts = " and ".join(f"{name}={steps}" for name, steps in window.items())
-        raise ValueError(f"{path}: {len(rows)} rows, expected at least {least}, one window of {parts}")
+    if fill == "none" or len(rows) < 3:
+        _check_rows(path, len(rows), window)
     places = [place for place, _ in rows]
     written, *columns = zip(*(cells for _, cells in rows), strict=True)
     texts = [str(text).strip() for text in written]
     dates = read_dates(texts, places)
     if step is None:
         step = even_step(dates, places)
-    check_steps(dates, step, places)
-    values = [_numbers(name, cells, places) for name, cells in zip(names, columns, strict=True)]
-    return SeriesTable(path, tuple(names), np.stack(values, axis=1), dates, step, texts[-1])
+    grid = steps_between(dates, step, places)
+    values = numbers(columns)
+    gaps = [(places[row], names[n], columns[n][row]) for row, n in np.argwhere(np.isnan(values))]
+    check_gaps(path, grid, dates, gaps, values.size, fill)
+    if fill != "none":
+        values = filled(path, names, values, dates, grid, fill)
+        _check_rows(path, len(values), window)
+    return SeriesTable(path, tuple(names), values, grid, step, texts[-1])
 
 
 def _others(path: Path, date: str) -> list[str]:
@@ -83,18 +94,10 @@ def _others(path: Path, date: str) -> list[str]:
     return others
 
 
-def _numbers(name: str, cells: Sequence[Any], places: Sequence[str]) -> np.ndarray:
-    import pandas as pd
-
-    found = pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy(np.float64)
-    wrong = np.flatnonzero(~np.isfinite(found))
-    if len(wrong):
-        n = wrong[0]
-        raise ValueError(
-            f"{places[n]}: expected a number in column {name!r}, got {cells[n]!r:.40} ({len(wrong)} of {len(cells)} "
-            "cells have none); fill the gaps, or leave the column out of columns"
-        )
-    return found
+def _check_rows(path: Path, count: int, window: Mapping[str, int]) -> None:
+    if count < sum(window.values()):
+        parts = " and ".join(f"{name}={steps}" for name, steps in window.items())
+        raise ValueError(f"{path}: {count} rows, expected at least {sum(window.values())}, one window of {parts}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
