@@ -62,8 +62,7 @@ def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: 
     if columns is not None:
         slices.append(Slice(layer, "weight", 1, tuple(columns)))
         changes.append(Change(layer, "in_features", len(columns)))
-    product = getattr(layer, "product", None)
-    return Cut(slices, [*changes, *([] if product is None else [Change(product, "copy", None)])])
+    return Cut(slices, changes)
 
 
 def head_rows(heads: Iterable[int], width: int, start: int = 0) -> list[int]:
