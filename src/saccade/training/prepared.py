@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .objective import Evaluation, Objective
 from .settings import Settings
+from .verdict import verdict as run_verdict
 
 CurveEntry = dict[str, float]
 """A look at the validation data: `COMMON` ones, and the task's metrics between the losses and the rest."""
@@ -105,9 +106,7 @@ class PreparedRun(ABC):
 
     def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
         """Lines that say what the run is worth; `stored` as in `conclusion`."""
-        from .verdict import verdict
-
-        return verdict(curve, self.settings, steps_done)
+        return run_verdict(curve, self.settings, steps_done)
 
     def sample(self, step: int) -> str:
         """Something that the model writes by now, to be shown; "" where it writes nothing."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .folder import VERDICT
-from .prepared import CurveEntry
 from .settings import Settings
 
 UNTRAINED = "not a result"  # how a line begins that `saccade predict` repeats
 STILL_FALLING = 0.005  # the share by which a last look was better than the one before
 
 
-def verdict(curve: Sequence[CurveEntry], settings: Settings, steps_done: int) -> list[str]:
+def verdict(curve: Sequence[Mapping[str, float]], settings: Settings, steps_done: int) -> list[str]:
     """Whether the warm-up was over, and whether the validation loss was still falling."""
     longer = "--minutes or --steps" if settings.minutes is not None else "--steps or --epochs"
     if steps_done < settings.warmup:
