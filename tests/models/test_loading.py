@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,86 @@ def test_large_tensors_are_read_in_parts(tmp_path, monkeypatch, kind, pickled):
     assert torch.equal(models.load(tmp_path)(IDS).last_hidden_state, expected)
 
 
+def compressed(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+ODD = {
+    "a tensor of layout torch.sparse_coo": lambda x: x.to_sparse(),
+    "a tensor without values, on the meta device": lambda x: x.to("meta"),
+    "a tensor of torch.qint8": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "a tensor of torch.complex64": lambda x: x.to(torch.complex64),
+    "a tensor of torch.float8_e4m3fn": lambda x: x.to(torch.float8_e4m3fn),
+    "a nested tensor": lambda x: torch.nested.nested_tensor([x[0], x[0, :3]]),
+    "dict": lambda x: {"weight": x},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # nested and quantised tensors are prototypes
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_in_a_pickle_that_are_no_dense_numbers(tmp_path, kind):
+    """Each would be a traceback, or numbers that are wrong."""
+    values = tensors(made(tmp_path, "BertModel"))
+    (tmp_path / SAFE).unlink()
+    name = "embeddings.position_embeddings.weight"
+    torch.save({**values, name: ODD[kind](values[name])}, tmp_path / PICKLED)
+    assert "\n" not in refused(tmp_path, rf"{name}: expected a dense tensor of numbers, got {kind}")
+
+
+def test_a_pickle_with_compressed_members_or_names_that_are_no_strings(tmp_path):
+    """Mapped into memory, compressed bytes would be taken for numbers."""
+    values = tensors(made(tmp_path, "BertModel"))
+    (tmp_path / SAFE).unlink()
+    torch.save(values, tmp_path / PICKLED)
+    compressed(tmp_path / PICKLED)
+    refused(tmp_path, r"pytorch_model\.bin: damaged \(its members are compressed")
+    torch.save({7: torch.ones(2), **values}, tmp_path / PICKLED)
+    refused(tmp_path, "expected names and tensors, got the name 7")
+
+
+def test_integers_where_floats_are_expected(tmp_path):
+    values, name = tensors(made(tmp_path, "BertModel")), "embeddings.LayerNorm.weight"
+    rewrite(tmp_path, {**values, name: values[name].to(torch.int8)})
+    refused(tmp_path, f"{name}: expected floats, got torch.int8")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_settings_that_are_no_file(tmp_path, kind):
+    """A pipe that nobody writes would wait for ever."""
+    path = made(tmp_path) / "config.json"
+    path.unlink()
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    refused(tmp_path, r"config\.json: expected a file")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_a_wrapped_model(tmp_path, monkeypatch, prefix, pickled):
+    """DataParallel and torch.compile put a prefix before all names; before some of them it is an error."""
+    expected, values = models.load(made(tmp_path))(IDS).logits, tensors(tmp_path)
+    wrapped = {prefix + name: tensor for name, tensor in values.items()}
+    rewrite(tmp_path, wrapped)
+    if pickled:
+        torch.save(wrapped, tmp_path / PICKLED)
+        (tmp_path / SAFE).unlink()
+    monkeypatch.setattr(reading, "_MAPPED", 200)
+    assert torch.equal(models.load(tmp_path)(IDS).logits, expected)
+    rewrite(tmp_path, {**wrapped, "bert.extra": torch.ones(2)})
+    assert f"unused: {prefix}bert.embeddings" in refused(tmp_path, "does not fit:")
+
+
+def test_a_folder_of_an_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
+    told = "holds an adapter of 'org/base' .*not a whole model; merge it with peft: .*merge_and_unload"
+    refused(tmp_path, told)
+    (made(tmp_path) / "adapter_model.safetensors").write_bytes(b"")  # both: transformers would add the adapter
+    refused(tmp_path, told)
+
+
 # Shards
 
 
@@ -264,7 +345,11 @@ def test_the_dtype_is_that_of_most_bytes_or_as_asked(tmp_path):
     values = tensors(made(tmp_path, "BertModel"))
     rewrite(tmp_path, {n: t if n.endswith("bias") else t.bfloat16() for n, t in values.items()})
     assert models.load(tmp_path).dtype == torch.bfloat16
+    rounded = models.load(tmp_path).report
+    assert rounded.rounded and {*rounded.rounded} == {n for n in values if n.endswith("bias")}
+    assert str(rounded).startswith("rounded to a coarser dtype: ")
     assert models.load(tmp_path, dtype=torch.float64).dtype == torch.float64
+    assert not models.load(tmp_path, dtype=torch.float32).report.rounded
     refused(tmp_path, "dtype: expected one of torch.float32", dtype=torch.int8)
     rewrite(tmp_path, {n: t.to(torch.float8_e4m3fn) for n, t in values.items()})
     refused(tmp_path, r"model\.safetensors: holds F8_E4M3, expected one of F64, F32")
@@ -388,12 +473,33 @@ def test_wrong_heads(tmp_path, options, message):
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 26, as many as there are tensors"),
         ({"hidden_size": 21}, r"embeddings\.LayerNorm\.weight.*: found \(14,\), expected \(21,\)"),
         ({"is_decoder": True}, "is_decoder: expected False: nothing else is computed, got True"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps: expected a positive number, got 0.0"),
+        ({"model_type": None}, "model_type: unknown family None"),
+        ({"architectures": "BertForDreaming"}, "architectures: 'BertForDreaming' is no head of BERT"),
+        ({"architectures": {"a": 1}}, "architectures: expected a list of class names"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute'"),
     ],
 )
 def test_settings_that_mean_another_model(tmp_path, changes, message):
     settings(made(tmp_path), **changes)
     refused(tmp_path, message)
+
+
+def test_one_name_of_a_class_names_the_head(tmp_path):
+    expected = models.load(made(tmp_path))(IDS).logits
+    settings(tmp_path, architectures="BertForMaskedLM")
+    assert torch.equal(models.load(tmp_path)(IDS).logits, expected)
+
+
+def test_a_setting_by_its_alias(tmp_path):
+    """Ignored, it would be the default number of heads, and other numbers."""
+    sizes = dict(vocab_size=29, n_embd=24, n_layer=1, n_head=3, n_positions=11)
+    written(tmp_path, "GPT2Model", transformers().GPT2Config(**sizes))
+    expected = models.load(tmp_path)(IDS).last_hidden_state
+    settings(tmp_path, n_head=None, num_attention_heads=3)
+    assert torch.equal(models.load(tmp_path)(IDS).last_hidden_state, expected)
+    settings(tmp_path, n_head=4)
+    refused(tmp_path, "n_head: expected 3, as num_attention_heads says, which names the same setting, got 4")
 
 
 # Places

@@ -16,7 +16,7 @@ from ._shortened import shortened
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
 from .checkpoints.materialised import materialised
-from .checkpoints.reading import StoredWeights, find_weights
+from .checkpoints.reading import StoredWeights, find_weights, read_json
 from .checkpoints.settings import CONFIG, Settings, read_settings
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
@@ -70,7 +70,9 @@ def load(
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
     folder = None if source is None else folder_of(source)
-    settings = None if folder is None else read_settings(folder)
+    settings = None if folder is None else _settings(folder)
+    if settings is not None and "model_type" not in settings and "architectures" in settings:
+        _family(settings)  # raises: a published model has a type
     if folder is None or settings is None or "model_type" not in settings:
         if head not in (None, "causal-lm") or labels is not None:
             raise ValueError(
@@ -83,7 +85,7 @@ def load(
 def load_body(source: str | Path) -> Model:
     """What gives the hidden states of texts: a model without its head, and of T5 the encoder. Errors as of `load`."""
     folder = folder_of(source)
-    settings = read_settings(folder)
+    settings = _settings(folder)
     encoder = "model_type" in settings and "encoder" in _family(settings).heads
     return load(folder, head="encoder" if encoder else "none")
 
@@ -169,6 +171,19 @@ def _built(settings: Settings, head: str | None, labels: int | Sequence[str] | N
     return model
 
 
+def _settings(folder: Path) -> Settings:
+    """config.json; ValueError where the folder holds an adapter, whose weights are changes of another model's."""
+    adapter = folder / "adapter_config.json"
+    if adapter.exists() and (any(folder.glob("adapter_model.*")) or not (folder / CONFIG).exists()):
+        values = read_json(adapter)
+        base = values.get("base_model_name_or_path") if isinstance(values, dict) else None
+        raise ValueError(
+            f"{folder}: holds an adapter of {shortened(repr(base))} (adapter_config.json), not a whole model; merge "
+            "it with peft: AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
+        )
+    return read_settings(folder)
+
+
 def _published(
     folder: Path,
     settings: Settings,
@@ -202,7 +217,8 @@ def _published(
     if request.rows:
         _reorder(model, axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
-    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out))
+    rounded = _rounded(wanted, stored, model)
+    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded)
     return model.eval()
 
 
@@ -243,6 +259,7 @@ def _family(settings: Settings) -> Family:
     kind = settings.get("model_type")
     for family in FAMILIES:
         if isinstance(kind, str) and kind in family.types:
+            settings.rename(family.aliases)
             return family
     known = ", ".join(sorted(kind for family in FAMILIES for kind in family.types))
     raise ValueError(f"{settings.path}: model_type: unknown family {shortened(repr(kind))}, expected one of {known}")
@@ -258,7 +275,10 @@ def _request(
     known = ", ".join(map(repr, (*family.heads, "none")))
     if head is None:
         asked = settings.get("architectures", [])
-        named = asked[0] if isinstance(asked, list) and asked else None
+        names = [asked] if isinstance(asked, str) else asked
+        if not isinstance(names, list):
+            raise settings.error("architectures", "a list of class names")
+        named = names[0] if names else None
         try:
             chosen = None if named is None else family.head_of(str(named))
         except KeyError:
@@ -310,6 +330,13 @@ def _tokens(labels: Sequence[str]) -> dict[str, Any]:
     return {"vocab_size": len(labels), "pad_token_id": 0}
 
 
+def _rounded(wanted: Plan, stored: StoredWeights, model: Model) -> tuple[str, ...]:
+    """The published tensors that parameters or buffers of a coarser dtype are filled from."""
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    pairs = ((piece.published, stored.tensors[piece.published].dtype, dtypes[piece.ours]) for piece in wanted.pieces)
+    return tuple(dict.fromkeys(name for name, fine, held in pairs if torch.promote_types(fine, held) != held))
+
+
 @torch.no_grad()
 def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
     targets = model.state_dict(keep_vars=True)
@@ -319,6 +346,8 @@ def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
     for name, start, tensor in stored.read_parts(list(places)):
         for piece in places[name]:
             held = piece.of(targets[piece.ours])
+            if held.is_floating_point() and not tensor.is_floating_point():
+                raise ValueError(f"{model.folder}: {name}: expected floats, got {tensor.dtype}")
             (held.narrow(0, start, len(tensor)) if tensor.ndim else held).copy_(tensor)
     tied = dict(wanted.tied)
     for name, tensor in stored.read(list(tied)):
@@ -326,7 +355,8 @@ def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
             held = piece.of(targets[piece.ours])
             if not torch.equal(held, tensor.to(held)):
                 raise ValueError(
-                    f"{model.folder}: {name} and {tied[name]} are tied by the configuration, but differ in the files"
+                    f"{model.folder}: {name} and {tied[name]} are tied by the configuration (tie_word_embeddings) or "
+                    "the family, but differ in the files"
                 )
     for name in wanted.new:
         _draw(targets[name], float(model.settings.number("initializer_range", 0.02)), name)

@@ -58,6 +58,7 @@ class LoadReport:
         unused: published tensors that were left out: those of a head that this model does not have.
         tied: published tensors that equal another one, and are held once.
         left_out: settings that the `mechanism` has no place for, with their values: dropout of weights.
+        rounded: published tensors of a finer dtype than the model's.
 
     Example:
         >>> import saccade
@@ -69,10 +70,11 @@ class LoadReport:
     unused: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        kinds = "initialised", "not used", "tied", "left out"
-        told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out), strict=True)
+        kinds = "initialised", "not used", "tied", "left out", "rounded to a coarser dtype"
+        told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out, self.rounded), strict=True)
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in told if names) or "every tensor used as it is"
 
 
@@ -237,6 +239,7 @@ class Family:
         new_heads: heads that may start with random weights on a checkpoint without them.
         of_tokens: those of them whose labels are tokens, the blank first.
         own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
+        aliases: other names that config.json may have for settings: {"num_attention_heads": "n_head"}.
     """
 
     name: str
@@ -248,6 +251,7 @@ class Family:
     body: str = field(default="Model")
     of_tokens: tuple[str, ...] = ()
     own_head_width: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def architecture(self, model_type: str, head: str | None) -> str:
         """The published class of a head."""

@@ -34,6 +34,8 @@ CASES = [
     ("GPT2LMHeadModel", {}),
     ("GPT2LMHeadModel", {"tie_word_embeddings": False, "n_inner": 53, "activation_function": "relu"}),
     ("GPT2Model", {"n_layer": 1, "scale_attn_weights": False, "layer_norm_epsilon": 1e-3}),
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    ("GPT2Model", {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}),
     ("GPT2ForSequenceClassification", {"num_labels": 5}),
     ("GPTNeoForCausalLM", {}),
     ("GPTNeoForCausalLM", {"tie_word_embeddings": False, "intermediate_size": 53, "activation_function": "gelu"}),

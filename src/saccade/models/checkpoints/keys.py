@@ -178,9 +178,18 @@ def plan(
     for name in sorted(names.keys() - taken):
         _place(name, keys, prefixed, names, result, wrong, stored[names[name]])
     if wrong:
-        more = [f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-        raise ValueError("\n".join([f"{where}: does not fit:", *(f"  {line}" for line in wrong[:_SHOWN]), *more]))
+        raise ValueError("\n".join([f"{where}: does not fit:", *(f"  {line}" for line in _shown(wrong))]))
     return result
+
+
+def _shown(wrong: list[str]) -> list[str]:
+    """Some of the lines: of names that the files lack and of names that only they have, at least half as many each."""
+    if len(wrong) <= _SHOWN:
+        return wrong
+    unused = [line for line in wrong if line.startswith("unused")]
+    others = [line for line in wrong if not line.startswith("unused")]
+    first = others[: max(_SHOWN // 2, _SHOWN - len(unused))]
+    return [*first, *unused[: _SHOWN - len(first)], f"and {len(wrong) - _SHOWN} more"]
 
 
 def _place(

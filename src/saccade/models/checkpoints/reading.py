@@ -9,7 +9,8 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {**_WHOLE, "BOOL": torch.bool}
+_WRAPPERS = ("module.", "_orig_mod.")
 _MAPPED = 16 * 2**20  # bytes read before a file is opened anew, so that what was read of it leaves the memory
 
 
@@ -46,7 +48,8 @@ class StoredWeights:
     """The tensors of a folder: known by name and shape, read one after another."""
 
     def __init__(self, tensors: dict[str, Stored]):
-        self.tensors = tensors
+        self._prefix = _wrappers(tensors)
+        self.tensors = {name.removeprefix(self._prefix): stored for name, stored in tensors.items()}
 
     def dtype(self) -> torch.dtype:
         """The floating dtype that most bytes are stored in; float32 where there is none."""
@@ -68,9 +71,19 @@ class StoredWeights:
         by_file: dict[Path, list[_Part]] = {}
         for name in names:
             stored = self.tensors[name]
-            by_file.setdefault(stored.file, []).extend(_parts(name, stored, most))
+            by_file.setdefault(stored.file, []).extend(_parts(self._prefix + name, stored, most))
         for file, parts in by_file.items():
-            yield from _safe(file, parts) if file.suffix == ".safetensors" else _pickled(file, parts)
+            for name, start, tensor in _safe(file, parts) if file.suffix == ".safetensors" else _pickled(file, parts):
+                yield name.removeprefix(self._prefix), start, tensor
+                del tensor
+
+
+def _wrappers(names: Collection[str]) -> str:
+    """What `DataParallel` and `torch.compile` put before all names of the model that they wrap."""
+    prefix = ""
+    while more := next((w for w in _WRAPPERS if names and all(n.startswith(prefix + w) for n in names)), None):
+        prefix += more
+    return prefix
 
 
 class _Part(NamedTuple):
@@ -179,6 +192,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin; code in it raises an error and is never run."""
     try:
         zipped = _is_zipped(file)
+        if zipped and _is_compressed(file):
+            raise ValueError("its members are compressed, which torch.save never does")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says of the way a foreign file was pickled, the error says
             values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
@@ -190,9 +205,25 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file}: holds {code or 'no tensors that PyTorch saved'}") from None
     except Exception as error:  # unpickling raises whatever its stream makes it raise
         raise ValueError(f"{file}: damaged ({shortened(error)})") from None
-    if not isinstance(values, dict) or not all(isinstance(tensor, Tensor) for tensor in values.values()):
+    if not isinstance(values, dict):
         raise ValueError(f"{file}: expected names and tensors, got {type(values).__name__}")
+    for name, tensor in values.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{file}: expected names and tensors, got the name {shortened(repr(name))}")
+        if (kind := _odd(tensor)) is not None:
+            raise ValueError(f"{file}: {shortened(name)}: expected a dense tensor of numbers, got {kind}")
     return values
+
+
+def _odd(tensor: object) -> str | None:
+    """What is no tensor that can be read as numbers, in words."""
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+    if tensor.is_meta:
+        return "a tensor without values, on the meta device"
+    return None if tensor.dtype in _DTYPES.values() else f"a tensor of {tensor.dtype}"
 
 
 def _is_zipped(file: Path) -> bool:
@@ -200,12 +231,22 @@ def _is_zipped(file: Path) -> bool:
         return bool(torch.serialization._is_zipfile(opened))
 
 
+def _is_compressed(file: Path) -> bool:
+    """Whether PyTorch, which maps a file into memory, would take compressed bytes for numbers."""
+    with zipfile.ZipFile(file) as archive:
+        return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+
+
 def read_json(path: Path) -> Any:
     """What a file of a model folder holds; FileNotFoundError, or ValueError in one line where it is damaged."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a file, got a folder or a device")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # JSON or UTF-8
         raise ValueError(f"{path}: damaged, not JSON ({error})") from None
     except RecursionError:

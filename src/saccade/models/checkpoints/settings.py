@@ -65,6 +65,20 @@ class Settings:
             raise self.error(name, "a finite number")
         return float(value)
 
+    def eps(self, name: str, default: float) -> float:
+        """What a norm adds to a variance: a positive number."""
+        value = self.number(name, default)
+        if value <= 0.0:
+            raise self.error(name, "a positive number")
+        return value
+
+    def theta(self, name: str, default: float | None = None) -> float:
+        """The base of rotary frequencies, a number above 1."""
+        value = self.number(name, default)
+        if value <= 1.0:
+            raise self.error(name, "a number above 1")
+        return value
+
     def share(self, name: str, default: float | None = None) -> float:
         """A probability below 1."""
         value = self.number(name, default)
@@ -91,6 +105,16 @@ class Settings:
         value = self.values.get(name)
         if value is not None and value not in allowed:
             raise self.error(name, f"{' or '.join(map(repr, allowed))}: nothing else is computed")
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Give each setting its own name in place of an alias; ValueError where both are there and differ."""
+        for alias, name in aliases.items():
+            if alias not in self.values:
+                continue
+            value = self.values.pop(alias)
+            if name in self.values and self.values[name] != value:
+                raise self.error(name, f"{shortened(repr(value))}, as {alias} says, which names the same setting")
+            self.values[name] = value
 
     def error(self, name: str, expected: str) -> ValueError:
         """The error of one setting."""

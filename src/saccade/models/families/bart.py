@@ -33,6 +33,11 @@ HEADS = {
     "conditional-generation": "ForConditionalGeneration",
     "sequence-classification": "ForSequenceClassification",
 }
+ALIASES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
 SKIPPED = 2  # rows of a table of positions before that of the first token
 
 
@@ -210,5 +215,11 @@ def _build(settings: Settings, request: Request) -> Model:
 
 
 FAMILY = Family(
-    "BART", {"bart": "Bart"}, HEADS, _build, lambda model: shared_keys(model.request.head), ("sequence-classification",)
+    "BART",
+    {"bart": "Bart"},
+    HEADS,
+    _build,
+    lambda model: shared_keys(model.request.head),
+    ("sequence-classification",),
+    aliases=ALIASES,
 )

@@ -51,7 +51,7 @@ class Bert(TextEncoder):
         self.tokens = nn.Embedding(settings.count("vocab_size", 30522), width)
         self.places = nn.Embedding(self.longest, width)
         self.types = nn.Embedding(settings.count("type_vocab_size", 2), width)
-        self.norm = nn.LayerNorm(width, settings.number("layer_norm_eps", 1e-12))
+        self.norm = nn.LayerNorm(width, settings.eps("layer_norm_eps", 1e-12))
         self.dropout = nn.Dropout(dropout)
         self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12))
         stored = any(name.endswith("pooler.dense.weight") for name in settings.stored)
@@ -113,7 +113,7 @@ def bert_block(
         placement=placement,
         dropout=settings.share(dropouts[1], dropout),
         bias=True,
-        eps=settings.number("layer_norm_eps", eps),
+        eps=settings.eps("layer_norm_eps", eps),
     )
 
 
@@ -124,7 +124,7 @@ def bert_head(settings: Settings, request: Request, tokens: nn.Embedding, block:
     if head == "masked-lm":
         tied = settings.flag("tie_word_embeddings", True)
         activation = FUNCTIONS[block.activation]
-        return TokenHead(VocabularyHead(width, tokens, activation, settings.number("layer_norm_eps", 1e-12), tied=tied))
+        return TokenHead(VocabularyHead(width, tokens, activation, settings.eps("layer_norm_eps", 1e-12), tied=tied))
     if head == "sequence-classification":
         return ItemHead(Classifier(width, request.labels, dropout), settings.get("problem_type"))
     if head == "token-classification":

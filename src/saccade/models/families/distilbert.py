@@ -22,6 +22,7 @@ from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout
 from .bert import ACTIVATIONS, HEADS, NEW_HEADS
 
+ALIASES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 _EPS = 1e-12  # of all norms; no setting changes it
 
 
@@ -136,4 +137,4 @@ def _keys(model: DistilBert) -> KeyMap:
     )
 
 
-FAMILY = Family("DistilBERT", {"distilbert": "DistilBert"}, HEADS, DistilBert, _keys, NEW_HEADS)
+FAMILY = Family("DistilBERT", {"distilbert": "DistilBert"}, HEADS, DistilBert, _keys, NEW_HEADS, aliases=ALIASES)

@@ -37,7 +37,7 @@ class Electra(Bert):
         super().__init__(settings, request)
         self.pooler = None
         width, inner = self.encoder.config.width, settings.count("embedding_size", 128)
-        eps = settings.number("layer_norm_eps", 1e-12)
+        eps = settings.eps("layer_norm_eps", 1e-12)
         self.tokens, self.places, self.types = (
             nn.Embedding(table.num_embeddings, inner) for table in (self.tokens, self.places, self.types)
         )

@@ -65,7 +65,7 @@ class Esm(TextEncoder):
         self.norm = nn.LayerNorm(width, eps or 0.0) if settings.flag("emb_layer_norm_before", False) else None
         self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12))
         if rotary and any(name.endswith(FREQUENCIES) for name in stored):
-            self.encoder.positions = StoredRotary(block.attention.shape.head, settings.number("rope_theta", 1e4))
+            self.encoder.positions = StoredRotary(block.attention.shape.head, settings.theta("rope_theta", 1e4))
         pooled = request.head is None and "pooler.dense.weight" in stored
         self.pooler = nn.Linear(width, width) if pooled else None
         with_contacts = "contact_head.regression.weight" in stored
@@ -167,14 +167,14 @@ class Esm(TextEncoder):
 
 def _block(settings: Settings, request: Request, rotary: bool) -> BlockConfig:
     block = bert_block(settings, request, placement="pre")
-    positions = RotaryConfig(settings.number("rope_theta", 1e4)) if rotary else None
+    positions = RotaryConfig(settings.theta("rope_theta", 1e4)) if rotary else None
     return replace(block, attention=replace(block.attention, positions=positions))
 
 
 def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
     width, dropout, head = block.width, block.dropout, request.head
     if head == "masked-lm":
-        tied, eps = settings.flag("tie_word_embeddings", True), settings.number("layer_norm_eps", 1e-12)
+        tied, eps = settings.flag("tie_word_embeddings", True), settings.eps("layer_norm_eps", 1e-12)
         return TokenHead(VocabularyHead(width, tokens, FUNCTIONS["gelu"], eps, tied=tied, published_bias="bias"))
     if head == "sequence-classification":
         return ItemHead(Classifier(width, request.labels, dropout, torch.tanh), settings.get("problem_type"))

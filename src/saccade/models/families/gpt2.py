@@ -8,6 +8,8 @@ Shape legend: B batch, L length, T tokens as they are computed, E width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from ...nn import AttentionConfig, BlockConfig, Decoder
@@ -21,6 +23,12 @@ from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
 
 HEADS = {"causal-lm": "LMHeadModel", "sequence-classification": "ForSequenceClassification"}
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 OTHER_HEADS = ("classifier", "qa_outputs", "multiple_choice_head")  # that decoders are published with
 
 
@@ -29,8 +37,8 @@ class GPT2(TextDecoder):
 
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
-        for setting in ("add_cross_attention", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
-            settings.only(setting, False)
+        settings.only("add_cross_attention", False)
+        settings.flag("reorder_and_upcast_attn", False)  # float32 logits, which every backend computes
         width, dropout = settings.count("n_embd", 768), settings.share("resid_pdrop", 0.1)
         attention = AttentionConfig(
             width,
@@ -47,18 +55,27 @@ class GPT2(TextDecoder):
             norm="layer",
             dropout=dropout,
             bias=True,
-            eps=settings.number("layer_norm_epsilon", 1e-5),
+            eps=settings.eps("layer_norm_epsilon", 1e-5),
         )
         self.longest = settings.count("n_positions", 1024)
         self.tokens = nn.Embedding(settings.count("vocab_size", 50257), width)
         self.places = Learned(self.longest, width)
         self.dropout = nn.Dropout(settings.share("embd_pdrop", 0.1))
-        self.decoder = Decoder(block, settings.layers("n_layer", 12))
+        layers = settings.layers("n_layer", 12)
+        by_layer = settings.flag("scale_attn_by_inverse_layer_idx", False)
+        self.decoder = Decoder([_divided(block, n + 1) for n in range(layers)]) if by_layer else Decoder(block, layers)
         self.tied = settings.flag("tie_word_embeddings", True)
         self.head = decoder_head(settings, request, self.tokens, tied=self.tied)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.dropout(self.places(self.tokens(input_ids), offset))
+
+
+def _divided(block: BlockConfig, layer: int) -> BlockConfig:
+    """The block whose logits are divided by the number of its layer, from 1 (Mistral of Stanford CRFM, 2021)."""
+    attention = block.attention
+    scale = attention.shape.head**-0.5 if attention.scale is None else attention.scale
+    return replace(block, attention=replace(attention, scale=scale / layer))
 
 
 def decoder_head(settings: Settings, request: Request, tokens: nn.Embedding, *, tied: bool) -> nn.Module | None:
@@ -111,4 +128,4 @@ def _keys(model: GPT2) -> KeyMap:
     return decoder_keys(model.request.head, body, prefix="transformer.", tied=model.tied, derived=derived)
 
 
-FAMILY = Family("GPT-2", {"gpt2": "GPT2"}, HEADS, GPT2, _keys, ("sequence-classification",))
+FAMILY = Family("GPT-2", {"gpt2": "GPT2"}, HEADS, GPT2, _keys, ("sequence-classification",), aliases=ALIASES)

@@ -25,6 +25,7 @@ from .bert import ACTIVATIONS
 from .gpt2 import decoder_head, decoder_keys, gpt_keys
 
 HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}
+ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 LAYERS = {"global": False, "local": True}  # whether there is a window
 
 
@@ -49,7 +50,7 @@ class GPTNeo(TextDecoder):
             norm="layer",
             dropout=dropout,
             bias=True,
-            eps=settings.number("layer_norm_epsilon", 1e-5),
+            eps=settings.eps("layer_norm_epsilon", 1e-5),
         )
         local = replace(block, attention=replace(attention, window=Window(settings.count("window_size", 256) - 1, 0)))
         self.longest = settings.count("max_position_embeddings", 2048)
@@ -65,7 +66,8 @@ class GPTNeo(TextDecoder):
 
 
 def _windowed(settings: Settings) -> list[bool]:
-    """Which layers see a window: `attention_types` is [[["global", "local"], 12]] for 24 layers."""
+    """Which layers see a window: `attention_types` is [[["global", "local"], 12]] for 24 layers. `attention_layers`
+    names the kind of each, and overrides it."""
     layers = settings.layers("num_layers", 24)
     types: Any = settings.get("attention_types", [[["global", "local"], 12]])
     try:
@@ -75,7 +77,10 @@ def _windowed(settings: Settings) -> list[bool]:
         found = []
     if len(found) != layers:
         raise settings.error("attention_types", f"[[[kinds], times], ...] with {layers} of 'global' and 'local' in all")
-    return found
+    named: Any = settings.get("attention_layers", kinds)
+    if not isinstance(named, list) or len(named) != layers or not all(kind in (*LAYERS,) for kind in named):
+        raise settings.error("attention_layers", f"'global' or 'local' for each of {layers} layers")
+    return [LAYERS[kind] for kind in named]
 
 
 def _keys(model: GPTNeo) -> KeyMap:
@@ -85,4 +90,4 @@ def _keys(model: GPTNeo) -> KeyMap:
     return decoder_keys(model.request.head, body, prefix="transformer.", tied=model.tied, derived=derived)
 
 
-FAMILY = Family("GPT-Neo", {"gpt_neo": "GPTNeo"}, HEADS, GPTNeo, _keys, ("sequence-classification",))
+FAMILY = Family("GPT-Neo", {"gpt_neo": "GPTNeo"}, HEADS, GPTNeo, _keys, ("sequence-classification",), aliases=ALIASES)

@@ -202,7 +202,7 @@ def _block(settings: Settings) -> BlockConfig:
         placement="pre",
         dropout=settings.share("hidden_dropout_prob", 0.0),
         bias=True,
-        eps=settings.number("layer_norm_eps", 1e-5),
+        eps=settings.eps("layer_norm_eps", 1e-5),
     )
 
 

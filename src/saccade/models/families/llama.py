@@ -73,7 +73,7 @@ def llama_block(settings: Settings, request: Request) -> BlockConfig:
     kind = settings.get("model_type")
     width, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     biased = kind != "mistral" and settings.flag("attention_bias", False)
-    eps = settings.number("rms_norm_eps", 1e-6)
+    eps = settings.eps("rms_norm_eps", 1e-6)
     attention = AttentionConfig(
         width,
         heads,
@@ -114,7 +114,7 @@ def rotary(settings: Settings) -> tuple[RotaryConfig, int | None]:
     inside.values.setdefault("rope_type", inside.values.get("type", "default"))
     kind = inside.choice("rope_type", {name: name for name in SCALINGS})
     scaling, longest = _scaling(kind, inside, settings)
-    return RotaryConfig(inside.number("rope_theta"), scaling=scaling), longest
+    return RotaryConfig(inside.theta("rope_theta"), scaling=scaling), longest
 
 
 def _scaling(kind: str, inside: Settings, settings: Settings) -> tuple[Scaling | None, int | None]:

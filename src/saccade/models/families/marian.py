@@ -18,7 +18,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Request
 from ..text.encoder_decoder import EncoderDecoder
-from .bart import BLOCKS, HEAD_KEYS, bart_head, bart_stacks, shared_keys
+from .bart import ALIASES, BLOCKS, HEAD_KEYS, bart_head, bart_stacks, shared_keys
 
 HEADS = {"conditional-generation": "MTModel"}
 PLACES = ("encoder.embed_positions", "decoder.embed_positions")  # the files may hold them; they are a formula
@@ -69,4 +69,4 @@ def _keys(model: Marian) -> KeyMap:
     )
 
 
-FAMILY = Family("Marian", {"marian": "Marian"}, HEADS, Marian, _keys)
+FAMILY = Family("Marian", {"marian": "Marian"}, HEADS, Marian, _keys, aliases=ALIASES)

@@ -166,7 +166,7 @@ def _block(settings: Settings, request: Request) -> BlockConfig:
         dropout=settings.share("path_dropout", 0.0),
         feed_forward_dropout=settings.share("ff_dropout", 0.0),
         bias=True,
-        eps=settings.number("norm_eps", 1e-5),
+        eps=settings.eps("norm_eps", 1e-5),
     )
 
 
@@ -246,4 +246,6 @@ def _numbered(ours: str, published: str, *, shared: bool) -> Key:
     return Key(f"{ours}.0", published) if shared else Key(f"{ours}.{{n}}", f"{published}.{{n}}")
 
 
-FAMILY = Family("PatchTST", {"patchtst": "PatchTST"}, HEADS, PatchTST, _keys, tuple(HEADS))
+FAMILY = Family(
+    "PatchTST", {"patchtst": "PatchTST"}, HEADS, PatchTST, _keys, tuple(HEADS), aliases={"hidden_size": "d_model"}
+)

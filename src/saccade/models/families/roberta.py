@@ -35,7 +35,7 @@ class Roberta(Bert):
             self.pooler = None  # its classifier has the layer that BERT's pooler is
         width, dropout = self.tokens.embedding_dim, self.dropout.p
         if request.head == "masked-lm":
-            tied, eps = settings.flag("tie_word_embeddings", True), settings.number("layer_norm_eps", 1e-12)
+            tied, eps = settings.flag("tie_word_embeddings", True), settings.eps("layer_norm_eps", 1e-12)
             self.head = TokenHead(VocabularyHead(width, self.tokens, F.gelu, eps, tied=tied))
         elif request.head == "sequence-classification":
             dropout = settings.share("classifier_dropout", dropout)

@@ -28,15 +28,18 @@ from ..token_layout import TokenLayout
 from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
 from ..tokenizers.text import TextTokenizer
 
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "silu": "silu",
-    "gated-relu": "reglu",
-    "gated-gelu": "geglu_tanh",  # the published name means the formula with tanh
-    "gated-gelu_new": "geglu_tanh",
-    "gated-silu": "swiglu",
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+GATED = {"relu": "reglu", "gelu": "geglu", "gelu_new": "geglu_tanh", "silu": "swiglu"}
+PROJECTIONS = {
+    **{name: (False, name) for name in ACTIVATIONS},
+    **{f"gated-{name}": (True, name) for name in GATED},
+    "gated-gelu": (True, "gelu_new"),  # the published name means the formula with tanh
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
 }
 HEADS = {"conditional-generation": "ForConditionalGeneration", "encoder": "EncoderModel"}
 
@@ -63,7 +66,10 @@ class T5(EncoderDecoder):
         if request.head is not None:
             # Version 1.1 has a head of its own and does not scale; newer configurations name only the scaling. mT5 is
             # of version 1.1, whatever they say.
-            named = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+            tied = settings.flag("tie_word_embeddings", True)
+            named = settings.flag(
+                "scale_decoder_outputs", tied if "scale_decoder_outputs" not in settings.values else False
+            )
             scaled = named and settings.get("model_type") == "t5"
             own = not scaled and "lm_head.weight" in settings.stored
             self.head = NextTokenHead(self.tokens, tied=not own, scale=block.width**-0.5 if scaled else 1.0)
@@ -121,11 +127,17 @@ def t5_block(settings: Settings, request: Request) -> BlockConfig:
     return BlockConfig(
         attention,
         hidden=settings.count("d_ff", 2048),
-        activation=settings.choice("feed_forward_proj", ACTIVATIONS, "relu" if t5 else "gated-gelu"),
+        activation=_activation(settings, "relu" if t5 else "gated-gelu"),
         dropout=dropout,
         feed_forward_dropout=dropout,
-        eps=settings.number("layer_norm_epsilon", 1e-6),
+        eps=settings.eps("layer_norm_epsilon", 1e-6),
     )
+
+
+def _activation(settings: Settings, usual: str) -> str:
+    """As `feed_forward_proj` names it, unless its parts, `is_gated_act` and `dense_act_fn`, are named too."""
+    gated, name = settings.choice("feed_forward_proj", PROJECTIONS, usual)
+    return settings.choice("dense_act_fn", GATED if settings.flag("is_gated_act", gated) else ACTIVATIONS, name)
 
 
 def _positions(settings: Settings, *, bidirectional: bool) -> T5Config:
@@ -182,4 +194,4 @@ def _keys(model: T5 | T5Encoder) -> KeyMap:
     )
 
 
-FAMILY = Family("T5", {"t5": "T5", "mt5": "MT5"}, HEADS, _build, _keys)
+FAMILY = Family("T5", {"t5": "T5", "mt5": "MT5"}, HEADS, _build, _keys, aliases=ALIASES)

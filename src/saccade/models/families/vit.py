@@ -54,7 +54,7 @@ class Vit(Model):
         self.positions = nn.Parameter(torch.empty(1, self.special + self.grid[0] * self.grid[1], width))
         self.dropout = nn.Dropout(block.dropout)
         self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12), final_norm=False)
-        self.norm = nn.LayerNorm(width, settings.number("layer_norm_eps", 1e-12))
+        self.norm = nn.LayerNorm(width, settings.eps("layer_norm_eps", 1e-12))
         settings.only("pooler_act", "tanh")
         stored = {"pooler.dense.weight", f"{settings.get('model_type')}.pooler.dense.weight"} & settings.stored
         pooled = nn.Linear(width, settings.count("pooler_output_size", width)) if stored else None

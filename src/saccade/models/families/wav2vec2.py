@@ -38,7 +38,7 @@ class Wav2Vec2(SoundEncoder):
         channels, kernels, strides = _convolutions(settings)
         bias = settings.flag("conv_bias", False)
         self.features = SoundFeatures(channels, kernels, strides, activation, bias=bias, over_time=over_time)
-        eps = settings.number("layer_norm_eps", 1e-5)
+        eps = settings.eps("layer_norm_eps", 1e-5)
         self.features_norm = nn.LayerNorm(channels[-1], eps)
         self.projection = nn.Linear(channels[-1], width)
         self.projection_dropout = nn.Dropout(settings.share("feat_proj_dropout", 0.0))
