@@ -338,7 +338,7 @@ def test_tied_tensors_are_held_once_and_may_not_differ(tmp_path):
     assert model.report.tied == ("cls.predictions.decoder.weight",)
     assert str(model.report).endswith("tied: cls.predictions.decoder.weight")
     rewrite(tmp_path, {**values, "cls.predictions.decoder.weight": values[table] + 1})
-    refused(tmp_path, f"cls.predictions.decoder.weight and {table} are tied by the configuration, but differ")
+    refused(tmp_path, f"cls.predictions.decoder.weight and {table} are tied by .*, but differ")
 
 
 def test_the_dtype_is_that_of_most_bytes_or_as_asked(tmp_path):
