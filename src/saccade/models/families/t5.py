@@ -177,7 +177,7 @@ CROSS_KEYS = (
 
 
 def _keys(model: T5 | T5Encoder) -> KeyMap:
-    gated = model.encoder.config.activation in ("reglu", "geglu_tanh", "swiglu")
+    gated = model.encoder.config.activation in GATED.values()
     shared = Key("tokens", "shared", also=("encoder.embed_tokens", "decoder.embed_tokens"))
     encoder = (shared, *_stack("encoder", 1, gated=gated))
     same = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
