@@ -27,6 +27,7 @@ from ..tracing._visible import (
     self_attentions,
     steps_of,
 )
+from ._fills import weak_fill
 from .mixing import _check as mixing
 
 _error = partial(Finding, "causal-leak", "causal-leak", "error")
@@ -92,7 +93,10 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     leaks = [_LeakSize(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
     leaks += [*_by_cuts(subject), *_in_other_modes(subject, max(whole))]
     leaks = [leak for leak in leaks if leak.sizes.any()]
-    return True, [_finding(subject, leaks, whole)] if leaks else []
+    if leaks:
+        return True, [_finding(subject, leaks, whole)]
+    inside = self_attentions(subject, one_sequence(subject, _BATCH, max(whole)))
+    return True, weak_fill("causal-leak", (one.seen for one in inside))
 
 
 def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:

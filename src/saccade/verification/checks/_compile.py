@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, TargetError
+from ..findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import line_with
@@ -41,7 +41,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     inputs = wide.inputs(2, 7)
     plain = steady(wide, inputs).out
     if not plain.isfinite().all():
-        raise Inapplicable("its output is not finite")
+        raise Unmeasured("its output is not finite")
     if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
         raise Inapplicable("it keeps a cache from call to call")
     try:

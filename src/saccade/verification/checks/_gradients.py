@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
 from ..._tracing import FunctionCall, FunctionMode
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
@@ -71,9 +71,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         out, again = point.out(), point.out()
     if not out.isfinite().all():
-        raise Inapplicable("its output is not finite")
+        raise Unmeasured("its output is not finite")
     if not torch.equal(out, again):
-        raise Inapplicable("two calls of it differ, so that it has no derivative")
+        raise Unmeasured("two calls of it differ, so that it has no derivative")
     found = list(_missing(point, out)) or list(_from_backward(point))
     yield from found
     if not found:

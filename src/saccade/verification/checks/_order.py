@@ -14,7 +14,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._influence import direction, is_causal
 from ..target._inputs import NamedInputs, Side
@@ -44,7 +44,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     inputs = plain.inputs(2, _LENGTH)
     once, again = (steady(plain, inputs, seed=seed).out for seed in (0, 1))
     if once.isfinite().all() and not torch.equal(once, again):
-        raise Inapplicable("its outputs are random, so those of another order cannot be compared")
+        raise Unmeasured("its outputs are random, so those of another order cannot be compared")
     turned = list(_wrong_rotations(plain))
     yield from turned
     if turned:
@@ -57,7 +57,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     found = direction(subject)
     if found == "neither":
-        raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
+        raise Unmeasured("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
     if found == "causal":
         yield from _findings_of(subject, _moved(plain, _BEFORE_LAST, last=True))
     else:
@@ -95,7 +95,7 @@ def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last:
             raise Inapplicable("its outputs are not one for each input")
         wanted = out[..., list(order), :]
     if permuted.shape != wanted.shape or not torch.isfinite(wanted).all():
-        raise Inapplicable("its outputs are not finite")
+        raise Unmeasured("its outputs are not finite")
     return float((permuted - wanted).abs().max()) / tolerance(subject, inputs, out)
 
 

@@ -24,6 +24,7 @@ from ..target._words import no_mask
 from ..tracing._mask_code import MaskCode, mask_code
 from ..tracing._trace import TracedAttention
 from ..tracing._visible import attentions_of, line_over_sequence, masking_line, steps_of
+from ._fills import averages_all, averaging
 
 _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
 _PADDED = 7
@@ -397,6 +398,13 @@ def _all_padding(subject: Subject) -> Iterator[Finding]:
             f"weights = scores.softmax(-1).masked_fill({none.code.rows}, 0.0)",
             {"item": 1},
         )
+        return
+    empty = torch.zeros(3, none.inputs.length, dtype=torch.bool)
+    empty[1] = True
+    for seen in _attentions(none):
+        if averages_all(seen, empty):
+            yield averaging("padding", "A batch item that is all padding", seen)
+            return
 
 
 def _finding(

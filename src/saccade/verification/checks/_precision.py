@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._operations import WatchedOperations
@@ -64,7 +64,7 @@ class _WidenedCall:
 def _run(subject: Subject) -> Iterator[Finding]:
     cases = tuple(_cases(subject))
     if not _steady(subject, cases[0]):
-        raise Inapplicable("two calls of it differ")
+        raise Unmeasured("two calls of it differ")
     if not _call(subject, cases[0]).isfinite().any():
         yield _error(
             f"No number of its output is finite, in {str(subject.dtype).removeprefix('torch.')} and for "
@@ -89,7 +89,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     errors = [one for one in found if one.severity == "error"]
     yield from errors[:1] or found[:1]
     if len(untold) == 2 and not found:
-        raise Inapplicable(untold[0])
+        raise Unmeasured(untold[0])
 
 
 def _cases(subject: Subject) -> Iterator[_InputRange]:

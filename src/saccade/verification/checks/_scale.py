@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._numbers import significant
-from ..findings._finding import Finding, Inapplicable, Location
+from ..findings._finding import Finding, Location, Unmeasured
 from ..findings._words import spans
 from ..target._check import Check
 from ..target._inputs import NamedInputs
@@ -81,7 +81,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     elif not any(one.known for one in factors):
         moving = next((one for one in factors if one.by_query is not None), None)
         if moving is None:
-            raise Inapplicable("its logits are no multiple of queries times keys, so they have no one factor")
+            raise Unmeasured("its logits are no multiple of queries times keys, so they have no one factor")
         yield _varying(moving)
 
 

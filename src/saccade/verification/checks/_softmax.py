@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
@@ -222,7 +222,7 @@ def _line(seen: TracedAttention) -> Location | None:
 def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | None:
     """Attention proper that nobody can look into: the average of equal values is that value."""
     if subject.form != "attention":
-        raise Inapplicable(reason)
+        raise Unmeasured(reason)
     equal = inputs.map(torch.ones_like, ["value"])
     with torch.no_grad():
         out = subject(equal).out.double()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Severity, TargetError
+from ..findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import rates_of, return_of_several, with_rates
@@ -33,7 +33,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Inapplicable("it returns no weights")
     asked = list(_test_calls(subject))
     if not asked:
-        raise Inapplicable("the weights that it uses could not be followed, or differ from call to call")
+        raise Unmeasured("the weights that it uses could not be followed, or differ from call to call")
     for result, seen, hidden, plain in asked:
         told = _compared(result, seen, hidden, plain)
         if told is not None:

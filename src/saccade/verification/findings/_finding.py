@@ -69,6 +69,10 @@ class Inapplicable(Exception):
     """
 
 
+class Unmeasured(Inapplicable):
+    """A check applies to this target, and what it asks could not be measured. The message gives the reason."""
+
+
 class TargetError(Exception):
     """The target raised an error. `error` holds it, as "TypeError: ...", `location` the deepest line of its own source.
 
@@ -129,3 +133,4 @@ class Outcome:
     status: Literal["passed", "failed", "n/a"]  # failed: has an error; warnings and notes pass
     reason: str = ""  # of n/a
     seconds: float = 0.0
+    measured: bool = True  # False: it applies, and could not be measured; its status is then n/a

@@ -35,6 +35,7 @@ def as_json(report: Results) -> dict[str, Any]:
     checks: a list, one for each check that was run, in their order:
         name, family, promise: what it asks, in a sentence.
         status: "passed" (warnings and notes pass), "failed", or "n/a" where it could not be asked.
+        measured: False where it applies and could not be measured; its status is then "n/a".
         reason: why it is "n/a" or where it stopped, else "".
         seconds: what this check took.
     printed: what the target wrote to standard output and error, at most 64 KiB.

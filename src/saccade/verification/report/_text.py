@@ -118,8 +118,16 @@ def verdict(report: Results) -> str:
     others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
     also = joined([words for words in others if words])
     passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
-    apply = f"; {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply to it" if counts["n/a"] else ""
-    return f"No error found in {report.target}: {passed}{apply}."
+    return f"No error found in {report.target}: {passed}{_left_out(report.outcomes)}."
+
+
+def _left_out(outcomes: Sequence[Outcome]) -> str:
+    """ "; 3 do not apply to it, and 2 could not be measured: scale and mixing"."""
+    open_ones = [one.name for one in outcomes if one.status == "n/a" and not one.measured]
+    apply = sum(one.status == "n/a" for one in outcomes) - len(open_ones)
+    words = [f"{apply} {'does' if apply == 1 else 'do'} not apply to it"] if apply else []
+    words += [f"{len(open_ones)} could not be measured: {joined(open_ones)}"] if open_ones else []
+    return f"; {', and '.join(words)}" if words else ""
 
 
 def label(finding: Finding) -> str:
@@ -158,7 +166,7 @@ def _table(report: Results, width: int) -> Iterator[Line]:
     for outcome in report.outcomes:
         word, style = _result(outcome, report.findings)
         first = wide + 2 + 7 + 2
-        told = _wrapped(outcome.reason if word in ("n/a", "stopped") else "", width - first)
+        told = _wrapped(outcome.reason if word in ("n/a", "unknown", "stopped") else "", width - first)
         told = told or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
         yield StyledText(f"{outcome.name:{wide}}  "), StyledText(f"{word:7}  ", style), StyledText(told[0], "quiet")
         for more in told[1:]:
@@ -170,7 +178,7 @@ def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
         own = any(label(one) == outcome.name and one.severity == "error" for one in findings)
         return ("BROKEN", "bad") if own else ("stopped", "bad")  # by what is told under another family
     if outcome.status == "n/a":
-        return "n/a", "n/a"
+        return ("n/a", "n/a") if outcome.measured else ("unknown", "warning")
     warned = any(one.check == outcome.name and one.severity == "warning" for one in findings)
     return ("warning", "warning") if warned else ("ok", "ok")
 

@@ -69,7 +69,7 @@ def as_message(death: ChildDeath, size: int = 0) -> CheckDone | TargetUnusable:
 
 def left_out(name: str, reason: str) -> CheckDone:
     check = chosen((name,))[0]
-    return CheckDone(Outcome(name, check.family, check.promise, "n/a", reason), ())
+    return CheckDone(Outcome(name, check.family, check.promise, "n/a", reason, measured=False), ())
 
 
 def where(traceback: str) -> Location | None:

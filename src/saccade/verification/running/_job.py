@@ -6,7 +6,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..findings._finding import Finding, Location, Outcome, TargetError, Undecided
@@ -16,6 +16,7 @@ from ..target._influence import direction_of, off_diagonal, own_dependence
 from ..target._reading import Hints, Promise, Reading
 from ..target._shortened import size_of
 from ..target._subject import Subject
+from ..target._variants import CallVariant, variants
 from ..target._words import call_in_words
 from ._run import run_check
 
@@ -116,12 +117,22 @@ def work(job: Job) -> Iterator[Message]:
         except BaseException as error:  # exit, and classes of the target's own
             yield _failed(error, stage)
             return
+        others: tuple[CallVariant, ...] = ()
         if job.looks:
             yield StageBegun("looking")
-            yield from _direction(subject)
+            direction = list(_direction(subject))
+            yield from direction
+            causal = direction[0].causal if direction and job.promise.causal is None else job.promise.causal
+            others = variants(subject, causal)
         for check in chosen(job.names):
             yield StageBegun(check.name)
-            yield CheckDone(*run_check(check, subject))
+            done = CheckDone(*run_check(check, subject, others))
+            others = tuple(replace(one, named=one.named or _names(done, one)) for one in others)
+            yield done
+
+
+def _names(done: CheckDone, other: CallVariant) -> bool:
+    return any(one.message.startswith(f"With {other.words}: ") for one in done.findings)
 
 
 def chosen(names: tuple[str, ...]) -> list[Check]:

@@ -9,20 +9,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ..findings._finding import Finding, Inapplicable, Location, Outcome, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, Outcome, Severity, TargetError, Unmeasured
 from ..findings._locate import error_in_words, location_of
 from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE, plain
 from ..target._check import Check
 from ..target._shortened import size_of
 from ..target._subject import Subject
+from ..target._variants import CallVariant
 
 
-def run_check(check: Check, subject: Subject) -> tuple[Outcome, tuple[Finding, ...]]:
-    """One check on a copy of its own. Whatever it raises ends in a finding; only Ctrl-C goes on."""
+def run_check(
+    check: Check, subject: Subject, others: Sequence[CallVariant] = ()
+) -> tuple[Outcome, tuple[Finding, ...]]:
+    """One check on a copy of its own, then on `others`, other calls. Whatever it raises ends in a finding; only Ctrl-C
+    goes on."""
     start = time.perf_counter()
-    found, reason = _run(check, subject)
+    found, reason, measured = _run(check, subject)
+    found += _of_others(check, found, others)
     findings = tuple(replace(one, evidence=plain(one.evidence)) for one in found)
-    outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason)
+    outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason, measured=measured)
     return replace(outcome, seconds=time.perf_counter() - start), findings
 
 
@@ -32,12 +37,13 @@ def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "fail
     return "n/a" if reason else "passed"
 
 
-def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
-    """What it found, and why it could not go on; a limit of ours is no finding about a model that is not small."""
-    findings, reason = _run_to_the_end(check, subject)
+def _run(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
+    """What it found, why it could not go on, and whether it measured what it asks; a limit of ours is no finding about
+    a model that is not small."""
+    findings, reason, measured = _run_to_the_end(check, subject)
     own = [one for one in findings if not _by_our_limit(one, subject)]
     short = len(own) < len(findings) or any(one in reason.lower() for one in MEMORY_WORDS)
-    return own, _NO_MEMORY if short else reason
+    return own, _NO_MEMORY if short else reason, measured and not short
 
 
 NOT_SMALL = 16 * 2**20  # bytes of parameters: copies and gradients of these count beside the limit on memory
@@ -54,19 +60,51 @@ def _by_our_limit(finding: Finding, subject: Subject) -> bool:
     return size_of(subject.target) >= NOT_SMALL and not (asked and int(asked[1]) >= _OVERSIZED)
 
 
-def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str]:
+def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
+    """Findings, why the check ended before its end ("": it did not), and whether it measured what it asks."""
     findings: list[Finding] = []
     try:
         findings.extend(check.run(_copied(subject)))
     except Inapplicable as reason:
-        return findings, "" if findings else str(reason)
+        return findings, "" if findings else str(reason), bool(findings) or not isinstance(reason, Unmeasured)
     except TargetError as error:
-        return [*findings, raised(check, error.error, error.location)], "a call of it raised an error"
+        return [*findings, raised(check, error.error, error.location)], "a call of it raised an error", True
     except SystemExit as error:
-        return [*findings, raised(check, f"exit({error.code!r})", location_of(error))], "it called exit"
+        return [*findings, raised(check, f"exit({error.code!r})", location_of(error))], "it called exit", True
     except Exception as error:
-        return [*findings, _broke_off(check, error)], f"the check broke off with {type(error).__name__}"
-    return findings, ""
+        return [*findings, _broke_off(check, error)], f"the check broke off with {type(error).__name__}", False
+    return findings, "", True
+
+
+# These give masks of their own, or take the plain call alone.
+_ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
+
+
+def _of_others(check: Check, told: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
+    """Errors of the first other call that has some, where the plain call has none. Of a flag whose purpose is not
+    known they are warnings: it may switch off on purpose what a check asks for."""
+    if check.name in _ONCE or any(one.severity == "error" for one in told):
+        return []
+    for other in others:
+        found = [one for one in _run(check, other.subject)[0] if one.severity == "error"]
+        if check.name == "robustness" and other.harmless and not other.named:
+            found.append(_differs(other))
+        if found:
+            severity: Severity = "error" if other.harmless else "warning"
+            return [replace(one, severity=severity, message=f"With {other.words}: {one.message}") for one in found[:1]]
+    return []
+
+
+def _differs(other: CallVariant) -> Finding:
+    return Finding(
+        "robustness",
+        "robustness",
+        "error",
+        f"The output changes by {other.by:.3g} (of {other.size:.3g}), though this must not change what is computed",
+        "Results depend on how it is called: what is tested in one way is used in another.",
+        "Compute both paths from the same scores and the same masks.",
+        {"call": other.words, "largest_difference": other.by},
+    )
 
 
 def _copied(subject: Subject) -> Subject:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._seeding import seeded
-from ..findings._finding import Inapplicable, TargetError
+from ..findings._finding import Inapplicable, TargetError, Unmeasured
 from ._inputs import NamedInputs
 from ._subject import CallResult, Subject
 
@@ -94,4 +94,4 @@ def first_taken(tries: Iterable[tuple[Subject, int, int | None]]) -> tuple[Subje
             why = f"a call of it raised {error.error}"
         else:
             return fresh, inputs
-    raise Inapplicable(why)
+    raise Unmeasured(why)

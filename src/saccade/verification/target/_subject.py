@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..findings._finding import Inapplicable
+from ..findings._finding import Inapplicable, Unmeasured
 from ._calling import CallRequest, call
 from ._inputs import NamedInputs
 from ._reading import Promise, Reading, own_part
@@ -198,7 +198,7 @@ def _copied(module: nn.Module) -> nn.Module:
     try:
         return copied(module)
     except Exception as error:  # what a target's own __deepcopy__ may raise is not known
-        raise Inapplicable(f"it cannot be copied ({type(error).__name__}: {error})") from error
+        raise Unmeasured(f"it cannot be copied ({type(error).__name__}: {error})") from error
 
 
 def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str | None) -> Reading:

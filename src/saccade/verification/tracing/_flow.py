@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._seeding import seeded
 from ..._tracing import SDPA, FunctionCall, FunctionMode, TensorLabels, memory_of
-from ..findings._finding import Inapplicable, Location
+from ..findings._finding import Location, Unmeasured
 from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
 from ..target._subject import CallResult, Subject
@@ -87,7 +87,7 @@ class _FlowMode(FunctionMode):
 
     def passes(self) -> bool:
         if torch._C._are_functorch_transforms_active():
-            raise Inapplicable("it computes inside of a torch.func transform, where nothing can be followed")
+            raise Unmeasured("it computes inside of a torch.func transform, where nothing can be followed")
         return super().passes()
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

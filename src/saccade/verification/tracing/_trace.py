@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import _tap
-from ..findings._finding import Inapplicable, Location
+from ..findings._finding import Location, Unmeasured
 from ..target._inputs import NamedInputs
 from ..target._subject import CallResult, Subject
 from ._fused import told
@@ -84,7 +84,7 @@ def measured(
     if looked.attentions:
         return looked.attentions
     why = f": it calls {looked.kernels[0]}" if looked.kernels else ""
-    raise Inapplicable(f"no product of queries and keys with a softmax after it could be followed in it{why}")
+    raise Unmeasured(f"no product of queries and keys with a softmax after it could be followed in it{why}")
 
 
 def _with_what_was_seen(probe: TracedAttention, seen: tuple[TracedAttention, ...]) -> TracedAttention:

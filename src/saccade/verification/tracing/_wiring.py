@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._tracing import memory_of
-from ..findings._finding import Inapplicable, Location
+from ..findings._finding import Inapplicable, Location, Unmeasured
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 from ._flow import LinearMap, TargetFlow, followed
@@ -75,7 +75,7 @@ def wiring(subject: Subject, length: int) -> AttentionWiring:
     inputs = subject.inputs(1, length, dtype=subject.dtype if subject.module is not None else torch.float64).leaves()
     flow = followed(subject, inputs)
     if not flow.result.out.requires_grad:
-        raise Inapplicable("its output has no gradient to follow")
+        raise Unmeasured("its output has no gradient to follow")
     changed = _changed_flows(original, inputs, flow)
     given = [_labels(flow, changed, place, "given") for place in range(len(flow.maps))]
     end = next((place for place, label in enumerate(given) if (label.sum(-1) > 1).any()), len(flow.maps))
@@ -102,7 +102,7 @@ def _changed_flows(subject: Subject, inputs: NamedInputs, flow: TargetFlow) -> l
             other = inputs.changed([position]).tensors[name]
             new = followed(ready(subject), replace(inputs, tensors={**inputs.tensors, name: other}).leaves())
             if [one.out.shape for one in new.maps] != [one.out.shape for one in flow.maps]:
-                raise Inapplicable("it computes something else for other numbers")
+                raise Unmeasured("it computes something else for other numbers")
             flows.append(new)
     return flows
 
@@ -117,7 +117,7 @@ def _output_projection(flow: TargetFlow, end: int, length: int) -> LinearMap | N
     later = flow.maps[end:]
     fitting = [one for one in later if one.out.numel() == length * one.out.shape[-1]]
     if later and not fitting:
-        raise Inapplicable("its output projection does not give one row for each position")
+        raise Unmeasured("its output projection does not give one row for each position")
     return fitting[0] if fitting else None
 
 
@@ -217,7 +217,7 @@ def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
     try:
         found = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())
     except RuntimeError as error:
-        raise Inapplicable("its backward pass raises, see gradients") from error
+        raise Unmeasured("its backward pass raises, see gradients") from error
     return [next(found) if one.requires_grad else None for one in outs]
 
 
@@ -225,7 +225,7 @@ def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(slots, dtype=torch.bool)
     if not torch.isfinite(gradient).all():
-        raise Inapplicable("its gradients are not finite")
+        raise Unmeasured("its gradients are not finite")
     return gradient.flatten()[slots] != 0
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Inapplicable, Location, TargetError, UnreadableResult
+from ...findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured, UnreadableResult
 from ...target._check import Check
 from ...target._decoder import CachedDecoder, capacity, in_pieces, pieces
 from ...target._influence import is_causal
@@ -65,7 +65,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.form == "tokens":
         raise Inapplicable("the model check does this for whole models")
     if subject.reading.cache is None:
-        raise Inapplicable(subject.reading.unread_cache or "it has no cache that is known")
+        if subject.reading.unread_cache:
+            raise Unmeasured(subject.reading.unread_cache)
+        raise Inapplicable("it has no cache that is known")
     # found once, as every copy would find it again
     promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=is_causal(subject))
     plain = replace(exact(subject), promise=promise)
@@ -75,7 +77,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         try:
             got = _in_pieces(plain, inputs, way)
         except UnreadableResult as error:
-            raise Inapplicable(
+            raise Unmeasured(
                 f"given {way.words}, {error.error}: say in Python how its cache is used, "
                 "how=Reading(..., cache=CacheReading(...))"
             ) from error

@@ -22,6 +22,8 @@ from ...target._source import line_with
 from ...target._subject import Subject
 from ...target._words import no_mask
 from ...tracing._mask_code import MaskCode
+from ...tracing._visible import attentions_of
+from .._fills import averages_all, averaging, weak_fill
 from ._defects import (
     INVERTED,
     MaskArgumentProbe,
@@ -90,7 +92,11 @@ def _findings_of(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
             return
         probe = other
     if probe.fits(probe.given):
-        yield from _equal_sizes(probe) or [*_conventions(probe), *(_cast(probe) or _finite_values(probe))]
+        yield from _equal_sizes(probe) or [
+            *_conventions(probe),
+            *(_cast(probe) or _finite_values(probe)),
+            *_fills(probe),
+        ]
     else:
         yield from _not_obeyed(probe)
 
@@ -311,6 +317,24 @@ def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
     steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
     defect = MaskDefect(words, fix, "warning")
     yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
+
+
+def _fills(probe: MaskArgumentProbe) -> Iterator[Finding]:
+    """Numbers that hidden scores are filled with: where the mask alone brings them."""
+    if probe.mask.meaning != "additive":
+        plain = weak_fill("mask-meaning", attentions_of(probe.subject, probe.inputs))
+        masked = attentions_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
+        yield from [] if plain else weak_fill("mask-meaning", masked)
+    if not probe.mask.by_pair:
+        return  # an item that is all padding: the padding check asks
+    given = torch.ones_like(probe.given)
+    given[:, :, 1] = False
+    rows = torch.zeros(probe.inputs.batch, probe.inputs.length, dtype=torch.bool)
+    rows[:, 1] = True
+    for seen in attentions_of(probe.subject, probe.inputs, **masks_of(probe.mask, given, probe.inputs)):
+        if averages_all(seen, rows):
+            yield averaging("mask-meaning", f"A query from which `{probe.mask.argument}` hides every key", seen)
+            return
 
 
 def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:

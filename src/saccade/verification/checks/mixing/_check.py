@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...._seeding import seeded
-from ...findings._finding import Finding, Inapplicable, Severity, TargetError
+from ...findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
 from ...target._check import Check
 from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
@@ -31,7 +31,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     random = _is_random(subject)
     axis = _axis(subject)
     if axis == "batch":
-        raise Inapplicable("its softmax runs over the batch, which mixes all that this looks at")
+        raise Unmeasured("its softmax runs over the batch, which mixes all that this looks at")
     found = [*_items(subject), *([] if random else _single_item(subject))]
     if found and subject.form == "tokens":
         raise Inapplicable("its samples meet, as the model check says")
@@ -39,9 +39,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if found:
         return
     if random:
-        raise Inapplicable("it draws random numbers in eval mode, so that calls cannot be compared")
+        raise Unmeasured("it draws random numbers in eval mode, so that calls cannot be compared")
     if axis in ("query", "head"):
-        raise Inapplicable(f"its softmax runs over the {axis} axis, which mixes all that this looks at")
+        raise Unmeasured(f"its softmax runs over the {axis} axis, which mixes all that this looks at")
     yield from _structure(subject)
 
 
@@ -54,7 +54,7 @@ def _is_random(subject: Subject) -> bool:
     inputs = subject.inputs(3, 5)
     one, same, other = (steady(subject, inputs, seed).out.nan_to_num() for seed in (0, 0, 1))
     if not torch.equal(one, same):
-        raise Inapplicable("two calls with the same input differ")
+        raise Unmeasured("two calls with the same input differ")
     return not torch.equal(one, other)
 
 
@@ -155,6 +155,9 @@ def _single_item(subject: Subject) -> Iterator[Finding]:
 def _structure(subject: Subject) -> Iterator[Finding]:
     for one in _variants(subject):
         length = _length(one)
+        if strangers := list(_other_heads(one, length)):
+            yield from strangers
+            return
         try:
             found = wiring(exact(one), length)
         except TargetError:
@@ -164,6 +167,37 @@ def _structure(subject: Subject) -> Iterator[Finding]:
         findings = list(mixed(found, length))
         yield from findings
         if findings:
+            return
+
+
+def _other_heads(subject: Subject, length: int) -> Iterator[Finding]:
+    """Of attention proper: the output of a head depends on its own queries, and on no other head's."""
+    if subject.form != "attention":
+        return
+    try:
+        copy = exact(subject)
+        inputs = copy.inputs(1, length)
+        before = steady(copy, inputs).out
+    except TargetError:
+        return  # told where the head sizes are tried
+    for head in range(inputs["query"].shape[1]):
+        changed = inputs["query"].clone()
+        changed[:, head] = -2 * changed[:, head] + 1
+        after = steady(copy, replace(inputs, tensors={**inputs.tensors, "query": changed})).out
+        moved = (after - before).abs().nan_to_num().amax((0, 2, 3))
+        others = [
+            other for other in range(len(moved)) if other != head and moved[other] > tolerance(copy, inputs, before)
+        ]
+        if others:
+            kv_heads = inputs["key"].shape[1]
+            yield _error(
+                f"The output of head {others[0]} changes by {moved[others[0]]:.3g} when the queries of head {head} "
+                f"change ({len(moved)} query heads, {kv_heads} key heads): queries of several heads are summed.",
+                "Heads that share keys attend to the same positions: they are one head, repeated.",
+                "Keep the axis of a group's queries: torch.einsum('bgrqd,bgkd->bgrqk', q, k)",
+                {"changed head": head, "moved head": others[0], "by": float(moved[others[0]]), "kv_heads": kv_heads},
+                next((one.lines["scores"] for one in attentions_of(copy, inputs) if "scores" in one.lines), None),
+            )
             return
 
 

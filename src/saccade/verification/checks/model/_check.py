@@ -17,6 +17,7 @@ from ...target._models import PatchModel
 from ...target._subject import Subject
 from ._cache import caches
 from ._common import NAME, NOISE, error, largest
+from ._pad_ids import pad_ids
 from ._padding import padding
 from ._pairs import pairs
 from ._visibility import batches, blindness, leaks
@@ -33,7 +34,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield from found
         if found:  # the other parts would say the same again
             return
-    for part in (padding, caches, pairs):
+    for part in (padding, pad_ids, caches, pairs):
         yield from part(subject)
 
 

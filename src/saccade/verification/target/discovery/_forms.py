@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...findings._finding import Inapplicable, TargetError, Undecided
+from ...findings._words import GPU_WORDS
 from .._learned_positions import ends_learned_positions
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from .._subject import Subject
@@ -80,11 +81,18 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
     if found is not None:
         return _completed(trials, clues, found)
     raise (
-        _own_fault(trials, clues)
+        _of_a_device(trials)
+        or _own_fault(trials, clues)
         or _of_a_square(trials, clues)
         or _of_other_sizes(trials, clues)
         or _nothing_works(trials, clues)
     )
+
+
+def _of_a_device(trials: TargetTrials) -> TargetError | None:
+    """A missing device, whichever way of calling reached it: others failed before that line."""
+    found = (one for one in trials.errors.values() if any(word in one.error.lower() for word in GPU_WORDS))
+    return next(found, None)
 
 
 def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
@@ -303,8 +311,31 @@ def _working(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Read
     return with_returns(reading, returned, inputs, clues.source, clues.hints)
 
 
+def _check_batch(trials: TargetTrials, clues: TargetClues, reading: Reading) -> None:
+    """
+    Raises:
+        TargetError: it takes one sequence, where its documentation says a batch.
+    """
+    first = reading.names[0] if reading.names else next((one.name for one in clues.arguments), "")
+    if "B" in reading.layout or clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)):
+        return
+    said = next((axes for rank in (4, 3) if (axes := clues.source.layout(first, rank)) and "B" in axes), None)
+    failed = [error for tried, error in trials.errors.items() if said is not None and f" {said} " in f" {tried} "]
+    if not failed:
+        return
+    cause = (
+        "; `.T` reverses all axes, the batch included: write `.mT`" if re.search(r"\.T\b", clues.source.whole) else ""
+    )
+    raise TargetError(
+        f"ValueError: its documentation says {WORDS.get(said or '', said)}, and with a batch it raises "
+        f"{failed[0].error}{cause}",
+        failed[0].location,
+    )
+
+
 def _completed(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the layout that its behaviour shows, and what it takes besides."""
+    _check_batch(trials, clues, reading)
     reading = _with_layout(trials, clues, reading)
     if reading.form == "attention" and "H" in reading.layout:
         reading = _with_groups(trials, clues, reading)
