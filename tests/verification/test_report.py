@@ -247,6 +247,7 @@ def test_json_has_names_that_stay():
         "promise": "Steps give what the whole gives.",
         "status": "n/a",
         "reason": "it has no cache",
+        "measured": True,
         "seconds": 0.0,
     }
 
