@@ -86,6 +86,16 @@ def test_the_same_attention_by_every_call_is_silent() -> None:
     assert not errors(verified(Attention(), "scale", "causal-leak", ROBUSTNESS))
 
 
+def test_a_flag_that_ends_the_program_is_no_call_that_is_compared() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, debug: bool = False) -> Tensor:
+        """q, k, v: (batch, heads, length, d)."""
+        if debug:
+            raise SystemExit(3)
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+    assert not verified(attention, "scale").findings
+
+
 @pytest.mark.slow
 def test_a_flag_that_switches_something_off_warns_and_is_no_error() -> None:
     report = verified(Scaled(), "scale")

@@ -33,13 +33,18 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> 
     [
         hiding(triangle),
         hiding(triangle, -1e9),
-        hiding(triangle, -1e4),
         hiding(lambda length: triangle(length).triu(-3)),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     ],
 )
 def test_causal_attention_is_clean(target: Callable[..., Tensor], promise: bool | None) -> None:
     assert run(CHECK, target, causal=promise) == []
+
+
+@pytest.mark.parametrize("promise", [True, None])
+def test_a_fill_that_logits_reach_is_no_leak_but_a_warning(promise: bool | None) -> None:
+    (found,) = run(CHECK, hiding(triangle, -1e4), causal=promise)
+    assert found.severity == "warning" and found.evidence["fill"] == pytest.approx(-1e4, rel=1e-3)
 
 
 def renormalised(kept: float) -> Callable[[Tensor, Tensor | None], Tensor]:

@@ -24,9 +24,12 @@ def weak_fill(check: str, found: Iterable[TracedAttention]) -> list[Finding]:
     for seen in found:
         if seen.logits is None or seen.logits.shape != seen.weights.shape or seen.normalised != "key":
             continue
-        hidden = seen.logits[~attends(seen) & seen.logits.isfinite()]
-        if not hidden.numel() or float(fill := hidden.max()) < _REACHED:
+        visible = attends(seen)
+        hidden, others = seen.logits[~visible & seen.logits.isfinite()], seen.logits[visible]
+        if not hidden.numel() or not others.numel() or float(fill := hidden.max()) < _REACHED:
             continue
+        if float(fill) > float(others.min()) - _EXPONENT:
+            continue  # the weights themselves are hidden, or a bias falls with the distance: there is no fill
         leaks = float(fill) + _EXPONENT
         return [
             Finding(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..findings._finding import Inapplicable, TargetError
 from ._models import takes_tokens
 from ._reading import MaskReading
 from ._steady import exact, steady, tolerance
@@ -52,8 +51,8 @@ def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
         return ()  # whole models: the model check gives masks
     try:
         return tuple(_differing(subject, causal))
-    except (Inapplicable, TargetError):
-        return ()  # two calls differ, or none works: the checks say so
+    except (Exception, SystemExit):  # two calls differ, or none works: a check meets it again
+        return ()
 
 
 def _differing(subject: Subject, causal: bool | None) -> Iterator[CallVariant]:
@@ -117,7 +116,7 @@ def _called(subject: Subject, flag: TargetArgument | None, mask: MaskReading | N
         try:
             if steady(other, inputs).out.shape == shape:
                 return other
-        except (Inapplicable, TargetError):
+        except (Exception, SystemExit):  # no such call
             continue
     return None
 
@@ -129,7 +128,9 @@ def _apart(other: Subject, before: dict[int, Tensor]) -> tuple[float, float]:
         inputs = other.inputs(2, length, dtype=out.dtype if out.is_floating_point() else None)
         try:
             after = steady(other, inputs).out
-        except TargetError:
+        except (Exception, SystemExit):  # it takes no such length
+            continue
+        if after.shape != out.shape:
             continue
         gap = (after.double() - out.double()).abs().nan_to_num(nan=torch.inf)
         if (by := float(gap.max())) > max(tolerance(other, inputs, out), found[0]):
