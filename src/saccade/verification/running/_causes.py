@@ -12,6 +12,7 @@ from ..findings._words import joined
 from ..target._check import Check
 
 _SIZES = {"batch", "length"}
+_MASKS = ("mask-meaning", "padding")
 _SEVERITIES = ("error", "warning", "note", "n/a")
 
 
@@ -117,8 +118,10 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
 
 def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
     """What one finding says of another: weights that ignore queries and keys leave their projections unused; so does a
-    mask that hides all in every call, and filled with -inf it leaves nothing finite."""
+    mask that hides all in every call, and filled with -inf it leaves nothing finite. A mask that is read wrongly
+    explains what goes wrong only where it is given."""
     unused = finding.family == "mixing" and "channels" in finding.evidence
+    masked = "mask" in str(finding.evidence.get("call", "")) and finding.family not in _MASKS
     nothing = finding.evidence.get("finite") == 0 or finding.evidence.get("mixes") is False
     return tuple(
         one.check
@@ -126,6 +129,7 @@ def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
         if _is_error(one)
         and (
             (unused and one.evidence.get("depends_not_on") == "both")
+            or (masked and one.family in _MASKS)
             or ((unused or nothing) and one.evidence.get("hides_all"))
         )
     )

@@ -91,7 +91,8 @@ def _of_others(check: Check, told: Sequence[Finding], others: Sequence[CallVaria
             found.append(_differs(other))
         if found:
             severity: Severity = "error" if other.harmless else "warning"
-            return [replace(one, severity=severity, message=f"With {other.words}: {one.message}") for one in found[:1]]
+            message, evidence = f"With {other.words}: {found[0].message}", {**found[0].evidence, "call": other.words}
+            return [replace(found[0], severity=severity, message=message, evidence=evidence)]
     return []
 
 
