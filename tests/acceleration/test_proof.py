@@ -139,6 +139,27 @@ def test_what_changes_without_a_trace_is_found_by_a_later_proof(monkeypatch):
     assert "gives something else" in run.explain()
 
 
+@torch.no_grad()
+def test_a_later_proof_is_neither_counted_nor_observed(monkeypatch):
+    """A second computation of attention would show as a call that the model never made."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(_proof, "_MEAN", 1)  # every other call
+    layer, x = nn.TransformerEncoderLayer(192, 6, 311, batch_first=True).eval(), torch.randn(3, 37, 192)
+    real = torch.arange(37) < torch.tensor([37, 12, 20])[:, None]
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with saccade.accelerate(stack) as run:
+        stack(x, src_key_padding_mask=~real), stack(x, src_key_padding_mask=~real)
+        before = run.calls
+        for _ in range(6):
+            stack(x, src_key_padding_mask=~real)
+        assert run.calls - before == 6 * 2
+        names = []
+        with saccade.watch(stack, layers=lambda site, step: names.append(site.name) or True):
+            for _ in range(6):
+                stack(x)
+    assert len(set(names)) == 2, "a second call of a module has a name of its own"
+
+
 def test_a_weight_that_was_dropped_and_given_anew():
     torch.manual_seed(0)
     layer, x, new = nn.Linear(192, 311), torch.randn(37, 192), torch.randn(311, 192)

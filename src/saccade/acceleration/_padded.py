@@ -144,7 +144,7 @@ class PaddedLayer(Spot):
             return self.plain(*args, **kwargs)
         whole = self.padded.put(out[0], tokens)
         if self._due():
-            first = self._first(self.plain(*args, **kwargs))
+            first = self._first(self._again(args, kwargs))
             if self._prove_again(out[0], tokens.take(first)) is not out[0]:
                 whole = first
         return (whole, *out[1]) if out[2] else whole

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
+from .. import _tap
 from .._backends.native._run import interrupted, is_plain
 from ._linears import PackedLinear, is_linear
 from ._proof import next_proof, same, samples, tells
 from ._structure import OURS, Structure
+from ._thread import THREAD
 
 NOT_CALLED, PROVED, OTHER = "no call for it yet", "taken", "gives something else than its structure says"
 REPLACED = "a part of it was replaced inside the block"
@@ -115,9 +117,14 @@ class Spot(ABC):
         self.structure.remember_values()
 
     def _due(self) -> bool:
-        """Whether this call is one of those that are computed both ways again."""
+        """Whether this call is computed both ways: not while somebody observes or edits what it computes."""
         self._calls_left -= 1
-        return self._calls_left < 0
+        return self._calls_left < 0 and (self.state == NOT_CALLED or not (_tap.THREAD.observers or _tap.THREAD.editor))
+
+    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own way, of a call that is counted already."""
+        with THREAD.uncounted():
+            return self.plain(*args, **kwargs)
 
     def _prove_again(self, out: Any, expected: Any) -> Any:
         """The result of a later call that was computed both ways."""
@@ -224,7 +231,7 @@ class Fused(Spot):
         out = self.compute(*args)
         if out is None:
             return self.plain(*args)
-        return self._prove_again(out, self.plain(*args)) if self._due() else out
+        return self._prove_again(out, self._again(args, {})) if self._due() else out
 
     def _prove(self, args: tuple[Any, ...]) -> Any:
         """The module's own result, of a call in which both are computed. What cannot compute it has lost."""

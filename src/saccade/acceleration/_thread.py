@@ -55,6 +55,16 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.held = ActiveAccelerations()
         self.packed: AttentionOfTokens | None = None
+        self.counting = True
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Calls within it are counted already."""
+        before, self.counting = self.counting, False
+        try:
+            yield
+        finally:
+            self.counting = before
 
     @contextmanager
     def attending(self, attention: AttentionOfTokens) -> Iterator[None]:
@@ -71,7 +81,7 @@ THREAD = _Thread()
 
 def counted(backend: str | None, reason: str, traced: bool) -> None:
     """One call of this thread: a backend took it, or it was left for a reason."""
-    for run in THREAD.held.on:
+    for run in THREAD.held.on if THREAD.counting else ():
         if backend is not None:
             run.backends[backend] += 1
         else:
