@@ -37,7 +37,7 @@ LAYERS = [
     {"_costs"},
     {"_checks", "_reference", "_tap", "_tiles"},
     {"_backends"},
-    {"_attention"},
+    {"_attention", "_derived"},
     {"_explain", "_hooks", "_pooled", "_products", "_statistics", "_weights", "batching", "positions", "variants"},
     {"acceleration", "nn"},
     {"models"},

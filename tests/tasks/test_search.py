@@ -309,7 +309,7 @@ def test_the_command(files, tmp_path, capsys):
     assert told[0] == f"classify: at most 3 trials on 189 examples into {out}, a line after each"
     assert told[1].startswith("trial 1 of 3: rate 0.0005: accuracy ") and told[1].endswith("s (best)")
     assert told[5].startswith(f"{out}: 3 trials (3 ended), the best first")
-    assert told[-4] == f"picture: {out / 'search.png'}"
+    assert told[-5] == f"picture: {out / 'search.png'}"
     assert all(trial["settings"].keys() == {"rate"} for trial in trials_of(out))  # what is given is not tried
     assert cli.main(["test", str(out), str(files / "unseen.csv"), "--no-baseline"]) == 0
 

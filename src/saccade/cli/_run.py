@@ -19,7 +19,8 @@ from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
     """Run `saccade`, or another app under the same rules."""
-    _open_closed_streams()
+    if arguments is None:  # a process of its own
+        _open_closed_streams()
     usual = warnings.showwarning
     warnings.showwarning = functools.partial(_show, usual)
     try:

@@ -22,7 +22,7 @@ from ...models._shortened import shortened
 from ...models.checkpoints.reading import read_json
 from ...models.loading import is_known
 from ...models.own.checkpoint import load_own
-from ._models import LoadedModel
+from ._shortened import LoadedModel
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SAFE = ("model.safetensors", "model.safetensors.index.json")

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._shortened import LoadedModel
+
 EXPECTED = (
     "expected a function (q, k, v[, mask]), an nn.Module or its class, a transformers model, or a string, "
     '"path/to/file.py:Name" or "hf:DIR_OR_ID"'
@@ -33,8 +35,6 @@ def check(target: Any) -> None:
 
 def _is_opened(target: Any) -> bool:
     """Whether it is a model that was opened from a folder, which is more than a module."""
-    from ._models import LoadedModel  # here: it brings tokenizers, and importing Saccade is light
-
     return isinstance(target, LoadedModel)
 
 

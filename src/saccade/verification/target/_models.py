@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ._calling import guarded
 from ._families import promised
 from ._published import PublishedText, published_reading
 from ._reading import CacheReading, MaskReading, Promise, Reading
+from ._shortened import LoadedModel
 from ._subject import Subject
 from .discovery._documentation import DocumentedSource
 
@@ -32,14 +33,6 @@ _TARGETS = tuple(
     "tgt trg target decoder_input_ids tgt_ids trg_ids dec_input tgt_tokens prev_output_tokens decoder_input".split()
 )
 _EMPTY = inspect.Parameter.empty
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that `_hugging.load` made, and what the report is to say of it."""
-
-    model: nn.Module | LanguageModel
-    assumed: tuple[str, ...] = ()
 
 
 class TokenModel(nn.Module):

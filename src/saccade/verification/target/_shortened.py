@@ -5,20 +5,31 @@ again. Parameters are the model's own; only the tables of tokens are copied, in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..findings._words import joined
-from ._models import LoadedModel
 from ._subject import copied
 
 LARGE = 64 * 2**20  # bytes: a model from this size on is shortened
 _TOKENS = 4096
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "layer_number", "layer_num", "layer")  # of a layer in its model
 _PLAIN = (bool, int, str, type(None))
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that `_hugging.load` made, and what the report is to say of it.
+
+    Attributes:
+        model: a module, or a Saccade language model.
+    """
+
+    model: Any
+    assumed: tuple[str, ...] = ()
 
 
 def shortened(target: Any) -> tuple[Any, tuple[str, ...]]:

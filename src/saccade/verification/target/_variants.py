@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._models import takes_tokens
 from ._reading import MaskReading
 from ._steady import exact, steady, tolerance
 from ._subject import Subject
@@ -47,6 +46,8 @@ def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
     Args:
         causal: the direction of the plain call; what must compute the same promises the same direction.
     """
+    from ._models import takes_tokens  # here: it brings tokenizers, and importing Saccade is light
+
     if subject.module is not None and takes_tokens(subject.target):
         return ()  # whole models: the model check gives masks
     try:
