@@ -22,11 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` when `arguments` is None) and return the exit status."""
     hook, sys.unraisablehook = sys.unraisablehook, _unraisable
     try:
-        from ._threads import wait_asleep  # here, and all else in there, so that Ctrl-C during imports is caught
-
-        if arguments is None:  # a process of its own: a program that calls this keeps its environment
-            wait_asleep()
-        from ._run import run
+        from ._run import run  # here, and all else in there, so that Ctrl-C during imports is caught
 
         return run(arguments)
     except KeyboardInterrupt:
