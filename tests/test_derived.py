@@ -47,7 +47,7 @@ def test_every_entry_is_read_within_as_many_checks_as_there_are_parts(name):
 
 
 @pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
-@pytest.mark.parametrize("change", [torch.Tensor.neg_, lambda x: x[64:128].zero_(), lambda x: x[:, 192:256].mul_(2)])
+@pytest.mark.parametrize("change", [torch.Tensor.neg_, lambda x: x[701].mul_(2), lambda x: x[:, 192:256].mul_(2)])
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
 def test_a_change_of_many_rows_or_columns_is_seen_by_the_next_check(shape, change):
     """A whole matrix whose signs change, rows or columns of a head: at any of the parts, for a single row of input."""

@@ -20,7 +20,6 @@ from ._backends.native import _kernels
 T = TypeVar("T")
 
 _LINE = 64  # bytes
-_ROWS = 48  # of a part, which is what one check reads: 3 to 5 us from memory
 WHOLE = 2**16  # rows of a product beside which reading the whole weight costs under 1 % of the time
 _STRIDE = 251  # of the entries compared where there are no native kernels
 
@@ -60,9 +59,9 @@ class Snapshot:
         self._steps_made = _OPTIMIZERS.count
         rows, row_bytes, stride = _matrix(self._memory)
         lines = -(-row_bytes // _LINE)
-        steps = 1 if brief else max(1, rows // _ROWS)
-        period = max(1, min(lines, -(-rows // steps)))
-        self._parts = 1 if brief else steps * period  # that are ever read
+        steps = 1  # a check reads every row: a token's embedding is one of them
+        period = max(1, min(lines, rows))
+        self._parts = 1 if brief else period  # that are ever read
         self._layout = rows, row_bytes, stride, steps, period
         self._next = 0
         self._digests = self._read(0, self._parts) * 2

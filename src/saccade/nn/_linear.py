@@ -40,8 +40,8 @@ def packed_weights(module: nn.Module) -> Iterator[None]:
     comes in the same pass. Up to eight rows need no copy: a kernel of its own reads the weight in place. Only calls
     without gradients, in float32 or bfloat16, use the copies. These are as large as the weights. They are made at the
     first call, dropped at the end, and made again where a weight has been changed or replaced. A write that PyTorch
-    does not count (through `weight.data`) is noticed at the next call if it changes many rows, such as those of a head,
-    and within F E / 768 calls if it changes single entries of a weight (F, E).
+    does not count (through `weight.data`) is noticed at the next call if it changes whole rows or columns, and within
+    E / 16 calls if it changes single entries of a weight (F, E).
 
     Example:
         >>> import torch, saccade
