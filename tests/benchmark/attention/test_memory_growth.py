@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import numpy as np
@@ -44,6 +45,23 @@ def test_where_the_peak_cannot_be_reset_memory_is_sampled(monkeypatch, tmp_path)
     found, method = growth(lambda: np.ones(64 * MIB, dtype=np.uint8))
     assert method == "sampled"
     assert 60 * MIB < found < 72 * MIB
+
+
+@pytest.mark.parametrize("method", ["peak", "sampled"])
+def test_garbage_collected_during_the_call_hides_nothing(monkeypatch, tmp_path, method):
+    if method == "sampled":
+        monkeypatch.setattr(memory, "RESET", tmp_path)
+    garbage = [np.ones(64 * MIB, dtype=np.uint8)]
+    garbage.append(garbage)
+    del garbage
+
+    def call():
+        gc.collect()
+        return np.ones(32 * MIB, dtype=np.uint8)
+
+    found, seen = growth(call)
+    assert seen == method
+    assert 30 * MIB < found < 40 * MIB
 
 
 def test_a_call_that_raises_ends_the_sampling(monkeypatch, tmp_path):

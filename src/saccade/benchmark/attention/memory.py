@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -119,7 +120,8 @@ def _resident(field: str) -> int:
 
 
 def _free_cached_memory() -> None:
-    """Free memory that the allocator keeps would hide what the call needs."""
+    """Free memory that the allocator keeps would hide what the call needs; garbage, too, if it is collected meanwhile."""
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
