@@ -341,9 +341,18 @@ def test_tied_tensors_are_held_once_and_may_not_differ(tmp_path):
     refused(tmp_path, f"cls.predictions.decoder.weight and {table} are tied by .*, but differ")
 
 
-def test_the_dtype_is_that_of_most_bytes_or_as_asked(tmp_path):
+def test_the_dtype_is_as_asked_or_that_of_the_configuration_or_of_most_bytes(tmp_path):
+    """As in transformers: a file of several dtypes is rounded only where config.json names the coarser one, or none."""
     values = tensors(made(tmp_path, "BertModel"))
     rewrite(tmp_path, {n: t if n.endswith("bias") else t.bfloat16() for n, t in values.items()})
+    assert models.load(tmp_path).dtype == torch.float32 and not models.load(tmp_path).report.rounded
+    settings(tmp_path, dtype=None, torch_dtype="float64")
+    assert models.load(tmp_path).dtype == torch.float64
+    settings(tmp_path, dtype="bfloat16")
+    assert models.load(tmp_path).dtype == torch.bfloat16
+    settings(tmp_path, dtype="int8")
+    refused(tmp_path, "dtype: expected one of 'float32', .*, got 'int8'")
+    settings(tmp_path, dtype=None, torch_dtype=None)
     assert models.load(tmp_path).dtype == torch.bfloat16
     rounded = models.load(tmp_path).report
     assert rounded.rounded and {*rounded.rounded} == {n for n in values if n.endswith("bias")}

@@ -17,7 +17,10 @@ from tasks.conftest import BAD, FILLING, GOOD, reviews, write_csv
 LENGTH = {"vocab_size": 97, "max_position_embeddings": 64}
 KINDS = {  # an encoder without a pooler, a decoder that reads the last token, an encoder-decoder
     "DistilBertModel": ("DistilBertConfig", {"dim": 24, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, **LENGTH}),
-    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 97, "n_positions": 64}),
+    "GPT2LMHeadModel": (  # whose classifier finds the last token by another padding than the tokenizer's
+        "GPT2Config",
+        {"n_embd": 24, "n_layer": 1, "n_head": 2, "vocab_size": 97, "n_positions": 64, "pad_token_id": 95},
+    ),
     "BartModel": (
         "BartConfig",
         {

@@ -44,7 +44,7 @@ def load(
     Args:
         source: a folder with config.json and weights, as transformers or `saccade train` write it, or a name on the
             Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language model.
-        dtype: of the weights; None is as they are stored.
+        dtype: of the weights; None is the one config.json names, or that of most stored bytes.
         device: None is the CPU.
         mechanism: what replaces softmax attention, a value of `saccade.variants`; None is the published attention.
             Dropout of weights is left out where a mechanism has no weights.
@@ -210,9 +210,9 @@ def _published(
         new_head=head in family.new_heads,
         relabelled=request.relabelled,
         drawn=axes if not request.rows else (),
-        where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
+        where=f"{folder} as {_opened_as(family, settings, request, head)}",
     )
-    model = materialised(model, dtype or stored.dtype(), device or "cpu")
+    model = materialised(model, dtype or _named_dtype(settings) or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
     if request.rows:
         _reorder(model, axes, request.rows)
@@ -220,6 +220,19 @@ def _published(
     rounded = _rounded(wanted, stored, model)
     model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded)
     return model.eval()
+
+
+def _opened_as(family: Family, settings: Settings, request: Request, head: str | None) -> str:
+    """The published class that a folder is opened as, and why it is that one where nothing names it."""
+    unnamed = head is None and not settings.get("architectures")
+    name = family.architecture(settings.values["model_type"], request.head)
+    return f"{name} (architectures: names none, so the body; give head= for another)" if unnamed else name
+
+
+def _named_dtype(settings: Settings) -> torch.dtype | None:
+    """The dtype in config.json, which transformers loads the weights in; formerly torch_dtype."""
+    name = "dtype" if "dtype" in settings else "torch_dtype"
+    return settings.choice(name, {str(x).removeprefix("torch."): x for x in _DTYPES}) if name in settings else None
 
 
 def _label_axes(model: Model) -> dict[str, int]:
@@ -303,7 +316,7 @@ def _request(
         settings.values.update(_named(names) if chosen not in family.of_tokens else _tokens(names))
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
-    count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
+    count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", family.labels)
     return Request(chosen, count, mechanism, labels is not None, rows)
 
 

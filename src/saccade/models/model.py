@@ -75,7 +75,11 @@ class LoadReport:
     def __str__(self) -> str:
         kinds = "initialised", "not used", "tied", "left out", "rounded to a coarser dtype"
         told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out, self.rounded), strict=True)
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in told if names) or "every tensor used as it is"
+        return "; ".join(f"{what}: {_some(names)}" for what, names in told if names) or "every tensor used as it is"
+
+
+def _some(names: tuple[str, ...], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,7 @@ class Family:
         new_heads: heads that may start with random weights on a checkpoint without them.
         of_tokens: those of them whose labels are tokens, the blank first.
         own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
+        labels: how many labels its classifiers have where config.json does not say.
         aliases: other names that config.json may have for settings: {"num_attention_heads": "n_head"}.
     """
 
@@ -251,6 +256,7 @@ class Family:
     body: str = field(default="Model")
     of_tokens: tuple[str, ...] = ()
     own_head_width: bool = False
+    labels: int = 2
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def architecture(self, model_type: str, head: str | None) -> str:

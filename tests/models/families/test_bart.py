@@ -57,6 +57,14 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+def test_a_classifier_of_unnamed_labels_has_three(tmp_path):
+    """The configuration's own default, which files of three labels leave out."""
+    write(tmp_path, "BartForSequenceClassification")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({n: x for n, x in json.loads(path.read_text()).items() if "label" not in n}))
+    assert models.load(tmp_path).label_names == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
 def test_the_body_without_the_head_of_another_task(tmp_path):
     theirs, inputs = write(tmp_path, "BartForQuestionAnswering"), sources_and_targets()
     model = models.load(tmp_path, head="none")

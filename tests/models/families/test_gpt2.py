@@ -129,6 +129,17 @@ def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path, name, pa
             assert torch.allclose(model(**given).logits, theirs(**given).logits, atol=1e-5)
 
 
+def test_padding_that_a_classifier_would_read_is_refused(tmp_path):
+    """transformers looks for `pad_token_id` alone, and classifies by a token of any other padding."""
+    written(tmp_path, "GPT2ForSequenceClassification", config("GPT2", pad_token_id=7))
+    model, inputs = models.load(tmp_path), batch()
+    filled = [inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad) for pad in (7, 8)]
+    model(filled[0], inputs["attention_mask"])
+    with pytest.raises(ValueError, match="input_ids: the padding of item . has other ids than pad_token_id, 7"):
+        model(filled[1], inputs["attention_mask"])
+    model(filled[1].flip(1), inputs["attention_mask"].flip(1))  # before the text it is not read
+
+
 @pytest.mark.parametrize("types", [[[["global", "local"], 1]], [[["global", "far"], 1], [["local"], 1]], "local", [3]])
 def test_attention_types_that_fit_no_layers(tmp_path, types):
     written(tmp_path, "GPTNeoForCausalLM", config("GPTNeo"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -86,6 +88,17 @@ def test_the_encoder_alone(tmp_path):
     write(tmp_path / "whole")
     part, whole = models.load(tmp_path / "whole", head="encoder"), models.load(tmp_path / "whole")
     assert torch.equal(part(**inputs).last_hidden_state, whole.encode(**inputs).last_hidden_state)
+
+
+@pytest.mark.parametrize("names", [None, []])
+def test_an_encoder_without_its_name_in_the_settings(tmp_path, names):
+    """The body of the kind is tried, which it is not; the error says by which setting, and the cure works."""
+    write(tmp_path, "T5EncoderModel")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": names}))
+    with pytest.raises(ValueError, match=r"architectures: names none, so the body; give head= for another"):
+        models.load(tmp_path)
+    assert models.load(tmp_path, head="encoder").request.head == "encoder"
 
 
 def test_gradients_of_all_weights_from_labels_alone(tmp_path):

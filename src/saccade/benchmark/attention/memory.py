@@ -120,7 +120,7 @@ def _resident(field: str) -> int:
 
 
 def _free_cached_memory() -> None:
-    """Free memory that the allocator keeps would hide what the call needs; garbage, too, if it is collected meanwhile."""
+    """Free memory that the allocator keeps would hide what the call needs; so would garbage collected meanwhile."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -221,5 +221,6 @@ FAMILY = Family(
     _build,
     lambda model: shared_keys(model.request.head),
     ("sequence-classification",),
+    labels=3,
     aliases=ALIASES,
 )

@@ -18,6 +18,7 @@ from torch import nn
 from ...models import Model, load
 from ...models.loading import new_model
 from ...models.output import ModelOutput
+from ...models.text.decoder import TextDecoder
 from ...models.tokenizers.sentencepiece import SentencePieceTokenizer
 from ...models.tokenizers.text import TextTokenizer
 from ...models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
@@ -110,7 +111,7 @@ class TextTask(ExampleTask):
         """`input_ids` and `attention_mask` (B, L), padded on the right; the model computes no padding."""
         longest = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
-        pad = model.tokenizer.pad
+        pad = _pad(model)
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
 
@@ -119,6 +120,15 @@ class TextTask(ExampleTask):
         given = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
         output: ModelOutput = model(**given, **({} if observe is None else {"observe": observe}))
         return output
+
+
+def _pad(model: Model) -> int:
+    """The id that fills a batch. A decoder's classifier finds the last token by `pad_token_id`."""
+    if isinstance(model, TextDecoder):
+        named = model.settings.get("pad_token_id")
+        if isinstance(named, int) and 0 <= named < model.vocabulary:
+            return named
+    return model.tokenizer.pad
 
 
 @dataclasses.dataclass(frozen=True)
