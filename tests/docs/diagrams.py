@@ -11,6 +11,7 @@ from saccade.cli import main
 FAMILIES = ("bert", "gpt2", "llama", "t5", "bart", "marian", "vit", "wav2vec2", "esm", "patchtst", "gat", "graphormer")
 DIAGRAMS = {
     "attention": ["attention"],
+    "attention-plain": ["attention", "--plain"],
     "multi-head": ["multi-head"],
     "block-pre-norm": ["block"],
     "block-post-norm": ["block", "--model", "vaswani"],

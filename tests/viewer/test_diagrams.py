@@ -181,6 +181,48 @@ def test_many_heads_are_folded_and_groups_share_keys():
     assert any(text.startswith("12 heads, 3 of keys and values") for text in said)
 
 
+def test_heads_are_counted_as_the_labels_and_as_the_commands_do():
+    module = MultiHeadAttention(AttentionConfig(12, 3))
+    for plain in (False, True):
+        assert "Head 1 is 2.0 in look and step" in texts(root(saccade.diagram("multi-head", head="2.0", plain=plain)))
+        assert "Head 1 has index 0" in texts(root(saccade.diagram(module, plain=plain)))
+
+
+# --- plain ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_picture_of_attention_has_words_and_no_numbers():
+    said = texts(root(saccade.diagram("attention", text=TEXT, plain=True)))
+    for label in ("Input words", "Query", "Key", "Value", "dot product", "Attention weights", "weighted sum", "Output"):
+        assert label in said, label
+    assert "scale, mask, softmax" in said
+    assert all(said.count(word) == 3 for word in ["start", *TEXT.split()])  # a chip, and both sides of the weights
+    assert not re.search(r"[\d…<_^{]", "".join(said))
+
+
+def test_a_plain_picture_of_heads_has_the_prescribed_labels():
+    said = texts(root(saccade.diagram("multi-head", text=TEXT, plain=True)))
+    labels = ["Input Embeddings", "Split to Heads", "Concatenate", "Linear Projection", "Output"]
+    assert set(labels) < set(said)
+    numbered = [text for text in said if re.search(r"\d", text)]
+    assert numbered == [*(f"Self-Attention (Head {n})" for n in range(1, 9)), "Head 1 is 1.0 in look and step"]
+
+
+def test_tokens_of_a_word_are_one_word_in_a_plain_picture(model):
+    text = "Extraordinary cats"
+    first = [i for i, (start, _) in enumerate(model.encode(text).spans, 1) if start < 13]
+    rest = [i for i, (start, _) in enumerate(model.encode(text).spans, 1) if start >= 13]
+    assert len(first) > 1
+    fine, plain = (saccade.diagram("attention", text=text, head="1.7", plain=plain) for plain in (False, True))
+    assert plain.facts["labels"] == ["start", *text.split()]
+    w, groups = fine.facts["weights"], ([0], first, rest)
+    expected = [[sum(w[i, j] for i in rows for j in keys) / len(rows) for keys in groups] for rows in groups]
+    np.testing.assert_allclose(plain.facts["weights"], expected, atol=1e-9)
+    widths = [9 * weight for row in expected for weight in row if weight >= 0.05]
+    lines = group(plain, "Attention weights").iter(f"{SVG}path")
+    np.testing.assert_allclose([float(line.get("stroke-width")) for line in lines], widths, atol=0.01)
+
+
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,9 @@ from saccade.viewer.diagrams._architectures import ARCHITECTURES
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_poison")]
 
 LONG = "Nevertheless extraordinary circumstances"
+MANY = "the cat sat on the mat and it was warm"
+ONE = "m" * 22  # wider than its column
+PHONE = 390
 
 
 def step_of_a_pair(text, target):
@@ -34,6 +37,13 @@ PICTURES = {
     "multi-head of long words": lambda: saccade.diagram("multi-head", text=LONG),
     "many heads": lambda: saccade.diagram(MultiHeadAttention(AttentionConfig(96, 32, kv_heads=8))),
     "one head": lambda: saccade.diagram(MultiHeadAttention(AttentionConfig(7, 1))),
+    "plain attention": lambda: saccade.diagram("attention", plain=True),
+    "plain attention of long words": lambda: saccade.diagram("attention", text=LONG, plain=True),
+    "plain attention of many words": lambda: saccade.diagram("attention", text=MANY, plain=True),
+    "plain attention of one word": lambda: saccade.diagram("attention", text=ONE, plain=True),
+    "plain heads": lambda: saccade.diagram("multi-head", text=LONG, plain=True),
+    "plain heads of many words": lambda: saccade.diagram("multi-head", text=MANY, plain=True),
+    "plain many heads": lambda: saccade.diagram(MultiHeadAttention(AttentionConfig(96, 32, kv_heads=8)), plain=True),
     "block": lambda: saccade.diagram("block"),
     "blocks": lambda: saccade.diagram("block", model="vaswani"),
     "wide block": lambda: saccade.diagram("block", model="llama"),
@@ -49,6 +59,8 @@ PICTURES = {
     "variants": lambda: saccade.diagram("variants"),
     "one mask": lambda: saccade.diagram(saccade.Causal() & saccade.Window(left=3, right=0)),
 }
+WITH_OTHER_FONTS = ("attention", "multi-head", "plain attention of long words", "plain heads")
+WITH_OTHER_FONTS += ("blocks", "encoder-decoder", "step", "variants")
 # Texts as [text, left, top, right, bottom, fill, box], the box on which each is painted, in the picture's own units.
 MEASURE = """() => {
   const svg = document.querySelector('svg'), scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
@@ -115,7 +127,7 @@ def test_no_text_overlaps_another_or_leaves_its_box(name, browser):
 
 
 @pytest.mark.parametrize("family", ["DejaVu Sans", "serif"])
-@pytest.mark.parametrize("name", ["attention", "multi-head", "blocks", "encoder-decoder", "step", "variants"])
+@pytest.mark.parametrize("name", WITH_OTHER_FONTS)
 def test_widths_hold_with_another_font(name, family, browser):
     svg = PICTURES[name]().svg
     other = svg.replace("Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif", family)
@@ -147,3 +159,23 @@ def test_the_page_of_a_picture_is_readable_at_any_width(name, width, browser, tm
         assert not room or figure.evaluate("e => e.scrollLeft") > 0  # the keyboard reaches what is beside
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
         page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", [name for name in PICTURES if name.startswith("plain")])
+def test_a_plain_picture_has_whole_words_of_eleven_pixels_on_a_telephone(name, scheme, browser, tmp_path):
+    picture = PICTURES[name]()
+    picture.save(tmp_path / "a.html")
+    page = browser.new_page(viewport={"width": PHONE, "height": 844}, color_scheme=scheme)
+    page.goto((tmp_path / "a.html").as_uri())
+    found = page.evaluate(MEASURE)
+    sizes = page.evaluate("""() => [...document.querySelectorAll('text, tspan')].map(e =>
+      parseFloat(getComputedStyle(e).fontSize) * Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b))""")
+    figure = page.locator("figure").evaluate("e => e.scrollWidth - e.clientWidth")
+    page.close()
+    assert figure == 0 and found["page"] <= PHONE  # nothing scrolls
+    assert min(sizes) >= 11
+    assert not overlaps(found["texts"]) and not left_boxes(found["texts"])
+    said = [text[0] for text in found["texts"]]
+    assert not any(text.endswith("…") for text in said)
+    assert {label.replace(" ", "") for label in picture.facts["labels"]} <= {text.replace(" ", "") for text in said}

@@ -11,6 +11,7 @@ from ._errors import UserError, require
 from ._options import GroupedCommand
 
 KINDS = ("attention", "multi-head", "block", "transformer", "decoder-step", "variants")
+PLAIN = ("attention", "multi-head")
 FORMATS = (".svg", ".png", ".html", ".htm")
 
 
@@ -60,6 +61,10 @@ def diagram(
         Path | None,
         typer.Option(metavar="FILE", help="The file to write: .svg, .png or .html.  [default: saccade-KIND.svg]"),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="Whole words and no numbers, for a slide or a telephone (attention, multi-head)."),
+    ] = False,
     dark: Annotated[bool, typer.Option("--dark", help="Use the dark theme.  [default: the reader's setting]")] = False,
     light: Annotated[
         bool, typer.Option("--light", help="Use the light theme.  [default: the reader's setting]")
@@ -74,6 +79,8 @@ def diagram(
     path = Path(f"saccade-{kind}.svg") if out is None else out
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"--out {path}: a diagram is written as .svg, .png or .html")
+    if plain and kind not in PLAIN:
+        raise UserError(f"--plain: not for {kind}; {' and '.join(PLAIN)} have a plain form")
     if kind == "variants" and model is not None:
         raise UserError("--model: variants are drawn from saccade.variants, not from a model")
     if path.suffix.lower() == ".png":
@@ -84,6 +91,6 @@ def diagram(
 
     check_target(path, force=force)
     theme = "dark" if dark else "light" if light else "auto"
-    made = draw(None, kind, text=text, model=model, head=head, theme=theme, target=target)
+    made = draw(None, kind, text=text, model=model, head=head, theme=theme, target=target, plain=plain)
     made.save(path, force=force)
     typer.echo(f"{made.title}\nDiagram: {path}")

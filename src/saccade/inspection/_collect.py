@@ -123,7 +123,7 @@ def collect(model: TextModel | Model, text: str) -> AttentionMap:
     """
     model = as_text_model(model)
     tokens, words = read(model, text)
-    mean, total = _word_matrices(words, words[-1].last)
+    mean, total = word_matrices(words, words[-1].last)
     weights, alike = (
         np.zeros((model.layers, heads, len(words), len(words)), np.float32) for heads in (max(model.heads), 1)
     )
@@ -209,7 +209,7 @@ def _last_that_fits(model: TextModel, text: str, spans: list[tuple[int, int]], g
     return guess
 
 
-def _word_matrices(words: list[Word], length: int) -> tuple[Tensor, Tensor]:
+def word_matrices(words: list[Word], length: int) -> tuple[Tensor, Tensor]:
     """(W, L) that averages over a word's pieces, and (L, W) that sums over them."""
     belongs = torch.zeros(len(words), length, dtype=torch.float64)
     for i, word in enumerate(words):

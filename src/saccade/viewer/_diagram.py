@@ -17,6 +17,7 @@ def diagram(
     head: tuple[int, int] | tuple[str, int, int] | str | None = None,
     theme: str = "auto",
     target: str | None = None,
+    plain: bool = False,
 ) -> Diagram:
     """A picture of attention, drawn from a real module with its real shapes, parameter counts and numbers.
 
@@ -36,6 +37,8 @@ def diagram(
         theme: "auto" follows the reader's setting, "light" or "dark" do not.
         target: of "decoder-step" and an encoder-decoder, what it has written so far, the new token last; None is what
             the model writes first.
+        plain: of "attention" and "multi-head", whole words without numbers, narrow enough for a telephone. A word of
+            several tokens has the sum of the weights that they get and the mean of those that they give.
 
     Returns:
         A `Diagram`, shown by notebooks, with `svg`, `html`, `png()`, `description` and `save(path)`.
@@ -53,4 +56,4 @@ def diagram(
     """
     from .diagrams import diagram as draw
 
-    return draw(source, kind, text=text, model=model, head=head, theme=theme, target=target)
+    return draw(source, kind, text=text, model=model, head=head, theme=theme, target=target, plain=plain)

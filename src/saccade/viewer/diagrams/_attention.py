@@ -50,7 +50,7 @@ def draw_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> str:
     _draw_weights(canvas, numbers, head, at)
     _draw_output(canvas, numbers, head, at)
     _draw_reading(canvas, numbers, head, at)
-    return _description(numbers, head)
+    return describe_attention(numbers, head)
 
 
 def _places(numbers: LayerNumbers) -> Places:
@@ -213,8 +213,8 @@ def _is_causal(numbers: LayerNumbers) -> bool:
     return bool((numbers.visible == np.tri(length, dtype=bool)).all())
 
 
-def _description(numbers: LayerNumbers, head: int) -> str:
-    length, width = numbers.query.shape[1:]
+def describe_attention(numbers: LayerNumbers, head: int) -> str:
+    length, width = len(numbers.labels), numbers.query.shape[-1]
     rows = []
     for i, label in enumerate(numbers.labels):
         told = [f"{numbers.labels[j]} {number(w)}" for j, w in enumerate(numbers.weights[head, i]) if w >= 0.005]

@@ -45,7 +45,8 @@ def formula_width(markup: str, size: float, *, bold: bool = False) -> float:
 class Canvas:
     """Collects what is drawn, and how far it reaches."""
 
-    def __init__(self) -> None:
+    def __init__(self, margin: int = MARGIN) -> None:
+        self._margin = margin
         self._parts: list[str] = []
         self._left = self._top = float("inf")
         self._right = self._bottom = float("-inf")
@@ -93,11 +94,13 @@ class Canvas:
         stroke: str | None = None,
         line: float = 1.5,
         dash: str | None = None,
+        opacity: float | None = None,
     ) -> None:
-        """``data`` as SVG has it; ``points`` are the corners it reaches."""
+        """``data`` as SVG has it; ``points`` are the corners it reaches; ``opacity`` is that of the stroke."""
         for x, y in points:
             self._reach(x, y, x, y)
-        self._parts.append(f'<path d="{data}"{_paint(fill, stroke, line, dash=dash)}/>')
+        clear = f' stroke-opacity="{_n(opacity)}"' if opacity is not None else ""
+        self._parts.append(f'<path d="{data}"{_paint(fill, stroke, line, dash=dash)}{clear}/>')
 
     def text(
         self,
@@ -171,14 +174,14 @@ class Canvas:
     def size(self) -> tuple[int, int]:
         """(width, height), margins included."""
         return (
-            round(self._right - self._left + 2 * MARGIN + 0.5),
-            round(self._bottom - self._top + 2 * MARGIN + 0.5),
+            round(self._right - self._left + 2 * self._margin + 0.5),
+            round(self._bottom - self._top + 2 * self._margin + 0.5),
         )
 
     def svg(self, theme: str, title: str, description: str, name: str) -> str:
         """The picture; ``auto`` is light, with the dark colours in a style sheet that the reader's setting chooses."""
         width, height = self.size
-        left, top = self._left - MARGIN, self._top - MARGIN
+        left, top = self._left - self._margin, self._top - self._margin
         colours = DARK if theme == "dark" else LIGHT
         frame = f'<rect x="{_n(left)}" y="{_n(top)}" width="{width}" height="{height}"{_paint("paper", None, 0)}/>'
         drawing = re.sub(

@@ -47,6 +47,16 @@ def fitted(text: str, size: float, room: float, *, bold: bool = False) -> str:
     return text + "…"
 
 
+def folded(text: str, size: float, room: float, *, bold: bool = False) -> list[str]:
+    """The whole text on as many lines as ``room`` makes necessary."""
+    lines = [""]
+    for c in text:
+        if lines[-1] and not unicodedata.combining(c) and width_of(lines[-1] + c, size, bold=bold) > room:
+            lines.append("")
+        lines[-1] += c
+    return lines
+
+
 def _other(character: str, table: dict[str, int]) -> int:
     if unicodedata.combining(character):
         return 0

@@ -5,7 +5,7 @@ Shape legend: L tokens with the special ones, H query heads, D and Dv width of k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..._call import ObservedCall
 from ..._weights import attention_weights
 from ...inspection import TextModel, Tokens, Word, weights_of
-from ...inspection._collect import read
+from ...inspection._collect import read, word_matrices
 from ...positions.rotary import Rotary
 
 SENTENCE = "She said it was cold"
@@ -31,6 +31,7 @@ class LayerNumbers:
         weights: (H, L, L), those of `saccade.attention_weights`. visible: (L, L) or (H, L, L), which pairs count.
         steps: what happens between scores and weights, in order: "scale", "softcap", "bias", "mask", "softmax".
         inputs, outputs: (L, E) and (L, E), what the layer's module reads and writes; None where that is not known.
+        parts: the words that the tokens make, special ones included; empty without a text.
     """
 
     model: str
@@ -53,6 +54,7 @@ class LayerNumbers:
     sink: bool = False  # whether a learned logit takes a share, so that rows sum to less than 1
     rotary: bool = False  # whether queries and keys are turned by their positions
     words: bool = True
+    parts: tuple[Word, ...] = ()
 
     @property
     def heads(self) -> int:
@@ -82,7 +84,31 @@ def layer_numbers(model: TextModel, name: str, text: str, layer: int, most: int)
 
     with around:
         model.run(ids, keep)
-    return _numbers(seen[0], name, text, labels_of(model, text, tokens, words), layer, around)
+    numbers = _numbers(seen[0], name, text, labels_of(model, text, tokens, words), layer, around)
+    first, last = len(model.before), ids.shape[1] - len(model.after)
+    return replace(numbers, parts=tuple(_without_signs(word, first, last) for word in words))
+
+
+def in_words(numbers: LayerNumbers) -> LayerNumbers:
+    """The same with labels, weights and visible pairs of whole words: (H, W, W).
+
+    A weight is summed over the tokens of the word that is looked at and averaged over those of the word that looks.
+    """
+    if not numbers.parts:
+        return numbers
+    mean, total = (matrix.numpy() for matrix in word_matrices(list(numbers.parts), len(numbers.labels)))
+    return replace(
+        numbers,
+        labels=[word.label for word in numbers.parts],
+        weights=mean @ numbers.weights @ total,
+        visible=mean @ numbers.visible @ total > 0,
+    )
+
+
+def _without_signs(word: Word, first: int, last: int) -> Word:
+    """A token that the model adds before ``first`` or from ``last`` on is called start or end, not <s> or [SEP]."""
+    name = "start" if word.last <= first else "end" if word.first >= last else word.text
+    return replace(word, text=name)
 
 
 def read_short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[str]]:

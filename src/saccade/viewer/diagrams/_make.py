@@ -26,9 +26,10 @@ from ._canvas import Canvas
 from ._decoder_step import draw_step
 from ._diagram import Diagram, check_theme
 from ._graph_layer import is_graph_layer
-from ._head import LayerNumbers, layer_numbers, module_numbers, spread_head, usual_text
+from ._head import LayerNumbers, in_words, layer_numbers, module_numbers, spread_head, usual_text
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head
+from ._plain import NARROW, draw_plain_attention, draw_plain_heads
 from ._step_numbers import Reading, step_numbers
 from ._transformer import draw_transformer
 from ._variants import all_variants, draw_variants, of_mask, of_mechanism
@@ -51,6 +52,7 @@ def diagram(
     head: Head = None,
     theme: str = "auto",
     target: str | None = None,
+    plain: bool = False,
 ) -> Diagram:
     """`saccade.diagram`: arguments and errors stand there."""
     check_theme(theme)
@@ -65,13 +67,15 @@ def diagram(
     for name, given in (("text", text), ("head", head)):
         if given is not None and kind not in READING:
             raise ValueError(f"{name}: not for {kind}, which reads no text; {', '.join(READING)} do")
+    make: dict[str, Callable[..., Diagram]] = {"attention": _attention, "multi-head": _multi_head}
+    if plain and kind not in make:
+        raise ValueError(f"plain: not for {kind}; {' and '.join(make)} have a plain form")
     if kind == "decoder-step":
         return _decoder_step(chosen, text, head, theme, target)
     if target is not None:
         raise ValueError(f"target: not for {kind}; decoder-step of an encoder-decoder reads one")
-    make: dict[str, Callable[..., Diagram]] = {"attention": _attention, "multi-head": _multi_head}
     if kind in make:
-        return make[kind](chosen, text, head, theme)
+        return make[kind](chosen, text, head, theme, plain)
     return {"block": _block, "transformer": _transformer, "variants": _variants}[kind](chosen, theme)
 
 
@@ -88,11 +92,12 @@ def _kind_of(source: Any) -> str:
 # --- with the numbers of a text ---------------------------------------------------------------------------------------
 
 
-def _attention(source: Any, text: str | None, head: Head, theme: str) -> Diagram:
+def _attention(source: Any, text: str | None, head: Head, theme: str, plain: bool) -> Diagram:
     numbers, number = _numbers_of(source, text, head)
     number = spread_head(numbers.weights) if number is None else number
-    canvas = Canvas()
-    description = draw_attention(canvas, numbers, number)
+    numbers = in_words(numbers) if plain else numbers
+    canvas = Canvas(NARROW) if plain else Canvas()
+    description = (draw_plain_attention if plain else draw_attention)(canvas, numbers, number)
     title = f"Self-attention of {numbers.of}: layer {numbers.layer} head {number}, {numbers.model}"
     names = ("query", "key", "value", "scores", "weights", "out")
     facts = {name: getattr(numbers, name)[number] for name in names}
@@ -100,14 +105,16 @@ def _attention(source: Any, text: str | None, head: Head, theme: str) -> Diagram
     return Diagram("attention", title, description, theme, facts, canvas)
 
 
-def _multi_head(source: Any, text: str | None, head: Head, theme: str) -> Diagram:
+def _multi_head(source: Any, text: str | None, head: Head, theme: str, plain: bool) -> Diagram:
     numbers, _ = _numbers_of(source, text, head)
     if numbers.inputs is None or numbers.outputs is None:
         raise ValueError(f"model: which module of {numbers.model} makes the attention call is not known")
     module = numbers.module
     assert module is not None
-    canvas, count = Canvas(), parameter_count(module)
-    description = draw_multi_head(canvas, numbers, _projection(module), count)
+    numbers = in_words(numbers) if plain else numbers
+    canvas, count = Canvas(NARROW) if plain else Canvas(), parameter_count(module)
+    draw = draw_plain_heads if plain else draw_multi_head
+    description = draw(canvas, numbers, _projection(module), count)
     title = f"Multi-head attention of {numbers.of}: layer {numbers.layer}, {numbers.model}"
     names = ("inputs", "weights", "out", "outputs")
     facts = {name: getattr(numbers, name) for name in names}

@@ -22,7 +22,7 @@ _PROJECTION = (300.0, 62.0)
 
 def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
     """Draw it; returns the description. ``projection`` is the last linear map's (in, out), None where there is none."""
-    columns = _columns(numbers.heads)
+    columns = columns_of(numbers.heads)
     wide = len(columns) * (_COLUMN + _GAP) - _GAP
     lefts = [i * (_COLUMN + _GAP) for i in range(len(columns))]
     bottom = _draw_tokens(canvas, numbers, numbers.inputs, "Input Embeddings", wide, 0)
@@ -64,14 +64,20 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
     end = _draw_tokens(canvas, numbers, numbers.outputs, "Output", wide, where.bottom + 36, below=True)
     facts = fitted(_facts(numbers, parameters), 13, max(wide, 900))
     canvas.text(middle, end + 34, facts, size=13, fill="soft", anchor="middle")
-    return _description(numbers, columns, projection, parameters)
+    canvas.text(middle, end + 54, first_head(numbers), size=13, fill="soft", anchor="middle")
+    return describe_heads(numbers, projection, parameters)
 
 
-def _columns(heads: int) -> list[int | None]:
+def columns_of(heads: int) -> list[int | None]:
     """The heads that are drawn; None stands for those between."""
     if heads <= MOST_HEADS:
         return list(range(heads))
     return [*range(MOST_HEADS - 2), None, heads - 1]
+
+
+def first_head(numbers: LayerNumbers) -> str:
+    """What the commands, which count from 0, call the first box."""
+    return f"Head 1 is {numbers.layer}.0 in look and step" if numbers.words else "Head 1 has index 0"
 
 
 def _draw_tokens(
@@ -154,10 +160,8 @@ def _facts(numbers: LayerNumbers, parameters: int) -> str:
     return f"{of}{numbers.heads} heads{shared}, {parameters:,} parameters. {squares}"
 
 
-def _description(
-    numbers: LayerNumbers, columns: Sequence[int | None], projection: tuple[int, int] | None, parameters: int
-) -> str:
-    told = []
+def describe_heads(numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
+    columns, told = columns_of(numbers.heads), []
     for head in (h for h in columns if h is not None):
         row = numbers.weights[head, -1]
         j = int(row.argmax())
