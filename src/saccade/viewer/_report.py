@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
-_SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl."}
+_SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl.", "repeat": "rep."}
 STEPS = {"previous": -1, "next": 1, "self": 0}
 MAIN = 0.3  # the least weight that shows what is told of an average
 _SIZES = ((30, "short"), (90, "middle"))
@@ -167,7 +167,18 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
         return look.seen.at[i] if look.seen.at else i
 
     def between(piece: str) -> None:
-        runs.append({"i": None, "text": piece, "breaks": False, "special": False})
+        runs.append({"i": None, "text": piece, "breaks": False, "special": False, "touches": ""})
+
+    def touching(i: int) -> list[str]:
+        """The sides on which no blank stands between this word and its neighbour."""
+        beside = [(a, b) for a, b in ((i - 1, i), (i, i + 1)) if 0 <= a and b < len(columns)]
+        return [
+            "left" if b == i else "right"
+            for a, b in beside
+            if whole_at(columns[b]) == whole_at(columns[a]) + 1
+            and words[columns[a]].stop == words[columns[b]].start
+            and not (words[columns[a]].special or words[columns[b]].special)
+        ]
 
     for i, at in enumerate(columns):
         word = words[at]
@@ -175,7 +186,8 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
             between(" … ")
         line_break = not word.special and not word.text.strip("\n")
         shown = word.label if line_break or word.special else word.text
-        runs.append({"i": i, "text": shown, "breaks": line_break, "special": word.special})
+        touches = "".join(f" touches-{side}" for side in touching(i))
+        runs.append({"i": i, "text": shown, "breaks": line_break, "special": word.special, "touches": touches})
         if not word.special and i + 1 < len(columns) and whole_at(columns[i + 1]) == whole_at(at) + 1:
             between(text[word.stop : words[columns[i + 1]].start])
     if whole_at(columns[-1]) < len(words if look.whole is None else look.whole.words) - 1:

@@ -3,6 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const { words, heads, causal } = data;
   const size = words.length;
+  const LEAST = 5; // hundredths: what sentences and the text show of a word's weights
   const perHead = causal ? (size * (size + 1)) / 2 : size * size;
   const bytes = Uint8Array.from(atob(data.weights), (c) => c.charCodeAt(0));
   const $ = (id) => document.getElementById(id);
@@ -36,7 +37,7 @@
   }
 
   function list(pairs, most) {
-    const shown = pairs.filter(([, n]) => n >= 5).slice(0, most);
+    const shown = pairs.filter(([, n]) => n >= LEAST).slice(0, most);
     const out = document.createDocumentFragment();
     shown.forEach(([i, n], at) => {
       const value = document.createElement("i");
@@ -61,12 +62,12 @@
       s.setAttribute("aria-pressed", "false");
     });
     const mark = (kind) => ([j, n]) => {
-      if (n < 3) return;
+      if (n < LEAST) return; // the sentence calls it nothing
       const s = spans[j];
       s.classList.add(kind);
       if (kind === "from") s.classList.toggle("strong", n >= 78); // what looks as well keeps its white letters
-      s.style.setProperty(kind === "from" ? "--a" : "--b", Math.max(0.06, n / 100));
-      if (n >= 5 && !s.dataset.n) s.dataset.n = number(n);
+      s.style.setProperty(kind === "from" ? "--a" : "--b", n / 100);
+      if (!s.dataset.n) s.dataset.n = number(n);
     };
     from.forEach(mark("from"));
     by.forEach(mark("by"));
