@@ -520,14 +520,14 @@ void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, P
     kernels().few_rows(call);
 }
 
-std::vector<uint64_t> digests_of(Pointer memory, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t steps, int64_t period,
-                                 int64_t first, int64_t count) {
-    if (rows < 0 || row_bytes < 0 || stride_bytes < 0 || steps < 1 || period < 1 || first < 0 || count < 1)
+std::vector<uint64_t> digests_of(Pointer memory, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t period, int64_t first,
+                                 int64_t count, int threads) {
+    if (rows < 0 || row_bytes < 0 || stride_bytes < 0 || period < 1 || first < 0 || count < 1 || threads < 1)
         refuse("digests of such sizes");
     if (!memory && rows && row_bytes) refuse("digests has no memory");
-    const DigestCall call{reinterpret_cast<const uint8_t*>(memory), rows, row_bytes, stride_bytes, steps, period};
+    const DigestCall call{reinterpret_cast<const uint8_t*>(memory), rows, row_bytes, stride_bytes, period};
     nb::gil_scoped_release released;
-    return digests(call, first, count);
+    return digests(call, first, count, threads);
 }
 
 double read_bandwidth(Pointer data, int64_t bytes, int threads) {

@@ -59,10 +59,9 @@ class Snapshot:
         self._steps_made = _OPTIMIZERS.count
         rows, row_bytes, stride = _matrix(self._memory)
         lines = -(-row_bytes // _LINE)
-        steps = 1  # a check reads every row: a token's embedding is one of them
-        period = max(1, min(lines, rows))
+        period = max(1, min(lines, rows))  # a check reads every row: a token's embedding is one of them
         self._parts = 1 if brief else period  # that are ever read
-        self._layout = rows, row_bytes, stride, steps, period
+        self._layout = rows, row_bytes, stride, period
         self._next = 0
         self._digests = self._read(0, self._parts) * 2
 
@@ -96,7 +95,9 @@ class Snapshot:
         if not self._memory.numel():
             return [0] * count
         if _kernels.module is not None:
-            digests: list[Any] = _kernels.module.digests(self._memory.data_ptr(), *self._layout, first, count)
+            digests: list[Any] = _kernels.module.digests(
+                self._memory.data_ptr(), *self._layout, first, count, torch.get_num_threads()
+            )
             return digests
         rows, row_bytes, stride, *_ = self._layout
         entries = (stride * (rows - 1) + row_bytes) // self._memory.element_size()
@@ -134,6 +135,16 @@ class Derived(Generic[T]):
 
     def clear(self) -> None:
         self.value, self._snapshots, self._last = None, (), ()
+
+
+def contents(tensor: Tensor) -> Any:
+    """A digest of all of a tensor on a CPU: two that differ are of tensors that differ."""
+    memory = tensor.detach()
+    if not memory.numel():
+        return 0
+    if _kernels.module is None:
+        return hash(memory.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return _kernels.module.digests(memory.data_ptr(), *_matrix(memory), 1, 0, 1, torch.get_num_threads())[0]
 
 
 def origin(tensor: Tensor) -> Tensor:

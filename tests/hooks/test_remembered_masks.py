@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from saccade import FromTensor, Padding
+from saccade._backends.native import _kernels
 from saccade._hooks import _masks
 from saccade._hooks._masks import hiding, mask_of
 
@@ -64,14 +65,25 @@ def test_an_edit_through_a_view_is_seen(dense):
     assert says(mask_of(dense, WHOLE), dense)
 
 
-def test_in_inference_mode_tensors_are_compared():
-    with torch.inference_mode():
+@pytest.mark.parametrize("kernels", ["native", "without a compiler"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_an_edit_that_is_not_counted_is_seen(inference, kernels, monkeypatch):
+    """Through `.data`, through NumPy's memory, and of tensors made in inference mode."""
+    if kernels != "native":
+        monkeypatch.setattr(_kernels, "module", None)
+    with torch.inference_mode(inference):
         dense, keep = torch.rand(B, 1, LQ, LK) < 0.5, torch.rand(B, 1, 1, LK) < 0.5
-        for tensor in (dense, keep):
+        for tensor in (dense, keep, keep.expand(B, 1, LQ, LK), dense[..., :5, :]):
             before = mask_of(tensor, WHOLE)
             assert mask_of(tensor, WHOLE) is before
-            tensor.logical_not_()
+            tensor.numpy()[-1, 0, -1, 5] ^= True
             assert says(mask_of(tensor, WHOLE), tensor)
+            tensor.data[0, 0, 0, 1] ^= True
+            assert says(mask_of(tensor, WHOLE), tensor)
+            hides = torch.zeros(tensor.shape).masked_fill(~tensor, -torch.inf)
+            hiding(hides, WHOLE)
+            hides.numpy()[0, 0, 0, 1] = 0.0 if hides[0, 0, 0, 1] else -torch.inf
+            assert says(hiding(hides, WHOLE), hides == 0)
 
 
 def test_other_views_of_one_tensor_are_other_masks():

@@ -1,9 +1,9 @@
 """The attention masks of PyTorch: made to fit, and boolean ones as mask values that all layers of a model share.
 
 A mask value is worked out from the tensor (a look at all of it), and a model gives the same tensor to each layer. So
-the last values are remembered: by the tensor, or what it is a view of, and by the count of in-place edits that PyTorch
-keeps of it. What `tensor.data` or NumPy write is not counted, and autograd does not see it either. Tensors made in
-inference mode have no count: they are compared, which costs a hundredth of the attention.
+the last values are remembered: by the tensor, or what it is a view of, by the count of in-place edits that PyTorch keeps
+of it, and on a CPU by a digest of what it holds: `tensor.data` and NumPy write without being counted, and tensors made
+in inference mode have no count. To read a mask costs a hundredth of the attention.
 
 Shape legend: `...` leading axes, B batch, H query heads, Lq / Lk lengths.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._derived import contents, origin
 from .._masks import FromTensor, Mask, Padding
 
 _MOST = 8  # values remembered by a thread: a model has one mask for each kind of layer
@@ -26,7 +27,7 @@ _MOST = 8  # values remembered by a thread: a model has one mask for each kind o
 
 class _CachedMask(NamedTuple):
     source: weakref.ref[Tensor]
-    version: int | None  # None: made in inference mode
+    state: Any
     mask: Mask
 
 
@@ -96,19 +97,24 @@ def _remembered(
 ) -> Mask | str | None:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
         return make(given, whole)
-    source = given if given._base is None else given._base
+    source, state = origin(given), _state(given)
     where = (id(source), given.dtype, given.storage_offset(), given.shape, given.stride(), whole)
-    entries, version = _THREAD.entries, None if given.is_inference() else given._version
+    entries = _THREAD.entries
     entry = entries.get(where)
-    known = entry is not None and entry.source() is source and entry.version == version
-    if entry is not None and known and (version is not None or _same(entry.mask, given, whole)):
+    if entry is not None and state is not None and entry.source() is source and entry.state == state:
         return entry.mask
     mask = make(given, whole)
     if isinstance(mask, Mask):
         while len(entries) >= _MOST:
             entries.pop(next(iter(entries)), None)
-        entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), version, mask)
+        entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), state, mask)
     return mask
+
+
+def _state(given: Tensor) -> Any:
+    """What changes when the tensor is written to; None where nothing tells."""
+    version = None if given.is_inference() else given._version
+    return (version, contents(given)) if given.device.type == "cpu" else version
 
 
 def _transformed(tensor: Tensor) -> bool:
@@ -133,14 +139,3 @@ def _told_once(tensor: Tensor) -> Tensor:
         if stride == 0 and size > 1:
             tensor = tensor.narrow(axis, 0, 1)
     return tensor
-
-
-def _same(mask: Mask, given: Tensor, whole: tuple[int, ...]) -> bool:
-    """Whether a remembered value still says what the tensor says."""
-    tensor = broadcast(given, whole)
-    if isinstance(tensor, str) or tensor.device.type != "cpu" or tensor.dtype != torch.bool:
-        return False
-    tensor = _told_once(tensor)
-    if isinstance(mask, Padding):
-        return torch.equal(mask.keys.table.values, tensor[:, 0, 0])
-    return isinstance(mask, FromTensor) and torch.equal(mask.tensor, tensor)
