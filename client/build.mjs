@@ -11,7 +11,7 @@ const option = process.argv.indexOf("--out");
 const out = option > 0 ? process.argv[option + 1] : join(here, "../src/saccade/viewer/client.js");
 
 // 2 kB less: fields that are written most stand in the file once, and `x.name` is `x[_n]`. None is a class of a style.
-const most = ("textContent replaceChildren setAttribute getAttribute querySelectorAll querySelector preventDefault "
+const most = ("call push keys join style aborted imageSmoothingEnabled removeEventListener causal request observe named ctrlKey tabIndex includes header fillText fillRect getElementById catch textContent replaceChildren setAttribute getAttribute querySelectorAll querySelector preventDefault "
   + "getBoundingClientRect clientHeight clientWidth addEventListener createElement appendChild disconnect toPrecision "
   + "parentElement getContext classList scrollTop fillStyle strokeStyle flatMap dataset lineWidth pointerId filter "
   + "replace value height width sampled delete indexOf slice append level tokens "

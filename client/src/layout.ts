@@ -2,6 +2,7 @@
 import type { Context, Panel } from "./context";
 import { choice, h, on } from "./dom";
 import { visible } from "./map/labels";
+import { unread } from "./panels/data";
 import { commas } from "./parts";
 import { byId } from "./protocol";
 import { runNames, twin } from "./runs";
@@ -11,7 +12,6 @@ import css from "./style.css";
 addStyle(css);
 
 type Size = "wide" | "middle" | "narrow";
-const NONE = "Shown of a text of at most 2,048 tokens while its model is at hand, not in a saved page.";
 const MAP: Omit<Panel, "mount"> = { id: "map", title: "Map", place: "right" };
 
 export const sizeOf = (width: number): Size => (width < 700 ? "narrow" : width < 1100 ? "middle" : "wide");
@@ -30,6 +30,7 @@ export function makeFrame(): Frame {
   const complaint = h("p", { class: "complaint", role: "alert", hidden: true });
   const root = h("div", { class: "saccade", "data-size": "wide", "data-theme": "light" }, live, complaint);
   let timer = 0;
+  root.addEventListener("keydown", () => (complaint.hidden = true), true); // before what the key says itself
   return {
     root,
     announce(text) {
@@ -86,7 +87,7 @@ function fill(root: HTMLElement, context: Context, mountMap: Panel["mount"], pan
     const inBar = panel.place === "bar" && bar.appendChild(h("div", { class: `bar-${panel.id}` }));
     const place = inBar || sections.get(panel.id)!;
     if (panel.wanted?.(manifest) ?? true) mounted(panel.mount, place);
-    else place.append(h("p", { class: "quiet" }, NONE));
+    else place.append(h("p", "quiet", unread(manifest)));
   }
   return () => ends.splice(0).forEach((end) => end());
 }

@@ -62,6 +62,8 @@ export interface Manifest {
   shown: { run: string; call: string; head: number; item: number };
   findings: Finding[];
   step: boolean;
+  /** Why the model does not read the text again, where it does not. */
+  why_not?: string | null;
 }
 
 /** The one with an id, if there is any. */
@@ -177,6 +179,8 @@ export interface Protocol {
   };
   /** Of every head, in the order of the run's calls: the slope of the loss by a gate on it. */
   importance: { params: { run: string }; header: { loss: number } };
+  /** Of what takes long: how much of it is done; nothing where that is not known. */
+  progress: { params: Record<string, never>; header: { done?: number; total?: number } };
   script: { params: { name: string }; header: { text: string } };
 }
 

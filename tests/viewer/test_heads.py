@@ -186,8 +186,7 @@ def test_runs_without_a_model_say_so_in_one_sentence(session):
         reply = open_session(watched).reply(op, {"run": "0", **params})
         assert reply.status == 400
         assert reply.header["error"] == (
-            "heads: this needs a text of at most 2,048 tokens and the model that reads it; what watch kept holds "
-            "no model"
+            "heads: Steps and heads switched off need the model that reads the text, and what watch kept holds none."
         )
     reply = session.reply("heads", {"run": "0", "off": [["3", 0]], "row": None})
     assert reply.status == 400 and reply.header["error"].startswith("off: expected a call of this run and a head")

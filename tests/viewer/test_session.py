@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from saccade.inspection import weights_of
+from saccade.inspection import open_model, weights_of
 from saccade.inspection._models import SaccadeModel
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
 from saccade.models.tokenizers.own import train_bpe
+from saccade.viewer.server import _heads, _steps
 from saccade.viewer.server._params import Params, RequestError
 from saccade.viewer.server._session import _OPERATIONS
 from saccade.viewer.server._view import open_session
@@ -228,9 +229,56 @@ def test_what_watch_kept_has_no_steps(session):
     with torch.no_grad(), saccade.watch(layer, keep=True) as seen:
         layer(torch.randn(2, 9, 8))
     watched = open_session(seen)
-    assert not watched.reply("open", {}).header["step"]
+    opened = watched.reply("open", {}).header
+    assert not opened["step"] and "what watch kept holds none" in opened["why_not"]
     reply = watched.reply("step", {**PLACE, "call": "0", "head": 0, "row": 3})
     assert reply.status == 400 and reply.header["error"].startswith("step: ")
+
+
+def test_a_text_above_the_limit_says_how_long_it_is_and_what_to_do(session, monkeypatch):
+    """It named the limit alone, in a tab, and spoke of a saved page."""
+    tokens = session.runs[0].sides["text"].tokens
+    assert answer(session, "open")[0]["why_not"] is None
+    monkeypatch.setattr(_steps, "MOST_STEPS", tokens - 1)
+    del session.opened
+    why = answer(session, "open")[0]["why_not"]
+    assert f"at most {tokens - 1:,} tokens, and this has {tokens:,}" in why and "--to" in why
+    for op, more in (("step", {**PLACE, "row": 3}), ("heads", {"run": "0", "off": [], "row": None})):
+        assert session.reply(op, more).header["error"] == f"{op}: {why}"
+    monkeypatch.undo()
+    del session.opened
+
+
+def test_progress_is_told_while_heads_are_patched_and_not_after(session, monkeypatch):
+    """A page had nothing to show for minutes."""
+    seen = []
+
+    def patched(*given, progress, **how):
+        progress(3, 32)
+        seen.append(answer(session, "progress")[0])
+        raise ValueError("other: enough")
+
+    monkeypatch.setattr(_heads, "patch_texts", patched)
+    params = {"run": "0", "other": "a", "target": "", "positions": "", "by": "exact"}
+    assert session.reply("patching", params).status == 400
+    assert [(one["done"], one["total"]) for one in seen] == [(3, 32)]
+    assert answer(session, "progress")[0] == {}
+
+
+def test_a_long_text_and_a_watch_open_at_a_clear_head():
+    """They opened at head 0.0, which may be the most diffuse."""
+    attend = torch.nn.Module()
+    query, key = torch.randn(1, 3, 11, 4), torch.randn(1, 3, 11, 4)
+    query[:, 1], key[:, 1] = 40 * torch.eye(11, 4), torch.eye(11, 4)
+    query[:, 2], key[:, 2, 1:] = 1.0, -40.0  # rests on the first key, which is no pattern
+    attend.forward = lambda: saccade.attention(query, key, key)
+    with saccade.watch(attend, keep=True) as seen:
+        attend()
+    assert open_session(seen).shown.head == 1
+    long = open_session("The owl sat, and the fox met it. " * 60, model=open_model(None).with_context(2048))
+    run = long.runs[0]
+    evenness = {(h.call, h.head): h.numbers["evenness"] for h in run.overview(0)}
+    assert evenness[long.shown.call, long.shown.head] < np.median(list(evenness.values()))
 
 
 def test_a_search_shows_the_text_around(session):
@@ -251,6 +299,7 @@ GOOD = {
     "cell": {**PLACE, "row": 3, "key": 1},
     "rows": {**PLACE, "start": 0, "stop": 4},
     "search": {"run": "0", "side": "text", "query": "hen", "limit": 5},
+    "progress": {},
     "step": {**PLACE, "row": 8},
     "heads": {"run": "0", "off": [["1", 2], ["0", 4]], "row": 8},
     "importance": {"run": "0"},

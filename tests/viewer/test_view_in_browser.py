@@ -151,7 +151,7 @@ def test_what_is_saved_does_not_hold_the_token(viewer, browser, tmp_path):
     again.get_by_role("searchbox", name="Search what is saved").fill("hen")
     again.get_by_text("1 of 1 place").wait_for()
     again.get_by_role("tab", name="Heads off").click()
-    again.get_by_text("while its model is at hand, not in a saved page").locator("visible=true").wait_for()
+    again.get_by_text("This needs the model, not a saved page").locator("visible=true").wait_for()
     again.close()
     page.close()
 

@@ -1,12 +1,14 @@
 // The overview's small maps: heads that are off are crossed out, and each may show what it is worth to this text.
 import type { Context } from "../context";
 import { choice, h, on } from "../dom";
+import { activeIn, waiting } from "../panels/data";
+import { onKey } from "../panels/dialog";
 import { messageOf } from "../parts";
 import type { Switches } from "./index";
 import { reach, signed, signedWithin, worths } from "./numbers";
 
 type Worths = Map<string, number[]>;
-const HINT = "x switches the head in focus off.";
+const HINT = "x switches the head in focus, else the shown one, off.";
 const MEANING = "Estimated rise of the loss of this text if one head alone is switched off (first order), in nats per token.";
 
 const placeOf = (tile: HTMLElement): [string, number] => {
@@ -60,6 +62,7 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
     (how) => void recolour(how));
   const chosen = (): string => chooser.querySelector("select")!.value;
   const recolour = async (how: string): Promise<void> => {
+    const end = waiting(box, context);
     try {
       await colour(how);
     } catch (error) {
@@ -70,21 +73,21 @@ export function markOverview(context: Context, { off, turn, changes }: Switches)
         context.announce(about.textContent);
       }
     }
+    end();
   };
   const box = h("div", "h-box", chooser, scale, about);
   section.querySelector(".heads-about")!.before(box);
 
-  const key = (event: KeyboardEvent): void => {
-    const tile = (event.target as HTMLElement).closest<HTMLElement>(".head[data-head]");
-    if (!tile || event.key !== "x" || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    turn(...placeOf(tile));
-    if (root.dataset["size"] === "wide") store.set({ panel: "heads" }); // beside the overview
+  /** Of the head in focus, else of the shown one. */
+  const key = (): void => {
+    const tile = activeIn(section)?.closest<HTMLElement>(".head[data-head]"), { call, head } = store.get();
+    turn(...(tile ? placeOf(tile) : [call, head] as const));
+    if (!tile || root.dataset["size"] === "wide") store.set({ panel: "heads" }); // else it hides the overview
   };
   const watcher = new MutationObserver(mark);
   watcher.observe(section, { childList: true, subtree: true });
   mark();
-  const ends = [on(section, "keydown", key), on(changes, "change", mark), () => watcher.disconnect(), () => box.remove(),
+  const ends = [onKey(context, "x", key), on(changes, "change", mark), () => watcher.disconnect(), () => box.remove(),
     store.subscribe(() => void recolour(chosen()), ["run"])];
   return () => ends.forEach((end) => end());
 }

@@ -85,7 +85,7 @@ export function fillPanel(el: HTMLElement, context: Context, switches: Switches)
     }
   };
   el.append(h("h2", {}, "Without some heads"),
-    h("p", "quiet small", "A head that is off says nothing: its output is 0. Press x on a head of the overview, or:"),
+    h("p", "quiet small", "A head that is off says nothing: its output is 0. Press x, or:"),
     h("div", "tools", own, all), chips, numbers, scale, text.element, said, next, patch.element);
   const [ask, stop] = live(el, context, ["run", "axis", "tokens", "panel"], refresh);
   tell();

@@ -1,7 +1,7 @@
 // Patching: which heads carry what differs between the text and another one, as a map of layers and heads.
 import type { Context } from "../context";
 import { choice, h, on } from "../dom";
-import { activeIn, capital, headName } from "../panels/data";
+import { activeIn, capital, headName, waiting } from "../panels/data";
 import { messageOf } from "../parts";
 import type { Answer, Call } from "../protocol";
 import { byHead, reach, signed, signedWithin } from "./numbers";
@@ -47,6 +47,7 @@ export function fillPatch(context: Context): { element: HTMLElement; end(): void
     const { signal } = asked, by = way.querySelector("select")!.value, run = store.get().run;
     element.setAttribute("aria-busy", "true");
     found.replaceChildren(h("p", "quiet", "Measuring …"));
+    const end = waiting(found, context);
     try {
       const answer = await context.ask("patching",
         { run, other: other.value, target: target.value, positions: positions.value, by }, signal);
@@ -56,6 +57,7 @@ export function fillPatch(context: Context): { element: HTMLElement; end(): void
     } catch (error) {
       if (!signal.aborted) found.replaceChildren(h("p", { role: "alert" }, messageOf(error)));
     } finally {
+      end();
       if (!signal.aborted) element.removeAttribute("aria-busy");
     }
   };

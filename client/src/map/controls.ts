@@ -29,11 +29,11 @@ export function goTo(context: Context, callId: string, head: number): void {
 
 /** The next or previous head or layer, for the keys. */
 export function step(context: Context, heads: number, layers: number): void {
-  const { calls } = context.run(), call = context.call(), state = context.store.get();
-  if (layers) {
-    const next = calls[calls.findIndex(({ id }) => id === call.id) + layers];
-    if (next) goTo(context, next.id, state.head);
-  } else if (state.head + heads >= 0 && state.head + heads < call.heads) goTo(context, call.id, state.head + heads);
+  const { calls } = context.run(), call = context.call(), head = context.store.get().head + heads;
+  const next = calls[calls.findIndex(({ id }) => id === call.id) + layers];
+  if (!next || (heads && (head < 0 || head >= call.heads)))
+    return context.fail(`This is the ${heads + layers < 0 ? "first" : "last"} ${heads ? "head of its layer" : "layer"}.`);
+  goTo(context, next.id, head);
   context.announce(titleOf(context));
 }
 

@@ -8,7 +8,7 @@ import { sameText } from "../runs";
 import { addStyle } from "../styles";
 import { controls, legend, titleOf } from "./controls";
 import { listen } from "./input";
-import { onKey, zoomBy } from "./keys";
+import { listenEverywhere, onKey, zoomBy } from "./keys";
 import css from "./map.css";
 import { drawCaption, drawLabels, drawMarks, INKS, type Chosen, type Ink } from "./marks";
 import { Minimap } from "./minimap";
@@ -367,6 +367,7 @@ class AttentionMap {
         this.#pointed = 0;
       },
     };
+    this.#ends.push(...listenEverywhere(this.#context, () => this.#panes[0]));
     on<KeyboardEvent>(canvas, "keydown", (event) => onKey(event, target) && event.preventDefault());
   }
 

@@ -1,5 +1,6 @@
 // The keyboard's cursor: it walks over the cells that are drawn, so that every value can be reached and heard.
 import type { Context } from "../context";
+import { onKey as onKeyOf } from "../panels/dialog";
 import { step as stepHead } from "./controls";
 import type { Pane } from "./pane";
 import { centreOf, including, keysInSight, makeView, middleOf, rowsInSight, zoomed, type Cell, type View } from "./viewport";
@@ -31,10 +32,11 @@ function cursorOf({ context, pane }: KeyTarget): Cell {
 
 function go(target: KeyTarget, row: number, key: number): void {
   const { view } = target.pane();
-  const cell = { row: Math.max(0, Math.min(view.rows - 1, row)), key: Math.max(0, Math.min(view.keys - 1, key)) };
+  const { store } = target.context, before = store.get().cursor, cell = { row: Math.max(0, Math.min(view.rows - 1, row)), key: Math.max(0, Math.min(view.keys - 1, key)) };
   target.walked();
-  target.context.store.set({ cursor: cell });
+  store.set({ cursor: cell });
   target.show(including(view, cell));
+  if (before?.row === cell.row && before.key === cell.key) target.context.fail("The map ends here.");
 }
 
 /** Moves by drawn cells, or by pages, of which a little stays in sight; the first time the cursor only appears. */
@@ -47,7 +49,7 @@ function walk(target: KeyTarget, [rows, keys]: [number, number], page: boolean):
 
 /** Zooms around the cursor, or the middle of what is in sight; null: the whole map. */
 export function zoomBy(context: Context, pane: Pane, factor: number | null): void {
-  const { store } = context, { view } = pane, { cursor } = store.get();
+  const { store } = context, { view } = pane, before = store.get(), { cursor } = before;
   if (factor === null) store.set({ scale: 0 });
   else if (cursor) {
     const at = (offset: number, scale: number, token: number, room: number): number =>
@@ -55,21 +57,28 @@ export function zoomBy(context: Context, pane: Pane, factor: number | null): voi
     store.set(centreOf(zoomed(view, at(view.ox, view.sx, cursor.key, view.width),
       at(view.oy, view.sy, cursor.row, view.height), factor)));
   } else store.set(centreOf(makeView(view, { ...middleOf(view), scale: view.sx * factor })));
+  if (before === store.get()) context.fail(factor! > 1 ? "The cells get no larger." : "This is the whole map.");
 }
+
+/** Keys that act wherever the focus is, outside of fields: heads, layers, and the factor of a zoom. */
+const EVERYWHERE: readonly (readonly [string, number, number, (number | null)?])[] = [
+  ["[", -1, 0], ["]", 1, 0], ["{", 0, -1], ["}", 0, 1], ["+", 0, 0, 2], ["=", 0, 0, 2], ["-", 0, 0, 0.5], ["0", 0, 0, null],
+];
+
+/** Listens to them; returns what ends that. */
+export const listenEverywhere = (context: Context, pane: () => Pane): (() => void)[] =>
+  EVERYWHERE.map(([key, heads, layers, factor]) => onKeyOf(context, key, () =>
+    (factor === undefined ? stepHead(context, heads, layers) : zoomBy(context, pane(), factor))));
 
 /** Acts on a key; false where it means nothing here. */
 export function onKey(event: KeyboardEvent, target: KeyTarget): boolean {
   if (event.altKey || event.metaKey) return false;
   const { key, shiftKey } = event, far = event.ctrlKey, { context } = target;
-  const zoom = (factor: number | null) => (): void => zoomBy(context, target.pane(), factor);
   const end = (to: number) => (): void => go(target, far ? to : cursorOf(target).row, to);
   const actions: Record<string, () => void> = {
     Home: end(0), End: end(END), PageUp: () => walk(target, [-1, 0], true), PageDown: () => walk(target, [1, 0], true),
     Enter: () => target.choose("row", cursorOf(target), shiftKey),
     " ": () => target.choose("key", cursorOf(target), shiftKey),
-    "[": () => stepHead(context, -1, 0), "]": () => stepHead(context, 1, 0),
-    "{": () => stepHead(context, 0, -1), "}": () => stepHead(context, 0, 1),
-    "+": zoom(2), "=": zoom(2), "-": zoom(0.5), "0": zoom(null),
     Escape: () => context.store.set({ cursor: null, tokens: [] }),
   };
   const arrow = ARROWS[key];

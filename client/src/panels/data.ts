@@ -1,6 +1,7 @@
 // What several panels read: the overview of a run, how its calls are grouped, how a head is called.
 import type { Context } from "../context";
-import { byId, type Answer, type Call, type Run } from "../protocol";
+import { h } from "../dom";
+import { byId, type Answer, type Call, type Manifest, type Run } from "../protocol";
 import type { State } from "../store";
 
 type Overview = Answer<"overview">;
@@ -93,6 +94,25 @@ export const decimal = (value: number | null | undefined, digits = 2): string =>
 /** What has the focus inside the client. */
 export const activeIn = (el: HTMLElement): Element | null => (el.getRootNode() as ShadowRoot).activeElement;
 
+/** Why the model does not read the text again. */
+export const unread = ({ why_not }: Manifest): string => why_not ?? "This needs the model, not a saved page.";
+
+/** Counts the seconds at the top of `el` from the second one on; what it gives ends that. */
+export function waiting(el: HTMLElement, context: Context): () => void {
+  const line = h("p", { class: "quiet", role: "status" });
+  let seconds = 0;
+  const timer = setInterval(async () => {
+    line.textContent = `Working, ${++seconds} s`;
+    el.prepend(line);
+    const found = await context.ask("progress", {}).catch(() => null);
+    if (found?.total) line.textContent += `: ${found.done} of ${found.total} heads`;
+  }, 1000);
+  return () => {
+    clearInterval(timer);
+    line.remove();
+  };
+}
+
 /** What is shown and chosen. */
 export const CHOICE = ["run", "call", "head", "item", "axis", "tokens", "panel"] as const;
 
@@ -107,11 +127,13 @@ export function live(el: HTMLElement, context: Context, fields: readonly (keyof 
     frame = 0;
     if (!wanted || !el.getClientRects().length) return;
     wanted = false;
+    const end = waiting(el, context);
     try {
       await refresh();
     } catch (error) {
       context.fail(error);
     }
+    end();
   };
   const ask = (): void => {
     wanted = true;

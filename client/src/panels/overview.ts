@@ -4,8 +4,9 @@ import type { Context, Panel } from "../context";
 import { choice, h, on, paintInto } from "../dom";
 import { goTo } from "../map/controls";
 import { byId, type Answer, type Call, type HeadSummary } from "../protocol";
-import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live,
+import { activeIn, capital, decimal, groupsOf, headName, headNumber, layerName, overviewOf, STATISTICS, live, unread,
   type Statistic } from "./data";
+import { onKey } from "./dialog";
 import { filtersOf, passes } from "./filters";
 import { sortedPlaces } from "./sorting";
 
@@ -131,6 +132,7 @@ export const overview: Panel = {
       if (by === undefined) return;
       event.preventDefault();
       if (tiles[at + by]) choose(tiles[at + by]);
+      else context.fail("No head further on.");
     };
     on(grid, "keydown", key);
     on(grid, "click", ({ target }) => {
@@ -163,7 +165,7 @@ export const overview: Panel = {
     });
     const observer = new ResizeObserver(arrange);
     observer.observe(el);
-    const ends = [end, on(context.root, "theme", repaint), store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
+    const ends = [end, ...(context.manifest.step ? [] : [onKey(context, "x", () => context.fail(unread(context.manifest)))]), on(context.root, "theme", repaint), store.subscribe(mark, ["call", "head"]), () => observer.disconnect()];
     return () => ends.forEach((one) => one());
   },
 };

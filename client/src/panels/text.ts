@@ -140,7 +140,8 @@ function mountText(el: HTMLElement, context: Context): () => void {
   const move = async (word: At | null, event: KeyboardEvent): Promise<void> => {
     const words = word?.words ?? context.wordsOf("row"),
       last = lengthOf(context, words === context.wordsOf("row") ? "row" : "key") - 1;
-    const to = Math.max(0, Math.min(last, word ? goal(flow, word, event.key, last) : 0)), how = howOf(event);
+    const aim = word ? goal(flow, word, event.key, last) : 0, to = Math.max(0, Math.min(last, aim)), how = howOf(event);
+    if (aim !== to) context.fail("The text ends here.");
     const next = await flow.reveal(words, to, true);
     if (!next) return;
     rove(next);

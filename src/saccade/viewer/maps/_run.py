@@ -72,6 +72,7 @@ class Run:
     kept: KeptTensors | None = None
     beyond: int | None = None  # the context that the model was trained on, where the text is longer
     source: Any = None  # the opened model, for what must be read again (step by step)
+    progress: tuple[int, int] | None = None  # (done, total) of what is measured by it now
 
     def __post_init__(self) -> None:
         self._by_id = {call.id: call for call in self.calls}
@@ -182,6 +183,16 @@ class Run:
                         release_freed()
             release_freed()
         return [self._summaries[place] for place in places]
+
+    def clearest(self) -> tuple[str, int]:
+        """The call and head whose rows rest most on one key each; what falls on the first key is not counted."""
+
+        def clear(head: HeadSummary) -> float:
+            found = head.numbers["largest"] - head.numbers["first"]
+            return -math.inf if math.isnan(found) else found
+
+        best = max(self.overview(0), key=clear)
+        return best.call, best.head
 
     def _summary(self, place: tuple[str, int, int]) -> HeadSummary:
         call, item, head = place

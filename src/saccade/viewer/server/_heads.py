@@ -23,7 +23,7 @@ from ..heads import patching_sentences
 from ..maps import MapClosed, Run
 from ._params import RequestError
 from ._rereading import Predictions, Rereading, in_order_of_run, rereading_of
-from ._steps import MOST_STEPS, READING, has_steps
+from ._steps import READING, check_again
 
 MOST_NEXT = 10  # tokens of each of the two lists of likely next ones
 MOST_KEPT = 2**24  # numbers of a reading that is kept, so that another row needs no forward: 64 MiB
@@ -165,17 +165,21 @@ def patched_from(
     """
 
     def told(done: int, total: int) -> None:
+        run.progress = done, total
         if ended():
             raise MapClosed
 
-    if not has_steps(run) or not isinstance(run.source, TextModel):
-        raise RequestError(f"patching: this needs a text of at most {MOST_STEPS:,} tokens and the model that reads it")
+    check_again(run, "patching")
+    if not isinstance(run.source, TextModel):
+        raise RequestError(f"patching: expected one text, and {run.model} read a source and a target")
     with READING:
         try:
             places = listed_positions(positions)
             made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=told)
         except ValueError as error:
             raise RequestError(str(error)) from None
+        finally:
+            run.progress = None
     found = made.found
     header = {"of": made.measured, "clean": found.clean, "corrupted": found.corrupted}
     return {**header, "sentences": patching_sentences(found)}, [in_order_of_run(run, found.effects)]

@@ -24,7 +24,7 @@ from ...intervention._edit import Edit
 from ...models.text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..maps import ReadPair, Run
 from ._params import RequestError
-from ._steps import MOST_STEPS, has_steps
+from ._steps import check_again
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,7 @@ class Rereading:
 
 def rereading_of(run: Run) -> Rereading:
     """RequestError for a run that holds no model, or whose text is too long to be read for each change."""
-    if not has_steps(run):
-        raise RequestError(
-            f"heads: this needs a text of at most {MOST_STEPS:,} tokens and the model that reads it; what watch kept "
-            "holds no model"
-        )
+    check_again(run, "heads")
     return _of_pair(run, run.source) if isinstance(run.source, ReadPair) else _of_text(run, run.source)
 
 

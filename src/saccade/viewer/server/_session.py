@@ -22,7 +22,7 @@ from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, 
 from ..steps._page import step_script
 from ._heads import forget, importance_of, patched_from, without_heads
 from ._params import MOST_TOKENS, Params, RequestError
-from ._steps import MOST_STEPS, has_steps, steps_of_row
+from ._steps import check_again, steps_of_row, why_not_again
 
 VERSION = 1  # of the protocol
 MOST_TOP = 1000
@@ -101,6 +101,7 @@ class Session:
     @cached_property
     def opened(self) -> dict[str, Any]:
         """The first message to a client: everything that it can request."""
+        why_not = [why_not_again(run) for run in self.runs]
         return {
             "version": VERSION,
             "title": self.title,
@@ -108,7 +109,8 @@ class Session:
             "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
             "shown": vars(self.shown),
             "findings": _findings(self.runs[int(self.shown.run)]),
-            "step": any(map(has_steps, self.runs)),
+            "step": None in why_not,
+            "why_not": None if None in why_not else why_not[0],
         }
 
     def _run(self, params: Params) -> Run:
@@ -293,8 +295,7 @@ def _search(session: Session, params: Params) -> Answer:
 def _step(session: Session, params: Params) -> Answer:
     run, call, head, _ = session._map(params)
     row = params.integer("row", 0, call.shape[2] - 1)
-    if not has_steps(run):
-        raise RequestError(f"step: steps are shown of a text of at most {MOST_STEPS:,} tokens that a model reads")
+    check_again(run, "step")
     return steps_of_row(run, call, head, row), []
 
 
@@ -314,6 +315,12 @@ def _patching(session: Session, params: Params) -> Answer:
     by = params.choice("by", ("gradient", "exact"))
     texts = other, target.strip() or None, positions.strip() or None
     return patched_from(session._run(params), *texts, by, lambda: session.closed)
+
+
+def _progress(session: Session, params: Params) -> Answer:
+    """How much is done of what takes long, where that is known."""
+    known = [run.progress for run in session.runs if run.progress is not None]
+    return {"done": known[0][0], "total": known[0][1]} if known else {}, []
 
 
 def _script(session: Session, params: Params) -> Answer:
@@ -341,6 +348,7 @@ _OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
     "open": _open,
     "overview": _overview,
     "patching": _patching,
+    "progress": _progress,
     "row": _row,
     "rows": _rows,
     "search": _search,

@@ -17,17 +17,33 @@ from ...inspection import (
 )
 from ...inspection._collect import read
 from ..maps import MapCall, ReadPair, Run
+from ._params import RequestError
 
-MOST_STEPS = 2048  # tokens: the text is read again for each row, and the page shows every key
+MOST_STEPS = 4096  # tokens: the text is read again for each row, and all its logits are held twice
 
 # What sees a forward pass is put into the modules of a model, which several runs share, and into functions of
 # transformers, which all models share. So one pass is seen at a time.
 READING = threading.Lock()
 
 
-def has_steps(run: Run) -> bool:
-    """Whether a model is behind the maps that reads the text again, and the text is short enough for that."""
-    return isinstance(run.source, TextModel | ReadPair) and all(s.tokens <= MOST_STEPS for s in run.sides.values())
+def why_not_again(run: Run) -> str | None:
+    """Why no model reads the text of a run again, in a sentence; None where one does."""
+    tokens = max(side.tokens for side in run.sides.values())
+    if not isinstance(run.source, TextModel | ReadPair):
+        return "Steps and heads switched off need the model that reads the text, and what watch kept holds none."
+    if tokens > MOST_STEPS:
+        return (
+            f"Steps and heads switched off need a text of at most {MOST_STEPS:,} tokens, and this has {tokens:,}: "
+            "view a part of it (--from, --to)."
+        )
+    return None
+
+
+def check_again(run: Run, op: str) -> None:
+    """RequestError for a run whose text no model reads again."""
+    why = why_not_again(run)
+    if why is not None:
+        raise RequestError(f"{op}: {why}")
 
 
 def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]:

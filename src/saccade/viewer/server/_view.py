@@ -218,7 +218,7 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
 
     run = runs[0]
     if head is None:
-        return Place("0", *(run.shown or (run.calls[0].id, 0)))
+        return Place("0", *(run.shown or run.clearest()))
     if not isinstance(head, tuple | list) or len(head) != 2:
         raise ValueError(f"head: expected (layer, head) or (name of a call, head), got {head!r}")
     where, number = head
