@@ -6,6 +6,7 @@ Shape legend: B batch, L length, E model width, V vocabulary.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -143,23 +144,47 @@ def test_tokens_that_are_documented_as_length_first() -> None:
 
 
 class Window(nn.Module):
-    """Swin's: a table of positions for windows of 2 x 4."""
+    """Swin's: a table of positions for windows of 3 x 3, and no other length."""
 
-    def __init__(self, positions: int = 8) -> None:
+    def __init__(self, positions: int = 9, axis: int = -1, scale: float = (E // H) ** -0.5, sees: int = 9) -> None:
         super().__init__()
-        self.num_heads = H
+        self.num_heads, self.axis, self.scale = H, axis, scale
         self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
         self.table = nn.Parameter(torch.randn(H, positions, positions))
+        self.register_buffer("hidden", torch.ones(positions, positions).triu(sees) * -torch.inf if sees < 9 else None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT / (E // H) ** 0.5 + self.table).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+        scores = q @ k.mT * self.scale + self.table
+        if mask is not None:  # (windows, N, N), added
+            scores = (scores.unflatten(0, (-1, len(mask))) + mask[:, None]).flatten(0, 1)
+        if self.hidden is not None:
+            scores = scores + self.hidden.nan_to_num(0.0)
+        return self.proj((scores.softmax(self.axis) @ v).transpose(1, 2).flatten(2))
 
 
-def test_one_length_alone_is_said_with_an_option_that_works() -> None:
-    with pytest.raises(Undecided, match="it takes inputs of 8 positions and of no other number") as caught:
-        discover(Window())
+def test_one_length_alone_is_measured_at_that_length() -> None:
+    names = ["scale", "softmax", "mixing", "order", "precision", "dropout", "dtype and device"]
+    report = verify(Window(), isolated=False, checks=names)
+    measured = {one.name for one in report.outcomes if one.status == "passed"}
+    assert report.ok and not report.findings, f"\n{report}"
+    assert measured == set(names) - {"order", "dropout"}, f"\n{report}"
+    unmeasured = {one.name: one.reason for one in report.outcomes if not one.measured}
+    assert "9 positions and no other" in unmeasured["order"], f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [({"scale": 1.0}, "scale"), ({"axis": -2}, "softmax"), ({"sees": 2}, "causal-leak")],
+)
+def test_faults_of_one_length_alone_are_named(options: dict[str, Any], check: str) -> None:
+    report = verify(Window(**options), isolated=False, checks=["scale", "softmax", "causal-leak", "mixing"])
+    assert {one.check for one in report.errors} == {check}, f"\n{report}"
+
+
+def test_one_length_that_is_the_width_of_a_head_may_be_an_axis_that_is_mistaken() -> None:
+    with pytest.raises(Undecided, match=f"it takes inputs of {E // H} positions and of no other number") as caught:
+        discover(Window(E // H))
     assert "--adapter FILE.py:NAME" in str(caught.value)
 
     def padded(target: nn.Module, x: Tensor) -> Tensor:

@@ -151,8 +151,8 @@ def _by_gradient(subject: Subject, length: int) -> _LeakSize:
 
 
 def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
-    most = subject.reading.max_length
-    return [length for length in wanted if most is None or length <= most]
+    most, only = subject.reading.max_length, subject.reading.only_length
+    return [only] if only is not None else [length for length in wanted if most is None or length <= most]
 
 
 def _hides_later(whole: Sequence[Tensor]) -> bool:

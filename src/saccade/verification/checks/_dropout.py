@@ -80,9 +80,9 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
     inputs = subject.inputs(2, LENGTH)
     masks: dict[str, Any] = {}
     if subject.takes("Q"):
-        masks["pairs"] = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()
     elif subject.takes("B"):
-        masks["padding"] = torch.arange(LENGTH).expand(2, LENGTH) < LENGTH - 2
+        masks["padding"] = (torch.arange(inputs.key_length) < inputs.key_length - 2).expand(2, -1)
     else:
         return
     try:

@@ -105,7 +105,7 @@ def _cases(subject: Subject) -> Iterator[_InputRange]:
         padding[1, -3:] = False
         yield _InputRange("padding", square, {"padding": padding})
     if subject.takes("Q"):
-        pairs = torch.ones(7, square.key_length, dtype=torch.bool, device=subject.device).tril()
+        pairs = torch.ones(square.length, square.key_length, dtype=torch.bool, device=subject.device).tril()
         yield _InputRange("a causal mask", square, {"pairs": pairs})
     if subject.form == "attention":
         large = subject.inputs(1, 7, spread=32.0)

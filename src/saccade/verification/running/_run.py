@@ -63,6 +63,9 @@ def _by_our_limit(finding: Finding, subject: Subject) -> bool:
 def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
     """Findings, why the check ended before its end ("": it did not), and whether it measured what it asks."""
     findings: list[Finding] = []
+    only = subject.reading.only_length
+    if only is not None and check.name not in _AT_ONE_LENGTH:
+        return [], f"it takes {only} positions and no other number, and this needs other lengths", False
     try:
         findings.extend(check.run(_copied(subject)))
     except Inapplicable as reason:
@@ -76,6 +79,10 @@ def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str,
     return findings, "", True
 
 
+# These need no second length. What compares lengths would accuse a target that takes one alone.
+_AT_ONE_LENGTH = (
+    *("scale", "softmax", "causal-leak", "mixing", "precision", "gradients", "dropout", "dtype and device", "weights"),
+)
 # These give masks of their own, or take the plain call alone.
 _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 

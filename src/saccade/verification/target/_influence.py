@@ -192,7 +192,8 @@ def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int],
     """
     found: dict[int, T] = {}
     raised: TargetError | None = None
-    for length in sorted(wanted):
+    only = subject.reading.only_length
+    for length in sorted(wanted) if only is None else [only]:
         if length <= (subject.reading.max_length or length):
             try:
                 measured = measure(length)

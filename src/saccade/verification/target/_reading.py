@@ -164,6 +164,7 @@ class Reading:
     cache: CacheReading | None = None
     unread_cache: str = ""  # of a cache that seems to be there and that no trial could use: why, in words
     max_length: int | None = None  # the longest input that is known to be taken
+    only_length: int | None = None  # the one length that is taken; checks that need another are not measured
     vocabulary: int = 0  # of form "tokens"
     # of a whole model: how many inputs before its own its layers see by its configuration, None: all
     windows: frozenset[int | None] = frozenset((None,))

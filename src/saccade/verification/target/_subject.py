@@ -62,7 +62,8 @@ class Subject:
         spread: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> NamedInputs:
-        """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device.
+        """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device; of
+        `Reading.only_length` positions where it takes no other length.
 
         Form "qkv" gives three different tensors; `one_sequence` makes them the same one, as self-attention does.
 
@@ -70,6 +71,8 @@ class Subject:
             Inapplicable: a key length of its own for form "self" or "tokens".
         """
         reading, key_length = self.reading, key_length or length
+        if reading.only_length is not None:
+            length = key_length = reading.only_length
         generator = torch.Generator().manual_seed(seed)
         if reading.form in ("self", "tokens") and key_length != length:
             raise Inapplicable("queries and keys are of one sequence")

@@ -215,6 +215,8 @@ def _variants(subject: Subject) -> Iterator[Subject]:
 def _length(subject: Subject) -> int:
     """A length that no other axis has, of heads, head widths and their products, and that a call takes."""
     reading = subject.reading
+    if reading.only_length is not None:
+        return reading.only_length
     channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
     unlike = [length for length in (5, 7, 11, 13) if channels % length]
     return next((length for length in (*unlike, 17, 7, 5) if _accepts(subject, length)), 17)

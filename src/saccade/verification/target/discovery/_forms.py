@@ -80,13 +80,16 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
     found = _with_required_masks(trials, clues)
     if found is not None:
         return _completed(trials, clues, found)
-    raise (
+    raised = (
         _of_a_device(trials)
         or _own_fault(trials, clues)
         or _of_a_square(trials, clues)
         or _of_other_sizes(trials, clues)
-        or _nothing_works(trials, clues)
     )
+    found = None if raised is not None or takes_images(clues.target) else _of_one_length(trials, clues)
+    if found is None:
+        raise raised or _nothing_works(trials, clues)
+    return found
 
 
 def _of_a_device(trials: TargetTrials) -> TargetError | None:
@@ -408,6 +411,21 @@ WORDS = {
 _SHAPES = (
     r"shape|size|dim|unpack|broadcast|match|expected|axis|axes|einsum|subscript|view|multipl|stack|cat|index|length"
 )
+
+
+def _of_one_length(trials: TargetTrials, clues: TargetClues) -> Reading | None:
+    """The reading of a module that takes one length by its design, as the windows of Swin; None for others, and where
+    that length is the number or width of its heads: an axis that is taken for another has the same effect."""
+    only = _one_length(trials, clues)
+    if only is None:
+        return None
+    sizes = TrialSizes(3, only, only)
+    found = _fitting(trials, clues, sizes)
+    if found is None or only in (found.heads, head_width(trials, found)):
+        return None
+    found = _completed(replace(trials, forced=sizes), clues, found)
+    said = f"it takes {only} positions and no other number: what needs other lengths is not measured"
+    return replace(found, max_length=only, only_length=only, assumed=(*found.assumed, said))
 
 
 def _one_length(trials: TargetTrials, clues: TargetClues) -> int | None:
