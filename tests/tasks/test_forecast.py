@@ -461,6 +461,12 @@ def test_other_bad_input(noise, tables, tmp_path):
         tasks.predict(noise, "rain")
     days = [str(datetime.date(2024, 1, 1) + datetime.timedelta(days=n)) for n in range(50)]
     data = table(tmp_path / "days.csv", series(50), days)
+    third = [str(datetime.datetime(2024, 1, 1) + datetime.timedelta(hours=3 * n)) for n in range(50)]
+    rare = table(tmp_path / "third.csv", series(50), third)  # every third hour: another step, and no gaps
+    with pytest.raises(
+        ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of hours, got 2024-01-01 03"
+    ):
+        tasks.test(noise, rare)
     with pytest.raises(ValueError, match="line 3: expected 2024-01-01 01:00:00 at even steps of hours, got 2024-01-02"):
         tasks.test(noise, data)
 

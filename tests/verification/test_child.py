@@ -22,6 +22,7 @@ from misbehaving import MODULE_READING, READING, Head
 from torch import nn
 
 from saccade.verification import Check, Inapplicable, Limits, verify
+from saccade.verification.running import _child
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PATIENT = Limits(seconds=30.0, gib=0.5)  # for what ends by itself, so that a busy machine does not matter
@@ -314,6 +315,14 @@ def test_a_fork_that_cannot_go_on_is_replaced(monkeypatch):
     monkeypatch.setattr("saccade.verification.running._child._spoilt", lambda: True)
     with pytest.raises(ValueError, match="isolated=False"):
         report_of(lambda q, k, v: v)
+
+
+def test_a_stage_is_waited_for_as_long_as_the_limit_says(monkeypatch):
+    """A wait of another length ends in the same words, and nobody waits for it in a fast test."""
+    waits, wait = [], _child.wait
+    monkeypatch.setattr(_child, "wait", lambda readers, seconds: waits.append(seconds) or wait(readers, seconds))
+    assert report_of(misbehaving.right).outcomes
+    assert 0 < waits[-1] <= PATIENT.seconds < waits[0] <= _child.STARTING
 
 
 def test_limits_are_checked():
