@@ -137,8 +137,14 @@ class Derived(Generic[T]):
         self.value, self._snapshots, self._last = None, (), ()
 
 
-def contents(tensor: Tensor) -> Any:
-    """A digest of all of a tensor on a CPU: two that differ are of tensors that differ."""
+def state(tensor: Tensor) -> Any:
+    """What changes when a small tensor is written to, on a CPU in whichever way; None where nothing tells."""
+    version = None if tensor.is_inference() else tensor._version
+    return (version, _contents(tensor)) if tensor.device.type == "cpu" else version
+
+
+def _contents(tensor: Tensor) -> Any:
+    """A digest of all of a tensor."""
     memory = tensor.detach()
     if not memory.numel():
         return 0

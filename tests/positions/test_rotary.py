@@ -14,6 +14,7 @@ from hypothesis import given
 from looped import looped
 from positions import formulas
 from saccade.positions import LinearScaling, NTKScaling, Rotary, YaRNScaling
+from saccade.positions.rotary import StoredRotary
 
 KINDS = {
     "half": {},
@@ -250,6 +251,20 @@ def test_tables_made_in_inference_mode_serve_training():
         x.grad = None
         rotary(x, offset).square().sum().backward()
         torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_positions_and_frequencies_written_without_being_counted_are_seen(inference):
+    with torch.inference_mode(inference):
+        x, places = torch.randn(2, 1, 5, 6), torch.tensor([3, 7])
+        rotary = StoredRotary(6)
+        rotary(x, places)
+        places.numpy()[0] = 11
+        assert torch.equal(rotary(x, places), StoredRotary(6)(x, torch.tensor([11, 7])))
+        rotary.frequencies.data[1] = 0.25
+        fresh = StoredRotary(6)
+        fresh.load_state_dict(rotary.state_dict())
+        assert torch.equal(rotary(x, places), fresh(x, places))
 
 
 def test_has_nothing_to_save_and_pickles():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._derived import contents, origin
+from .._derived import origin, state
 from .._masks import FromTensor, Mask, Padding
 
 _MOST = 8  # values remembered by a thread: a model has one mask for each kind of layer
@@ -97,24 +97,18 @@ def _remembered(
 ) -> Mask | str | None:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
         return make(given, whole)
-    source, state = origin(given), _state(given)
+    source, now = origin(given), state(given)
     where = (id(source), given.dtype, given.storage_offset(), given.shape, given.stride(), whole)
     entries = _THREAD.entries
     entry = entries.get(where)
-    if entry is not None and state is not None and entry.source() is source and entry.state == state:
+    if entry is not None and now is not None and entry.source() is source and entry.state == now:
         return entry.mask
     mask = make(given, whole)
     if isinstance(mask, Mask):
         while len(entries) >= _MOST:
             entries.pop(next(iter(entries)), None)
-        entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), state, mask)
+        entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), now, mask)
     return mask
-
-
-def _state(given: Tensor) -> Any:
-    """What changes when the tensor is written to; None where nothing tells."""
-    version = None if given.is_inference() else given._version
-    return (version, contents(given)) if given.device.type == "cpu" else version
 
 
 def _transformed(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._derived import state
 from .offsets import Offset, checked, eager, extremes, places
 from .scaling import Scaling, check_number, frequencies
 
@@ -22,7 +23,7 @@ class _Latest(NamedTuple):
     """The last answer of eager calls, and to what."""
 
     offset: Offset
-    version: int  # of an offset that is a tensor: what is written into it changes that
+    state: Any  # of an offset that is a tensor: what is written into it changes that
     length: int
     batch: int
     dtype: torch.dtype
@@ -33,14 +34,17 @@ class _Latest(NamedTuple):
         cls, offset: Offset, length: int, batch: int, dtype: torch.dtype, waves: tuple[Tensor, Tensor]
     ) -> _Latest | None:
         # Of others nobody could see that they have changed; and long ones are not to outlive their call.
-        if isinstance(offset, Tensor) and (offset.is_inference() or not eager(offset) or batch * length > _REMEMBERED):
+        if not isinstance(offset, Tensor):
+            return cls(offset, None, length, batch, dtype, waves)
+        if not eager(offset) or batch * length > _REMEMBERED:
             return None
-        return cls(offset, offset._version if isinstance(offset, Tensor) else 0, length, batch, dtype, waves)
+        known = state(offset)
+        return None if known is None else cls(offset, known, length, batch, dtype, waves)
 
     def serves(self, offset: Offset, length: int, batch: int, dtype: torch.dtype, device: torch.device) -> bool:
         known = self.offset
         if isinstance(known, Tensor):
-            if known is not offset or known._version != self.version or batch != self.batch:
+            if known is not offset or batch != self.batch or state(known) != self.state:
                 return False
         elif type(offset) is not int or offset != known:
             return False
@@ -133,17 +137,17 @@ class StoredWaves(Waves):
     """`Waves` of given frequencies, which `hold` takes before every call."""
 
     _held: Tensor | None = None
-    _version: int = -1
+    _state: Any = None
 
     def hold(self, frequencies: Tensor) -> None:
         """Use `frequencies` (n,); tables of others are forgotten."""
         if not eager(frequencies):
             self._held, self._latest = frequencies, None
             return
-        version = 0 if frequencies.is_inference() else frequencies._version
-        if frequencies is not self._held or version != self._version:
+        now = state(frequencies)
+        if frequencies is not self._held or now is None or now != self._state:
             self._cos = self._sin = self._steps = self._latest = None
-            self._held, self._version = frequencies, version
+            self._held, self._state = frequencies, now
 
     def _frequencies(self, device: torch.device | str) -> Tensor:
         return super()._frequencies(device) if self._held is None else self._held.to(device, torch.float64)

@@ -171,7 +171,7 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
 
     def touching(i: int) -> list[str]:
         """The sides on which no blank stands between this word and its neighbour."""
-        beside = [(a, b) for a, b in ((i - 1, i), (i, i + 1)) if 0 <= a and b < len(columns)]
+        beside = [(a, b) for a, b in ((i - 1, i), (i, i + 1)) if a >= 0 and b < len(columns)]
         return [
             "left" if b == i else "right"
             for a, b in beside
