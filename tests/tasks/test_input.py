@@ -106,6 +106,16 @@ def test_quotes_of_tsv_files(tmp_path_factory, content, texts):
             "text,label\nx,a\ny,\n",
             r"a.csv: line 3: 'label' is empty, expected a label \(1 of 2 rows are so\); remove",
         ),
+        (
+            "a.csv",
+            "text,label\nx,a\ny,\n,b\n,\n",
+            r"line 3: 'label' is empty.* \(2 of 4 rows are so\); \S*: line 4: the text is empty \(2 of 4 are\); remove",
+        ),
+        (
+            "a.csv",
+            "review,label\nx,a\ny,\n,\n",
+            r"no column 'text' .*; it has 'review' \(empty in 1 of 3 rows\), 'label' \(empty in 2 of 3 rows\)$",
+        ),
         ("a.csv", "text,label\nx,a\n ,b\n ,b\n", r"a.csv: line 3: the text is empty \(2 of 3 are\); remove such texts"),
         ("a.csv", "text,label\nx,a\ny, \n", r"a.csv: line 3: 'label' is empty, expected a label"),
         ("a.csv", "text,label,text\nx,a,y\n", r"a.csv: the column 'text' is there twice$"),

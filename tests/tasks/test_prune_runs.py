@@ -140,7 +140,7 @@ def test_it_learns_on_with_fewer_heads(wide, files, tmp_path):
     assert judged > 0.4
 
 
-def test_heads_are_ranked_by_each_examples_own_derivative(wide, monkeypatch):
+def test_heads_are_ranked_by_each_examples_own_derivative(wide):
     """Derivatives of unequal sign would cancel in a batch (Michel et al. 2019, equation 2)."""
     examples = [TextExample(text, label, "") for text, label in (("a good film", "negative"), ("dull", "positive"))]
     model = load(wide.folder)
@@ -158,11 +158,30 @@ def test_heads_are_ranked_by_each_examples_own_derivative(wide, monkeypatch):
         losses[row] = gates.grad.flatten()
         for hook in hooks:
             hook.remove()
-    ranked = []
-    monkeypatch.setattr(_prune, "choose_heads", lambda model, found, keep: ranked.append(found.values.values) or {})
-    _prune._least(wide.task, load(wide.folder), examples, 5, lambda *told: None)
-    torch.testing.assert_close(ranked[0].double(), losses.abs().mean(0), rtol=1e-4, atol=1e-8)
+    ranked = _prune._ranked(wide.task, load(wide.folder), examples, 5, lambda *told: None).values.values
+    torch.testing.assert_close(ranked.double(), losses.abs().mean(0), rtol=1e-4, atol=1e-8)
     assert not torch.allclose(losses.abs().mean(0), losses.mean(0).abs(), rtol=1e-2)  # or this would show nothing
+
+
+def test_what_was_not_worth_it_says_so_and_what_would_be(wide, tmp_path, monkeypatch):
+    """Of six heads the run can lose one without harm; with four or three its accuracy falls by a fifth."""
+
+    def scores(judge, model):
+        heads = sum(block.attention.config.heads for block in model.encoder.blocks)
+        return {"accuracy": 0.85 if heads >= 5 else 0.68}
+
+    monkeypatch.setattr(_prune._Judge, "scores", scores)
+    made = tasks.prune(wide, tmp_path / "half", keep=0.5)
+    whole, left = made.pruning.parameters
+    first, second, third = made.verdict
+    share = f"{1 - left / whole:.1%}"
+    assert first == f"not worth it: accuracy 0.8500 -> 0.6800 for {share} fewer parameters (20.0% worse)"
+    assert second.startswith("keep 0.875 would be: accuracy 0.8500 -> 0.8500 for ")
+    assert "steps, epochs or minutes" in third and str(made).endswith("\n".join(made.verdict))
+    assert made.as_json()["verdict"] == list(made.verdict)
+    assert tasks.prune(wide, tmp_path / "one", keep=5).verdict == ()
+    chosen = tasks.prune(wide, tmp_path / "chosen", heads="0.1,1.0,1.2")
+    assert chosen.verdict == (first, third)
 
 
 @pytest.mark.slow

@@ -198,6 +198,8 @@ def _show(made: Comparison | PrunedRun, out: Path | None) -> None:
         console.print(Text.assemble((f"{name}  ", "dim"), values, (f"  {share}", "dim")), soft_wrap=True)
     if made.pruning.note:
         console.print(Text(made.pruning.note, "yellow"), soft_wrap=True)
+    for line in getattr(made, "verdict", ()):
+        console.print(Text(line, "yellow"), soft_wrap=True)
     if out is not None:
         console.print(Text.assemble(("Written  ", "dim"), (str(out), "bold")), soft_wrap=True)
 

@@ -157,7 +157,8 @@ def check_unpacked(path: Path, size: int) -> None:
 def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     (_, names), *rows = _rows(path, content) or [(1, [])]
     separated = separated_otherwise(path, content)
-    _check_columns(path, columns, names, " in the first line, which must name them", separated)
+    cells = [row for _, row in rows]
+    _check_columns(path, columns, names, " in the first line, which must name them", separated, cells)
     for name in columns:
         if names.count(name) > 1:
             raise ValueError(f"{path}: the column {name!r} is there twice")
@@ -248,10 +249,16 @@ def separated_otherwise(path: Path, content: str) -> str:
     return f"; it has {_SIGNS[other]}, expected {_SIGNS[separator]} between cells: {cure}"
 
 
-def _check_columns(path: Path, columns: Sequence[str], names: Any, where: str = "", advice: str = "") -> None:
+def _check_columns(
+    path: Path, columns: Sequence[str], names: Any, where: str = "", advice: str = "", rows: Sequence[list[str]] = ()
+) -> None:
+    """MissingColumns, which also counts the empty cells of the columns that there are, in `rows`."""
     missing = [name for name in columns if name not in names]
     if missing:
-        listed = ", ".join(repr(known) for known in list(names)[:_LISTED])
+        shown = list(names)[:_LISTED]
+        empty = [sum(len(row) > at and not row[at].strip() for row in rows) for at in range(len(shown))]
+        counts = [f" (empty in {count} of {len(rows)} rows)" if count else "" for count in empty]
+        listed = ", ".join(f"{known!r}{count}" for known, count in zip(shown, counts, strict=True))
         wanted = f"column{'s' if len(missing) > 1 else ''} {' and '.join(map(repr, missing))}"
         has = f"it has {listed}" if listed else "there are no columns"
         raise MissingColumns(f"{path}: no {wanted}{where}; {has}{advice}", missing)

@@ -115,9 +115,11 @@ class Classify(ClassTask, EncoderTask):
             return rows
         empty = [place for place, (_, label) in rows if label is None or not str(label).strip()]
         if empty and not self.skip_empty:
+            blank = [place for place, (text, _) in rows if isinstance(text, str) and not text.strip()]
+            also = f"{blank[0]}: the text is empty ({len(blank)} of {len(rows)} are); " if blank else ""
             raise ValueError(
                 f"{empty[0]}: {self.label!r} is empty, expected a label ({len(empty)} of {len(rows)} rows are so); "
-                "remove such rows, or let skip_empty leave them out"
+                f"{also}remove such rows, or let skip_empty leave them out"
             )
         warn_left_out(empty, len(rows), "rows have no label and are")
         without = set(empty)

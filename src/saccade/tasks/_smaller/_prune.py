@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..._numbers import duration
-from ...attribution import head_importance
+from ...attribution import HeadImportance, head_importance
 from ...attribution._importance_result import kept_count
 from ...models import Model
 from ...models.own.checkpoint import CARD, write_text
-from ...pruning import PrunedLayer, Pruning, choose_heads
+from ...pruning import PrunedLayer, Pruning
 from ...pruning import prune as prune_model
 from ...pruning._heads import Heads
 from ...pruning._layers import attention_layers, prunable
@@ -34,6 +34,7 @@ from .._runs._request import TaskRun, read_data, settings_for
 from .._runs._run_folder import TaskFile, check_elsewhere, read_task_file
 from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
 from .._temporary import temporary_folder
+from ._worth import KEEP_MORE, TRAIN_AGAIN, fewer, least, loss_and_gain
 
 RANKING = 512  # examples that rank the heads, at most
 LENGTHS = ("steps", "epochs", "minutes")
@@ -51,6 +52,8 @@ class PrunedRun:
         metrics: of the task, on the validation data: "before", "removed", and "trained" if it was trained again.
         judged: how many examples these are.
         forward: the time of a forward on a batch of them, before and after.
+        verdict: where the metric got worse by a larger share than that of the parameters saved: that it was not worth
+            it, and what would be.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -70,6 +73,7 @@ class PrunedRun:
     metrics: dict[str, dict[str, float]]
     judged: int
     forward: ForwardTimes = dataclasses.field(repr=False)
+    verdict: tuple[str, ...] = ()
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, values and remark of each number, for people."""
@@ -89,11 +93,12 @@ class PrunedRun:
             "metrics": self.metrics,
             "examples": self.judged,
             "forward": {**self.forward._asdict(), "unit": "s"},
+            "verdict": list(self.verdict),
         }
 
     def __str__(self) -> str:
         lines = ["  ".join(line) for line in self.lines()]
-        return "\n".join([*lines, *([self.pruning.note] if self.pruning.note else [])])
+        return "\n".join([*lines, *([self.pruning.note] if self.pruning.note else []), *self.verdict])
 
 
 def prune(
@@ -178,12 +183,17 @@ def without_heads(
     task, source, training, judged = _data(wanted.folder, data)
     model, judge = task.open_model(wanted.folder), _Judge(task, judged)
     metrics, whole, layers = {"before": judge.scores(model)}, copy.deepcopy(model), attention_layers(model)
-    chosen = _least(task, model, training, wanted.keep, told) if wanted.heads is None else wanted.heads
+    ranked, chosen = None, wanted.heads
+    if wanted.keep is not None:
+        ranked = _ranked(task, model, training, wanted.keep, told)
+        chosen = least(model, ranked, wanted.keep)
+    assert chosen is not None
     pruning = prune_model(model, chosen)
     metrics["removed"] = judge.scores(model)
     layers_now = all_layers(layers, attention_layers(model), pruning)
     forward = judge.times(whole, model, told)
-    made = PrunedRun(TrainedRun(wanted.out, task, model), pruning, layers_now, metrics, len(judged), forward)
+    lines = () if learns else _verdict(task, whole, ranked, pruning, metrics, judge)
+    made = PrunedRun(TrainedRun(wanted.out, task, model), pruning, layers_now, metrics, len(judged), forward, lines)
     counted = functools.partial(settings_for, task.tuning, given={**options} if learns else {"steps": 1})
     gone = sum(len(layer.removed) for layer in pruning.layers)
     run = TaskRun(
@@ -224,7 +234,9 @@ class HeadsRemoved:
                 return self.made
             trained = self._trained(reporter)
         metrics = {**self.made.metrics, "trained": self.judge.scores(trained.model)}
-        return dataclasses.replace(self.made, run=trained, metrics=metrics)
+        why = loss_and_gain(self.run.kind, metrics["before"], metrics["trained"], self.made.pruning.parameters)
+        lines = (f"not worth it: {why}", KEEP_MORE) if why else ()
+        return dataclasses.replace(self.made, run=trained, metrics=metrics, verdict=lines)
 
     def _trained(self, reporter: Reporter | None) -> TrainedRun:
         began, start = time.perf_counter(), temporary_folder()
@@ -305,9 +317,8 @@ class _Judge:
         )
 
 
-def _least(task: ExampleTask, model: Model, training: Sequence[Any], keep: float | None, told: Told) -> Heads:
-    """The heads that matter least, each example a batch of its own: so derivatives of unequal sign do not cancel."""
-    assert keep is not None
+def _ranked(task: ExampleTask, model: Model, training: Sequence[Any], keep: float, told: Told) -> HeadImportance:
+    """What heads matter to the loss, each example a batch of its own: so derivatives of unequal sign do not cancel."""
     heads = sum(layer.heads for layer in prunable(model))
     if kept_count(keep, heads) == heads:
         raise ValueError(f"keep: at {keep} every head stays")
@@ -318,8 +329,27 @@ def _least(task: ExampleTask, model: Model, training: Sequence[Any], keep: float
     def loss(model: Any, batch: Batch) -> Any:
         return task.loss(task.forward(model, batch), batch, learning=False)
 
-    found = head_importance(model, batches, loss, progress=lambda done, total: told("ranking heads", done, total))
-    return [(path, head) for path, numbers in choose_heads(model, found, keep).items() for head in numbers]
+    return head_importance(model, batches, loss, progress=lambda done, total: told("ranking heads", done, total))
+
+
+def _verdict(
+    task: ExampleTask,
+    whole: Model,
+    ranked: HeadImportance | None,
+    pruning: Pruning,
+    metrics: Mapping[str, dict[str, float]],
+    judge: _Judge,
+) -> tuple[str, ...]:
+    """That it was not worth it, and what would be; nothing if it was."""
+    why = loss_and_gain(task, metrics["before"], metrics["removed"], pruning.parameters)
+    if not why:
+        return ()
+    better = ""
+    if ranked is not None:
+        gone = sum(len(layer.removed) for layer in pruning.layers)
+        keep = 1 - gone / sum(layer.heads for layer in prunable(whole))
+        better = fewer(task, whole, ranked, keep, metrics["before"], judge.scores)
+    return (f"not worth it: {why}", *([better] if better else []), TRAIN_AGAIN)
 
 
 @contextlib.contextmanager
