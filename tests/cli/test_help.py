@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import typer
 
-from saccade._terminal import standard_input
+from saccade._terminal import _console, standard_input
 from saccade._terminal._waiting import WaitingLine
+from saccade.analysis.tables import shown_progress
 from saccade.cli import _app, main
 from saccade.cli._examples import EXAMPLES
 
@@ -112,6 +113,20 @@ def test_no_line_where_output_is_piped():
     time.sleep(0.05)
     line.end()
     assert piped.getvalue() == ""
+
+
+def test_in_a_pipe_progress_is_a_few_plain_lines(monkeypatch):
+    """`heads --patch` printed nothing for minutes where standard error is no terminal."""
+    now, piped = [100.0], io.StringIO()
+    monkeypatch.setattr(_console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", piped)
+    for quiet in (False, True):
+        with shown_progress("heads", quiet=quiet) as told:
+            for done in range(1, 98):
+                now[0] += 1.0
+                told(done, 97)
+    told_at = [(10, "10"), (20, "20"), (40, "40"), (80, "80")]
+    assert piped.getvalue().splitlines() == [f"saccade: heads: {done} of 97, {s} s" for done, s in told_at]
 
 
 @pytest.mark.parametrize("shown", ["a message", "a result", "an error", "what a user types"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._evaluating import evaluating
 from ..inspection import Predictor, TextModel, as_predictor
 from ..inspection._collect import read
 from ._patching import BY, patching
@@ -50,7 +51,7 @@ class TextPatching:
     @property
     def measured(self) -> str:
         """The metric in words."""
-        return " less ".join(f"log p of {word!r}" for word in self.words)
+        return _measured(self.words)
 
 
 def read_text(model: TextModel, text: str, name: str = "text") -> ReadText:
@@ -110,16 +111,14 @@ def patch_texts(
     clean, corrupted = read_text(model, text), read_text(model, other, "other")
     _check(clean, corrupted, positions)
     runs = _run(predictor, clean), _run(predictor, corrupted)
-    compared = _compared(runs, predictor, target_tokens(predictor, target))
-    found = patching(predictor.module, *runs, _log_probability(compared), by=by, positions=positions, progress=progress)
-    made = TextPatching(found, clean, corrupted, tuple(model.written(token) for token in compared))
-    if abs(found.clean - found.corrupted) < LEAST:
-        alike = f"predict {made.words[0]!r}" if len(made.words) == 1 else "prefer {!r} to {!r}".format(*made.words)
-        raise ValueError(
-            f"other: both texts {alike} almost equally ({made.measured}: {found.clean:+.3f} and {found.corrupted:+.3f})"
-            ": name words in which they differ, target A,B"
-        )
-    return made
+    with evaluating(predictor.module), torch.no_grad():
+        logits = [run(predictor.module) for run in runs]
+    # What both texts are continued by alike stands alone.
+    compared = target_tokens(predictor, target) or list(dict.fromkeys(int(one.argmax()) for one in logits))
+    words, metric = tuple(model.written(token) for token in compared), _log_probability(compared)
+    _check_differ(words, *(float(metric(one)) for one in logits))
+    found = patching(predictor.module, *runs, metric, by=by, positions=positions, progress=progress)
+    return TextPatching(found, clean, corrupted, words)
 
 
 def _run(predictor: Predictor, given: ReadText) -> Callable[[object], Tensor]:
@@ -138,14 +137,19 @@ def _log_probability(tokens: Sequence[int]) -> Callable[[Tensor], Tensor]:
     return metric
 
 
-def _compared(
-    runs: Sequence[Callable[[object], Tensor]], predictor: Predictor, wanted: Sequence[int]
-) -> tuple[int, ...]:
-    """The tokens of the metric; what both texts are continued by alike stands alone."""
-    if wanted:
-        return tuple(wanted)
-    with torch.no_grad():
-        return tuple(dict.fromkeys(int(run(predictor.module).argmax()) for run in runs))
+def _check_differ(words: Sequence[str], clean: float, corrupted: float) -> None:
+    """Before minutes of patching: whether the texts differ in the metric."""
+    if abs(clean - corrupted) < LEAST:
+        alike = f"predict {words[0]!r}" if len(words) == 1 else "prefer {!r} to {!r}".format(*words)
+        raise ValueError(
+            f"other: both texts {alike} almost equally ({_measured(words)}: {clean:+.3f} and {corrupted:+.3f})"
+            ": name words in which they differ, target A,B"
+        )
+
+
+def _measured(words: Sequence[str]) -> str:
+    """The metric in words."""
+    return " less ".join(f"log p of {word!r}" for word in words)
 
 
 def _check(clean: ReadText, corrupted: ReadText, positions: list[int] | None) -> None:
