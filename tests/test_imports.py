@@ -30,7 +30,7 @@ LAYERS = [
         "_uncertainty",
         "_whole_file",
     },
-    {"_documentation", "_plain_values", "_tracing"},
+    {"_documentation", "_plain_values", "_shared_cores", "_tracing"},
     {"_masks"},
     {"_biases", "_dropout", "_unknown_arguments"},
     {"_call"},

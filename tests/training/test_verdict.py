@@ -54,6 +54,14 @@ def test_a_run_that_falls_far_behind_its_first_steps_says_so_once(monkeypatch):
     assert not any(paced([5.0] + [0.1] * 11 + [0.3] * 31))
 
 
+def test_a_run_whose_threads_are_put_to_sleep_says_so_once():
+    times, asleep = itertools.count(), iter([False, False, True, True, True])
+    pace = Pace(lambda: next(times), lambda: next(asleep))
+    lines = [pace.stepped() for _ in range(6)]
+    assert [bool(line) for line in lines] == [False, False, False, True, False, False]
+    assert "the same results" in str(lines[3])
+
+
 def test_an_evaluation_is_no_slow_step():
     times = iter(range(10**6))
     pace = Pace(lambda: next(times) if armed else 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 from .. import __version__
 from .._extras import installing
 from .._machine import processor
-from ._threads import WAITING
+from .._shared_cores import WAITING
 
 VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *WAITING, "CUDA_VISIBLE_DEVICES")
 EMBEDDED_MODEL = ("config.json", "heads.json", "model.safetensors", "tokenizer.json")

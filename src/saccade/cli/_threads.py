@@ -1,4 +1,4 @@
-"""The threads of a command: how many compute."""
+"""The threads of a command: how many compute, and how they wait."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 import sys
 from typing import Any
 
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait for one another
+from .._shared_cores import shared_cores
+
+MEASURING = ("bench", "compare")  # what is measured waits as in the user's program
 
 
 def set_threads(context: Any, parameter: Any, count: int | None) -> None:
-    """The callback of `--threads`: so many threads compute while the command runs."""
-    if count is None or context.resilient_parsing:
+    """The callback of `--threads`: so many threads compute while the command runs, given or not."""
+    if context.resilient_parsing:
+        return
+    if context.info_name not in MEASURING:
+        context.with_resource(shared_cores())
+    if count is None:
         return
     if count < 1:
         raise ValueError(f"--threads: must be at least 1, got {count}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .._shared_cores import shared_cores
 from ..monitoring import AttentionMonitor
 from .anomaly import AnomalyReport, locate_anomaly
 from .memory import LOOK_SMALLER, OPTIMIZER_SMALLER, is_out_of_memory, memory_told, smaller_parts
@@ -153,6 +154,7 @@ class Progress:
         return self.step >= settings.all_steps or waited or self.out_of_time(settings)
 
 
+@shared_cores()
 def train(
     objective: Objective,
     settings: Settings,

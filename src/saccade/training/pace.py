@@ -1,4 +1,4 @@
-"""Whether a run falls far behind its own first steps, as it does where another process holds a core."""
+"""Whether other processes slow a run down: its threads sleep, or it falls far behind its own first steps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from collections.abc import Callable
 
 import torch
 
+from .._shared_cores import threads_sleep
+
 FIRST, LATER = 8, 8  # steps whose median is compared; the very first one, which warms up, is left out
 BEHIND = 4.0  # batches differ in length by less
+ASLEEP = (
+    "other processes hold cores: threads now sleep while they wait for one another, with the same results; where steps "
+    "stay slow, --threads 1 may be faster"
+)
 
 
 class Pace:
-    """Times steps; `behind` is a line, once, when the last ones take several times as long as the first ones.
+    """Times steps and gives one line, once: when threads sleep because other processes hold cores, or when the last
+    steps take several times as long as the first ones.
 
     Args:
         clock: seconds.
+        asleep: whether threads sleep.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, asleep: Callable[[], bool] = threads_sleep):
+        self._clock, self._asleep = clock, asleep
         self._last: float | None = None
         self._first: list[float] = []
         self._later: list[float] = []
@@ -37,6 +45,9 @@ class Pace:
         self._last = now
         if last is None or self._over:
             return None
+        if self._asleep():
+            self._over = True
+            return ASLEEP
         if len(self._first) < FIRST:
             self._first.append(now - last)
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,10 +20,9 @@ from saccade.benchmark.attention import (
     MeasurementSettings,
     SaccadeAttention,
     SdpaAttention,
-    machine,
     measure,
 )
-from saccade.benchmark.attention.machine import describe, last_level_cache, watch_others
+from saccade.benchmark.attention.machine import describe, last_level_cache
 from saccade.benchmark.attention.naming import named, others
 from saccade.benchmark.attention.runtimes import OnnxRuntimeAttention
 
@@ -114,26 +112,6 @@ def test_runtimes_say_what_is_missing(word, monkeypatch):
 def test_runtimes_say_what_they_cannot(more, words):
     with pytest.raises(ValueError, match=words):
         OnnxRuntimeAttention.operands(CaseInputs.make(replace(CASE, **more)))
-
-
-def test_the_processors_time_of_others_is_what_is_not_ours(tmp_path, monkeypatch):
-    now = {"perf_counter": 10.0, "process_time": 3.0}
-    monkeypatch.setattr(machine, "time", SimpleNamespace(**{name: lambda name=name: now[name] for name in now}))
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    times = tmp_path / "stat"
-
-    def tell(first, second):
-        # user nice system idle iowait irq softirq steal guest guest_nice
-        times.write_text(f"cpu 9 9 9\ncpu0 {first} 0 0 999 7 0 0 0 0 0\ncpu1 555 0 0 0 0 0 0 0 0 0\n{second}\n")
-
-    tell(100, "cpu2 1 2 3 999 7 4 5 6 50 50")
-    share = watch_others(times)
-    assert share() is None  # no time has passed
-    tell(220, "cpu2 11 12 13 999 9 14 15 16 50 50")  # 120 and 60 ticks of 10 ms
-    now.update(perf_counter=12.0, process_time=4.4)  # of which 1.4 s are this process's own, in 2 s of two processors
-    assert share() == pytest.approx((1.8 - 1.4) / 4)
-    assert watch_others(tmp_path / "nowhere")() is None
 
 
 def test_the_machine_is_described():

@@ -6,8 +6,6 @@ import ctypes
 import datetime
 import os
 import platform
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from ..._machine import processor
 from . import sets
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-PROCESSOR_TIMES = Path("/proc/stat")
 TRIM_THRESHOLD, MAP_THRESHOLD = -1, -3  # names of mallopt(3)
 
 
@@ -59,34 +56,3 @@ def keep_freed_memory() -> None:
     if tune is not None:
         tune(MAP_THRESHOLD, 32 * 2**20)
         tune(TRIM_THRESHOLD, 2**31 - 1)
-
-
-def watch_others(times: Path = PROCESSOR_TIMES) -> Callable[[], float | None]:
-    """From now on: a function that tells which share of this process's processors other programs have taken.
-
-    What a hypervisor took from all of them counts, too. None where the system does not tell, and within the first
-    fifth of a second, in which its ticks of 10 ms count nothing.
-    """
-    start, own, since = _busy_seconds(times), time.process_time(), time.perf_counter()
-
-    def share() -> float | None:
-        passed, stop = time.perf_counter() - since, _busy_seconds(times)
-        if start is None or stop is None or passed < 0.2:
-            return None
-        taken = stop - start - (time.process_time() - own)
-        return min(max(taken / (passed * len(os.sched_getaffinity(0))), 0.0), 1.0)
-
-    return share
-
-
-def _busy_seconds(times: Path) -> float | None:
-    """Seconds in which the processors that this process may use were busy, since the system's start."""
-    if not times.exists() or not hasattr(os, "sched_getaffinity"):
-        return None
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    ticks = 0
-    for words in (line.split() for line in times.read_text().splitlines()):
-        if words and words[0] in ours:
-            user, nice, system, _, _, interrupts, soft, stolen = (int(word) for word in words[1:9])
-            ticks += user + nice + system + interrupts + soft + stolen
-    return ticks / os.sysconf("SC_CLK_TCK")

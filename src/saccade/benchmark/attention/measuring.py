@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..._machine import watch_others
 from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender
 from .growth import exponents
 from .limits import EMPTY_CALL, Limit, in_cpu_time, limits_of, own_limit
-from .machine import watch_others
 from .memory import peak_memory
 from .overhead import empty_call
 from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
