@@ -30,7 +30,7 @@ export function makeFrame(): Frame {
   const complaint = h("p", { class: "complaint", role: "alert", hidden: true });
   const root = h("div", { class: "saccade", "data-size": "wide", "data-theme": "light" }, live, complaint);
   let timer = 0;
-  root.addEventListener("keydown", () => (complaint.hidden = true), true); // before what the key says itself
+  document.addEventListener("keydown", () => (complaint.hidden = true), true); // before what the key says itself
   return {
     root,
     announce(text) {

@@ -104,6 +104,8 @@ def test_above_the_limit_both_tabs_and_x_say_how_long_the_text_is(browser, monke
         page.locator(TILE).click()
         page.keyboard.press("x")
         page.locator(".complaint").filter(has_text=why).wait_for()
+        page.keyboard.press("]")
+        page.locator(".complaint").wait_for(state="hidden", timeout=2000)  # it is of the key before
         for tab in ("Step", "Heads off"):
             page.get_by_role("tab", name=tab).click()
             page.get_by_role("tabpanel").filter(has_text=why).locator("visible=true").wait_for()

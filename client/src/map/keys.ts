@@ -57,7 +57,7 @@ export function zoomBy(context: Context, pane: Pane, factor: number | null): voi
     store.set(centreOf(zoomed(view, at(view.ox, view.sx, cursor.key, view.width),
       at(view.oy, view.sy, cursor.row, view.height), factor)));
   } else store.set(centreOf(makeView(view, { ...middleOf(view), scale: view.sx * factor })));
-  if (before === store.get()) context.fail(factor! > 1 ? "The cells get no larger." : "This is the whole map.");
+  if (before === store.get()) context.fail(factor! > 1 ? "Cells get no larger." : "This is the whole map.");
 }
 
 /** Keys that act wherever the focus is, outside of fields: heads, layers, and the factor of a zoom. */

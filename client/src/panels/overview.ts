@@ -132,7 +132,7 @@ export const overview: Panel = {
       if (by === undefined) return;
       event.preventDefault();
       if (tiles[at + by]) choose(tiles[at + by]);
-      else context.fail("No head further on.");
+      else context.fail("No more heads.");
     };
     on(grid, "keydown", key);
     on(grid, "click", ({ target }) => {

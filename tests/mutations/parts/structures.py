@@ -20,7 +20,7 @@ FAULTS = (
     Fault(
         "esm-frequencies",
         "src/saccade/positions/waves.py",
-        "if frequencies is not self._held or version != self._version:",
+        "if frequencies is not self._held or now is None or now != self._state:",
         "if frequencies is not self._held:",
         ESM,
         "Tables of old frequencies stay in use after new ones are loaded.",
