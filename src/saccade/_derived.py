@@ -71,21 +71,25 @@ class Snapshot:
         Args:
             rows: of the product that the tensor is read for. The more there are, the more lines are read.
         """
-        memory = self._memory
-        if (
-            tensor.data_ptr() != memory.data_ptr()
-            or tensor.shape != memory.shape
-            or tensor.stride() != memory.stride()
-            or tensor.dtype != memory.dtype
-            or _version(tensor) != self._version
-            or origin(tensor) is not self._origin
-        ):
+        if not self.counts(tensor):
             return False
         count = min(self._parts, 1 + self._parts * rows // WHOLE)
         if self._steps_made != _OPTIMIZERS.count:
             count, self._steps_made = self._parts, _OPTIMIZERS.count
         first, self._next = self._next, (self._next + count) % self._parts
         return self._read(first, count) == self._digests[first : first + count]
+
+    def counts(self, tensor: Tensor) -> bool:
+        """Whether this is the tensor, unchanged as far as PyTorch counts writes."""
+        memory = self._memory
+        return (
+            tensor.data_ptr() == memory.data_ptr()
+            and tensor.shape == memory.shape
+            and tensor.stride() == memory.stride()
+            and tensor.dtype == memory.dtype
+            and _version(tensor) == self._version
+            and origin(tensor) is self._origin
+        )
 
     def is_of(self, tensor: Tensor) -> bool:
         """Whether this is the tensor, changed or not."""
@@ -113,28 +117,51 @@ class Derived(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.value: T | None = None
-        self._snapshots: tuple[Snapshot, ...] = ()
+        self._known: tuple[T, tuple[Snapshot, ...]] | None = None  # in one piece: other threads read it
         self._last: tuple[weakref.ref[Tensor], ...] = ()  # tensors used once, of which nothing is derived yet
 
-    def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T]) -> T | None:
-        """What `make` gives for these tensors; None where they are used for the first time in place of others."""
-        if self._snapshots:
-            if all(s.holds(x, rows) for s, x in zip(self._snapshots, tensors, strict=True)):
-                return self.value
-            same = all(s.is_of(x) for s, x in zip(self._snapshots, tensors, strict=True))
+    @property
+    def value(self) -> T | None:
+        known = self._known
+        return None if known is None else known[0]
+
+    def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T], read: int | None = None) -> T | None:
+        """What `make` gives for these tensors; None where they are used for the first time in place of others.
+
+        Args:
+            rows: of the product, see `Snapshot.holds`.
+            read: how many of the tensors are read. Of the others the count of writes must do; `holds` reads them later.
+        """
+        known, last = self._known, self._last
+        if known is not None:
+            value, snapshots = known
+            pairs = list(zip(snapshots, tensors, strict=True))
+            if all(s.holds(x, rows) for s, x in pairs[:read]) and (
+                read is None or all(s.counts(x) for s, x in pairs[read:])
+            ):
+                return value
+            same = all(s.is_of(x) for s, x in pairs)
             self.clear()
         else:
-            same = not self._last or all(ref() is origin(x) for ref, x in zip(self._last, tensors, strict=True))
+            same = not last or all(ref() is origin(x) for ref, x in zip(last, tensors, strict=True))
         if not same:
             self._last = tuple(weakref.ref(origin(x)) for x in tensors)
             return None
-        self._snapshots = tuple(map(Snapshot, tensors))  # first: a write from now on is noticed
-        self.value = make()
-        return self.value
+        snapshots = tuple(map(Snapshot, tensors))  # first: a write from now on is noticed
+        value = make()
+        self._known = value, snapshots
+        return value
+
+    def holds(self, place: int, tensor: Tensor, rows: int) -> bool:
+        """Whether the tensor at a place of the last ones is unchanged; where it is not, the value is forgotten."""
+        known = self._known
+        if known is not None and known[1][place].holds(tensor, rows):
+            return True
+        self.clear()
+        return False
 
     def clear(self) -> None:
-        self.value, self._snapshots, self._last = None, (), ()
+        self._known, self._last = None, ()
 
 
 def state(tensor: Tensor) -> Any:

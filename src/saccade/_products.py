@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-_FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
+_FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}  # its ReLU of NaN is 0
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
 ORDERED = 0 if _kernels.module is None else _kernels.module.most_ordered_rows  # more are as fast with a packed copy
@@ -75,7 +75,7 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
-        if (large or self.users) and _plain(x, weight):
+        if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
                     return finished(_Trained.apply(x, weight, bias), activation, joined)
@@ -167,20 +167,27 @@ def multiply(
         twice = None if joined is None else (joined[0], joined[1].reshape(1, -1).expand(2, -1).contiguous())
         out = multiply(x.reshape(1, -1).expand(2, -1), weight, bias, activation, twice)
         return out[0].view(*x.shape[:-1], out.shape[1])
+    bias = None if bias is None else bias.contiguous()  # oneDNN reads it as it lies
     if joined is not None:
         return torch.ops.mkldnn._linear_pointwise.binary(x, joined[1], weight, bias, joined[0])
-    name, algorithm = ("none", "") if activation is None else _FUSED[activation]
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
+    name, algorithm = _FUSED.get(activation or "", ("none", ""))
+    out = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], algorithm)
+    return out.relu_() if activation == "relu" else out
 
 
 def _ordered(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, block: int
 ) -> Tensor:
     out = few_rows(x, weight.detach(), bias, block)
-    if activation is None:
-        return finished(out, None, joined)
-    # The bits of oneDNN's activation are had from oneDNN alone: it activates a product with the unit matrix.
-    return multiply(out.view(-1, _SIDE), _unit(), None, activation).view(out.shape)
+    if activation not in _FUSED:
+        return finished(out, activation, joined)
+    # The bits of oneDNN's activation are had from oneDNN alone: it activates a product with the unit matrix. Infinity
+    # times its zeros would be NaN.
+    if bool(out.sum().isfinite()):
+        return multiply(out.view(-1, _SIDE), _unit(), None, activation).view(out.shape)
+    number = out.isfinite()
+    activated = multiply(out.where(number, 0.0).view(-1, _SIDE), _unit(), None, activation).view(out.shape)
+    return activated.where(number, FUNCTIONS[activation](out))
 
 
 @functools.cache
@@ -222,6 +229,11 @@ class _Trained(torch.autograd.Function):
 
 def _differentiable(bias: Tensor | None, joined: Joined | None) -> bool:
     return (bias is not None and bias.requires_grad) or (joined is not None and joined[1].requires_grad)
+
+
+def fits(bias: Tensor | None, weight: Tensor) -> bool:
+    """Whether b is (F,) like W (F, E); `F.linear` broadcasts others or refuses them."""
+    return bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and is_plain(bias))
 
 
 def _plain(x: Tensor, weight: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._backends.native._run import is_plain
 from .._derived import Derived
-from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, multiply, packed
+from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, fits, multiply, packed
 from ._structure import has_own_forward
 
 
@@ -48,13 +48,13 @@ class PackedLinear:
 
     @property
     def held(self) -> Tensor | None:
-        """The only copy of a weight that was dropped, unless the layer was given another weight since then."""
+        """The only copy of a weight that was dropped, unless the layer was given another weight or bias since then."""
         if self._dropped is None:
             return None
         parameter, place, copy = self._dropped
-        if self.module.weight is parameter and parameter.data_ptr() == place:
+        if self.module.weight is parameter and parameter.data_ptr() == place and fits(self.bias, copy):
             return copy
-        self._dropped = None
+        self.restore()
         return None
 
     def __call__(self, x: Tensor, activation: str | None = None, joined: Any = None) -> Tensor:
@@ -62,7 +62,7 @@ class PackedLinear:
         bias, held = self.bias, self.held
         if held is not None:
             return multiply(x, held, bias, activation, joined)
-        if self.half and x.dtype == torch.float32 and not torch.is_grad_enabled():
+        if self.half and x.dtype == torch.float32 and fits(bias, self.weight) and not torch.is_grad_enabled():
             return self._rounded(x, bias, activation, joined)
         return self.product(x, self.weight, bias, activation, joined)
 
@@ -82,18 +82,26 @@ class PackedLinear:
     def drop(self) -> None:
         """Keep the packed copy alone: reading the weight gives NaN until `restore`."""
         parameter: nn.Parameter = self.module.weight  # type: ignore[assignment]
+        memory = parameter.untyped_storage()
+        if parameter.is_shared() or memory.nbytes() > parameter.numel() * parameter.element_size():
+            return  # others hold the memory, so nothing would be freed, and they would no longer share it
         copy = packed(self.weight)
         parameter.data = parameter.data.new_full((), torch.nan).expand(parameter.shape)
         self._dropped = parameter, parameter.data_ptr(), copy
 
     def restore(self) -> None:
-        """Put a dropped weight back, bit for bit: packing is a matter of order."""
-        copy = self.held
-        if copy is None:
+        """Put a dropped weight back, bit for bit: packing is a matter of order.
+
+        A weight that was converted meanwhile gets what it was, converted; one that was given other numbers keeps them.
+        """
+        if self._dropped is None:
             return
-        weight = copy.to_dense()
-        self.module.weight.data = weight.t().contiguous() if self.turned else weight
+        parameter, place, copy = self._dropped
         self._dropped = None
+        if parameter.data_ptr() == place or bool(parameter.detach().isnan().all()):
+            weight = copy.to_dense()
+            weight = weight.t().contiguous() if self.turned else weight
+            parameter.data = weight.to(parameter.device, parameter.dtype)
 
 
 def is_linear(module: nn.Module) -> bool:

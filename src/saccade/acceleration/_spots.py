@@ -173,16 +173,25 @@ class _PlainPickle:
         self.module = module
 
     def __call__(self, protocol: Any) -> Any:
+        self._refuse_dropped()
         reduced = list(type(self.module).__reduce_ex__(self.module, protocol))
         if len(reduced) > 2 and isinstance(reduced[2], dict):
             reduced[2] = _without_ours(reduced[2])
         return tuple(reduced)
+
+    def _refuse_dropped(self) -> None:
+        spot = vars(self.module).get("forward")
+        if isinstance(spot, Linear) and spot.linear.held is not None:
+            raise RuntimeError(
+                f"{spot.name or 'model'}: its weight was dropped (keep_weights=False); leave the block to copy it"
+            )
 
 
 class _PlainCopy(_PlainPickle):
     """`__deepcopy__` of a module with a spot, by the way of its class: a parametrized module copies its attributes."""
 
     def __call__(self, memo: Any) -> Any:
+        self._refuse_dropped()
         attributes = vars(self.module)
         before = dict(attributes)
         plain = _without_ours(before)
@@ -308,6 +317,8 @@ class Residual(Fused):
 
     def compute(self, *args: Any) -> Tensor | None:
         if len(args) != 2 or args[1].shape != (*args[0].shape[:-1], self.linear.weight.shape[0]):
+            return None
+        if args[1].dtype != args[0].dtype:
             return None
         out = self.linear(args[0], joined=("add", args[1]))
         return out if self.norm is None else self.norm(out)

@@ -9,15 +9,19 @@ Shape legend: ... any axes, E width, F features of all of them.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
+from torch.nn.modules import module as _of_all
 
 from .._backends.native._run import is_plain
 from .._derived import Derived, Snapshot
-from .._products import multiply, packed
+from .._products import fits, multiply, packed
 from ._linears import PackedLinear
 
 _MISSES = 3  # parts that nobody took, after which layers compute their own again
+_ROWS = 256  # above, the parts' copies take the time that one product saves
 
 
 class Together:
@@ -28,36 +32,44 @@ class Together:
         self._inputs: dict[int, int] = {}  # which tensor each layer was given in this call, by identity
         self._groups: dict[int, list[int]] = {}  # of each layer, those that read what it reads
         self._products: dict[int, _Joint] = {}
-        self._parts: dict[
-            int, tuple[Tensor, int | Snapshot, Tensor]
-        ] = {}  # input, its state, and what is ready for a layer
+        self._parts: dict[int, _Part] = {}  # what is ready for a layer
         self._misses = 0
 
     def __call__(self, place: int, x: Tensor) -> Tensor | None:
         """The product of the layer at a place; None where it computes its own."""
         if self._misses >= _MISSES:
             return None
-        ready = self._parts.pop(place, None)
-        if ready is not None:
-            if ready[0] is x and _unchanged(x, ready[1]):
-                return ready[2]
+        part = self._parts.pop(place, None)
+        if part is not None:
+            if part.serves(x):
+                return part.product
             self._misses += 1
         group = self._groups.get(place)
         if group is None:
             self._learn(place, x)
             return None
-        if group[0] != place:
+        if group[0] != place or x.numel() > _ROWS * x.shape[-1] or self._hooked(group):
             return None
         joint = self._products.get(place)
         if joint is None:
             joint = self._products[place] = _Joint([self.linears[n] for n in group])
-        parts = joint(x)
-        if parts is None:
+        products = joint(x)
+        if products is None:
             return None
         state = _state(x)
-        for n, part in zip(group[1:], parts[1:], strict=True):
-            self._parts[n] = x, state, part
-        return parts[0]
+        for n, (product, bias) in enumerate(zip(*products, strict=True)):
+            if n:
+                self._parts[group[n]] = _Part(joint, n, x, state, product, bias)
+        return products[0][0]
+
+    def _hooked(self, group: list[int]) -> bool:
+        """Whether something may happen to a later layer between its product and its call."""
+        modules = [self.linears[n].module for n in group]
+        return (
+            bool(_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
+            or any(module._forward_pre_hooks for module in modules)
+            or any(module._forward_hooks for module in modules)
+        )
 
     def _learn(self, place: int, x: Tensor) -> None:
         if place in self._inputs:  # a second call: the first one is over
@@ -75,24 +87,53 @@ class _Joint:
 
     def __init__(self, linears: list[PackedLinear]):
         self.linears = linears
-        self._packed: Derived[Tensor] = Derived()
+        self.packed: Derived[Tensor] = Derived()
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...] | None:
-        """(..., F) in parts; None where a weight is new, or no longer of the others' kind."""
+    def __call__(self, x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]] | None:
+        """A product (..., F) and its bias for each layer; None where a weight is new, or not of the others' kind.
+
+        The first layer's weight is read now, and each other one's when its layer takes its part.
+        """
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears]
         if not _joinable(weights, biases):
             return None
-        copy = self._packed.of(weights, x.numel() // x.shape[-1], lambda: self._pack(weights))
+        copy = self.packed.of(weights, x.numel() // x.shape[-1], lambda: self._pack(weights), read=1)
         if copy is None:
             return None
+        sizes = [weight.shape[0] for weight in weights]
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases if b is not None])
-        return multiply(x, copy, bias).split([weight.shape[0] for weight in weights], -1)
+        parts = multiply(x, copy, bias).split(sizes, -1)
+        added = [None] * len(sizes) if bias is None else bias.split(sizes)
+        return tuple(part.contiguous() for part in parts), tuple(added)
 
     def _pack(self, weights: list[Tensor]) -> Tensor:
         for linear in self.linears:
             linear.product.copy.clear()  # this one is read instead
         return packed(torch.cat([weight.detach() for weight in weights]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The product of one of several layers, until the layer is called."""
+
+    joint: _Joint
+    place: int  # in the joint product
+    x: Tensor
+    state: int | Snapshot
+    product: Tensor
+    bias: Tensor | None  # that was added
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether the layer, as it is now, gives this product for x."""
+        linear = self.joint.linears[self.place]
+        bias = linear.bias
+        return (
+            self.x is x
+            and _unchanged(x, self.state)
+            and (bias is None if self.bias is None else bias is not None and torch.equal(bias, self.bias))
+            and self.joint.packed.holds(self.place, linear.weight, x.numel() // x.shape[-1])
+        )
 
 
 def may(linears: list[PackedLinear]) -> bool:
@@ -110,6 +151,7 @@ def _joinable(weights: list[Tensor], biases: list[Tensor | None]) -> bool:
         and weight.shape[1] == width
         and weight.dtype == dtype
         and (bias is not None) == biased
+        and fits(bias, weight)
         for weight, bias in zip(weights, biases, strict=True)
     )
 
