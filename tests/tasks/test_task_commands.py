@@ -50,10 +50,11 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("classify: BERT of ") and told[0].endswith(" parameters, from random weights")
     assert told[1] == f"189 examples to train on, 22 to validate; 80 steps into {out}"
-    assert "accuracy 1.0000" in told[-7] and told[-7].startswith("best weights, over all validation data: ")
-    assert told[-5].startswith(
-        "accuracy 1.0000; always naming the most frequent class has "
-    )  # of a verdict of two lines
+    assert "accuracy 1.0000" in told[-8] and told[-8].startswith("best weights, over all validation data: ")
+    assert told[-6].startswith("accuracy 1.0000; always naming the most frequent class has ")
+    assert (
+        told[-5].startswith("TF-IDF with logistic regression (C = ") and ", a simple model, has accuracy " in told[-5]
+    )
     following = ["test {} DATA", "predict {} INPUT", "predict {} INPUT --picture why.png"]
     assert told[-3:] == [f"  saccade {command.format(out)}" for command in following]
 
@@ -80,6 +81,35 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == (
         f"saccade: error: {unseen}: no column 'review' in the first line, which must name them; it has 'text', "
         f"'label'; {advice}\n"
+    )
+
+
+def test_predict_warns_of_a_model_that_was_stopped_in_its_warm_up(files, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert cli.main(command(files, out, "--no-tensorboard", "--steps", "3", "--warmup", "2")) == 0
+    assert cli.main(["predict", str(out), "a good film"]) == 0
+    told = capsys.readouterr()
+    assert "warm-up" not in told.out + told.err
+    given = ["--minutes", "0.0001", "--warmup", "500", "--steps", "1000"]
+    assert cli.main(command(files, tmp_path / "short", "--no-tensorboard", *given)) == 0
+    ended = capsys.readouterr().out
+    reason = "not a result: the run ended in its warm-up, after 1 of 500 steps"
+    assert reason in ended
+    assert cli.main(["predict", str(tmp_path / "short"), "a good film"]) == 0
+    told = capsys.readouterr()
+    assert f"saccade: warning: {reason}" in told.err and json.loads(told.out)["label"] in ("negative", "positive")
+
+
+def test_a_run_ends_beside_a_simple_model(files, tmp_path):
+    """The line's numbers are those of the task's own baseline, trained by the test on the same split."""
+    run = tasks.train("classify", files / "reviews.csv", tmp_path / "run", **{**SMALL, "steps": 2})
+    line = (tmp_path / "run" / "verdict.txt").read_text().splitlines()[-1]
+    training, validation = run.task.split(tasks.Classify().read(files / "reviews.csv"), SHARE, 0)
+    (simple,) = run.task.baselines(run.model, training, validation, validation)
+    right = [run.task.labels[int(p.argmax())] == one.label for p, one in zip(simple.outputs, validation, strict=True)]
+    accuracy = sum(right) / len(right)
+    assert line.startswith(
+        f"{simple.name}, a simple model, has accuracy {accuracy:.4f}: as good as this model or better"
     )
 
 

@@ -212,7 +212,7 @@ def test_piped_output_is_plain(make_run):
     assert "\x1b" not in written.getvalue()
     assert lines[0].endswith("parameters: 1 layers, 2 heads, width 12, context 11, 283 tokens in the vocabulary")
     assert sum(line.startswith("step") and "gradient norm" not in line for line in lines) == 2
-    assert lines[-2].startswith("best weights, over the whole validation text")
+    assert lines[-3].startswith("best weights, over the whole validation text")
 
 
 def test_the_beginning_of_a_run_is_written_before_its_first_step(make_run):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from saccade.training import Execution, Settings
+from saccade.training.evaluation import bigram_loss
 from saccade.training.folder import VERDICT
 from saccade.training.pace import Pace
 from saccade.training.verdict import untrained, verdict
@@ -35,6 +37,23 @@ def test_a_model_that_is_no_result_is_known_by_its_folder(tmp_path):
     assert untrained(tmp_path) == []
     (tmp_path / VERDICT).write_text("not a result: why\nthe validation loss no longer fell\n")
     assert untrained(tmp_path) == ["not a result: why"]
+
+
+def test_the_bigram_beside_a_language_model_is_the_formula():
+    """p(b | a) = (max(n(ab) - d, 0) + d N(a.) p(b)) / n(a), by plain loops; tokens that nothing follows fall back."""
+    generator = torch.Generator().manual_seed(3)
+    training, validation = (torch.randint(0, high, (size,), generator=generator) for high, size in ((7, 53), (11, 31)))
+    known, asked, size = training.tolist(), validation.tolist(), 11
+    share = [(known.count(token) + 1) / (len(known) + size) for token in range(size)]
+    pairs = list(itertools.pairwise(known))
+    total = 0.0
+    for a, b in itertools.pairwise(asked):
+        after = [second for first, second in pairs if first == a]
+        p = share[b]
+        if after:
+            p = (max(after.count(b) - 0.75, 0) + 0.75 * len(set(after)) * share[b]) / len(after)
+        total -= math.log(p)
+    assert bigram_loss(training, validation, size) == pytest.approx(total / 30, rel=1e-12)
 
 
 def paced(seconds):

@@ -83,6 +83,7 @@ class Task(ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = "tasks"
     unit: ClassVar[str] = "tokens"
+    quick: ClassVar[bool] = False  # whether `baselines` take seconds, so that each run ends beside them
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`; numbers, true and false may be texts, as in a command.
@@ -218,6 +219,10 @@ class Task(ABC):
     def cost(self, scores: Mapping[str, float]) -> float:
         """What a run is judged by, the lower the better: the first metric, where high is good."""
         return -next(iter(scores.values()))
+
+    def judged_by(self, scores: Mapping[str, float]) -> str:
+        """The name of the metric that is the `cost`."""
+        return next(name for name, value in scores.items() if abs(value) == abs(self.cost(scores)))
 
     def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
         """The name of a metric, and its value where the most frequent class of `training` is always named."""

@@ -89,6 +89,7 @@ class Forecast(ExampleTask):
     step: str | None = None
 
     name = "forecast"
+    quick = True
     unit = "windows"
     scratch = Recipe(epochs=10, rate=1e-3)
     tuning = Recipe(epochs=3, rate=1e-4)

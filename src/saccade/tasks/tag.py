@@ -105,6 +105,7 @@ class Tag(EncoderTask):
     tags: tuple[str, ...] = ()
 
     name = "tag"
+    quick = True
     head = "token-classification"
     longs = ("slide", "cut", "refuse")
     scratch = Recipe(epochs=20, rate=1e-3)

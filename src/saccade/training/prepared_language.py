@@ -19,7 +19,7 @@ from ..models.tokenizers.own import train_bpe, train_characters
 from ..variants._parse import to_json
 from .card import model_card
 from .data import TAIL, Corpus, read_texts, split_tail
-from .evaluation import evaluate
+from .evaluation import bigram_loss, evaluate
 from .folder import TASK
 from .language_objective import LanguageObjective
 from .language_run import LanguageRun
@@ -131,6 +131,12 @@ class PreparedLanguageRun(PreparedRun):
 
     def conclusion(self, stored: Evaluation) -> str:
         return f"best weights, over the whole validation text: {stored.loss:.4f} nats per token"
+
+    def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
+        pairs = bigram_loss(self.corpus.training, self.corpus.validation, self.lm.model.config.vocabulary)
+        better = "less good than this model" if stored.loss < pairs else "as good as this model or better"
+        line = f"a bigram, a simple model, has {pairs:.4f} nats per token: {better}"
+        return [*super().verdict(curve, steps_done, stored), line]
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return as_stored(self.lm.model, weights)

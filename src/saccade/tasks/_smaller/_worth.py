@@ -57,6 +57,6 @@ def least(model: Model, ranked: HeadImportance, keep: float) -> Heads:
 
 
 def _change(task: Task, before: Scores, after: Scores, parameters: tuple[int, int]) -> str:
-    name = next(name for name, value in before.items() if abs(value) == abs(task.cost(before)))
+    name = task.judged_by(before)
     saved = 1 - parameters[1] / parameters[0]
     return f"{name} {before[name]:.4f} -> {after[name]:.4f} for {saved:.1%} fewer parameters"
