@@ -27,7 +27,7 @@ from ._request import TaskRun
 from ._run_folder import weights_digest
 from ._tuning import merged, parameter_count
 
-MOST_COMPARED = 20_000  # examples that a simple model learns from at the end of a run
+MOST_COMPARED = 2_000  # examples that a simple model learns from at the end of a run
 
 
 class PreparedTaskRun(PreparedRun):
