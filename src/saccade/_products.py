@@ -232,7 +232,7 @@ def _differentiable(bias: Tensor | None, joined: Joined | None) -> bool:
 
 
 def fits(bias: Tensor | None, weight: Tensor) -> bool:
-    """Whether b is (F,) like W (F, E); `F.linear` broadcasts others or refuses them."""
+    """Whether b is (F,) like W (F, E); `F.linear` broadcasts others or raises an error."""
     return bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and is_plain(bias))
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade.acceleration import _together
 from saccade._products import dtypes
+from saccade.acceleration import _together
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
