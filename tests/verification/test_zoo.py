@@ -9,7 +9,20 @@ import zoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify-models.md"
 # One family for each form that was once taken for a fault; `python tests/verification/zoo.py` runs them all.
-FAMILIES = ("gemma3_text", "gpt_oss", "flaubert", "deberta-v2", "mixtral", "gemma3n_text", "deepseek_v3", "convbert")
+FAMILIES = (
+    "gemma3_text",
+    "gpt_oss",
+    "flaubert",
+    "deberta-v2",
+    "mixtral",
+    "gemma3n_text",
+    "deepseek_v3",
+    "convbert",
+    "longformer",
+    "t5",
+    "neomme",
+    "phimoe",
+)
 
 
 @pytest.mark.slow

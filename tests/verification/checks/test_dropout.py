@@ -306,3 +306,24 @@ def test_layers_that_are_left_out_at_random() -> None:
     reading = Reading("self", "BLD", 24, heads=3)
     found = list(dropout.CHECK.run(Subject(Skipping().eval(), reading)))
     assert not any(one.severity == "error" for one in found), found
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        lambda y, self: y * (y - torch.empty_like(y).exponential_().log() if self.training else y).softmax(-1),
+        lambda y, self: y * F.dropout(y, 0.1, self.training).softmax(-1),
+    ],
+    ids=["router of PhiMoE", "gate with dropout"],
+)
+def test_a_softmax_that_weighs_no_values_has_no_scores(gate: Callable[..., Tensor]) -> None:
+    assert not findings(Block(on_out=gate))
+
+
+def test_noise_that_chooses_among_keys_is_no_dropout_of_scores() -> None:
+    """Gumbel noise before the softmax draws a key; nothing is set to 0."""
+
+    def gumbel(scores: Tensor, self: Block) -> Tensor:
+        return scores - torch.empty_like(scores).exponential_().log() if self.training else scores
+
+    assert not findings(Block(on_scores=gumbel))

@@ -281,3 +281,26 @@ class LogOfZero(Block):
 def test_the_line_where_the_gradient_ends_or_breaks(module: type[Block], code: str) -> None:
     (error,) = [one for one in findings(module()) if one.severity == "error"]
     assert error.location is not None and code in error.location.code
+
+
+def test_curvature_that_rounding_leaves_to_large_steps_is_no_wrong_gradient() -> None:
+    """As in T5, whose norms are float32 in a float64 copy: of the steps only the largest is above their rounding."""
+    assert not findings(Block(out=lambda y: (torch.sin(1000 * y) + 1e3).float().to(y.dtype)))
+
+
+def test_a_parameter_without_elements_has_no_wrong_gradient() -> None:
+    block = Block()
+    block.extra = nn.Parameter(torch.empty(0, E))  # MobileBERT's, where embeddings are as wide as the model
+    assert not findings(block)
+
+
+def test_a_mask_of_the_least_float64_before_a_float32_softmax_has_gradients_in_its_own_dtype() -> None:
+    """As in Longformer: a row that sees nothing is NaN in a float64 copy alone, and is left out after the softmax."""
+
+    def weights(scores: Tensor) -> Tensor:
+        empty = torch.zeros_like(scores, dtype=torch.bool)
+        empty[..., -1, :] = True
+        hidden = scores.masked_fill(empty, torch.finfo(scores.dtype).min)
+        return hidden.softmax(-1, dtype=torch.float32).to(scores.dtype).masked_fill(empty, 0.0)
+
+    assert not findings(Block(weights=weights))

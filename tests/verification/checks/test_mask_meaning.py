@@ -253,3 +253,12 @@ def test_what_joins_positions_around_the_attention_is_another_promise() -> None:
 def test_without_a_mask_there_is_nothing_to_ask() -> None:
     with pytest.raises(Inapplicable, match="it takes no mask"):
         run(CHECK, weighing(softmax_where))
+
+
+def test_a_mask_of_something_that_sees_no_other_position_is_not_measured() -> None:
+    class Alone(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x * 2
+
+    with pytest.raises(Inapplicable, match="no output depends on another position's input"):
+        run(CHECK, Alone(), replace(MODULE, masks=(with_mask("B1QK", "attend"),)))

@@ -66,6 +66,9 @@ def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     A scale that differs by layer is promised for one layer, not for a model of several.
     """
     rule = SCALES.get(getattr(config, "model_type", ""))
+    if rule is None:  # a reader of images or sounds before a decoder of such a family
+        config = _text(config)
+        rule = SCALES.get(getattr(config, "model_type", ""))
     if promise.scale is not None or rule is None:
         return promise
     parts: list[Any] = list(module.modules())

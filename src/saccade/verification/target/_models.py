@@ -406,11 +406,15 @@ def _windows(config: Any) -> frozenset[int | None]:
     """By how many tokens before its own a layer's attention is limited, for layers that differ; {None} where the
     configuration says nothing by layer."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kinds, width = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)
-    said = {kind for kind in kinds if str(kind) in ("sliding_attention", "full_attention")}
-    if not isinstance(width, int) or "sliding_attention" not in said:
-        return frozenset((None,))
-    return frozenset(width - 1 if kind == "sliding_attention" else None for kind in said)
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    # of a configuration of its own for each layer, the whole has no width to read
+    layers = getattr(config, "per_layer_config", None) or [config] * len(kinds)
+    windows: set[int | None] = set()
+    for kind, layer in zip(kinds, layers, strict=False):
+        width = getattr(layer, "sliding_window", None) if kind == "sliding_attention" else None
+        if kind in ("sliding_attention", "full_attention"):
+            windows.add(width - 1 if isinstance(width, int) else None)
+    return frozenset(windows or (None,))
 
 
 def _says_causal(module: Any) -> bool | None:

@@ -61,7 +61,8 @@ class FollowedCall:
 
     out: Tensor
     draws: tuple[RandomDraw, ...]
-    before_softmax: tuple[tuple[RandomDraw, str], ...]  # draws that a softmax saw, and on what: "scores" or "product"
+    before_softmax: tuple[tuple[RandomDraw, str], ...]  # draws that the softmax of weights saw, and on what: "scores"
+    # or "product"
     products: tuple[WeightedValues, ...]
 
 
@@ -73,6 +74,7 @@ class _TensorLabel:
     through_product: bool = False  # the draw went into a product that gave this
     clean: Tensor | None = None  # these are weights, and so they came out of the softmax
     exponential: bool = False
+    before: tuple[RandomDraw, str] | None = None  # what the softmax that gave these weights saw
 
 
 _NONE = _TensorLabel()
@@ -120,14 +122,14 @@ class _RandomnessMode(EagerOperations):
         if name in _LAYOUT and len(taken) == 1:
             clean = labels[0].clean
             again = None if clean is None else func(clean, *args[1:], **kwargs)
-            return _TensorLabel(labels[0].draw, labels[0].through_product, again, labels[0].exponential)
+            return replace(labels[0], clean=again)
         return self._pointwise(name, labels, given[0])
 
     def _drawn(self, name: str, labels: list[_TensorLabel]) -> _TensorLabel:
         draw = RandomDraw(name, location_here())
         self.draws.append(draw)
-        clean = labels[0].clean if name == "native_dropout" else None
-        return _TensorLabel(draw, clean=clean)
+        dropped = labels[0] if name == "native_dropout" else _NONE
+        return _TensorLabel(draw, clean=dropped.clean, before=dropped.before)
 
     def _product(self, taken: list[Tensor], labels: list[_TensorLabel]) -> _TensorLabel:
         if any(memory_of(one) in self._learned for one in taken):
@@ -136,6 +138,7 @@ class _RandomnessMode(EagerOperations):
         for at, one in enumerate(labels):
             if one.clean is not None:
                 other = labels[1 - at]
+                self.before_softmax += [] if one.before is None else [one.before]
                 self.products.append(WeightedValues(factors[at], one.clean, one.draw, other.draw))
                 return _NONE
         draw = next((one.draw for one in labels if one.draw is not None), None)
@@ -143,9 +146,9 @@ class _RandomnessMode(EagerOperations):
         return _NONE if draw is None or same else _TensorLabel(draw, through_product=True)
 
     def _softmax(self, label: _TensorLabel, out: Tensor) -> _TensorLabel:
-        if label.draw is not None:
-            self.before_softmax.append((label.draw, "product" if label.through_product else "scores"))
-        return _TensorLabel(clean=out)
+        if label.draw is None or not drops((label.draw,)):
+            return _TensorLabel(clean=out)
+        return _TensorLabel(clean=out, before=(label.draw, "product" if label.through_product else "scores"))
 
     def _pointwise(self, name: str, labels: list[_TensorLabel], out: Tensor) -> _TensorLabel:
         if name in ("exp", "exp2", "exp_"):
@@ -157,7 +160,7 @@ class _RandomnessMode(EagerOperations):
             return _NONE
         merged = _merged(labels)
         same = merged.clean is not None and merged.clean.shape == out.shape
-        return merged if same else replace(merged, clean=None)  # a mean of weights is no weights
+        return merged if same else replace(merged, clean=None, before=None)  # a mean of weights is no weights
 
 
 def _merged(labels: list[_TensorLabel]) -> _TensorLabel:
@@ -165,8 +168,9 @@ def _merged(labels: list[_TensorLabel]) -> _TensorLabel:
     if not labels:
         return _NONE
     draw = next((one.draw for one in labels if one.draw is not None), None)
-    clean = next((one.clean for one in labels if one.clean is not None), None)
-    return _TensorLabel(draw, any(one.through_product for one in labels), clean, any(one.exponential for one in labels))
+    weights = next((one for one in labels if one.clean is not None), _NONE)
+    through, exponential = any(one.through_product for one in labels), any(one.exponential for one in labels)
+    return _TensorLabel(draw, through, weights.clean, exponential, weights.before)
 
 
 def _draws(name: str, args: Any, kwargs: Any) -> bool:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,7 @@ class TracedAttention:
     scaled: float = 1.0  # what queries and keys had been multiplied by before the product
     learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
     mixed: bool = False  # whether a map made the logits of the scores of several heads
+    in_pieces: bool = False  # whether the rows are parts of rows: chunks that overlap, as in Longformer
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
     lines: Mapping[str, Location] = field(default_factory=dict)
 
@@ -148,11 +150,21 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
         scaled=first.scaled,
         learned=first.learned,
         mixed=first.mixed,
+        in_pieces=any(_overlap([unit for unit in units if unit.item == item]) for item in range(batch)),
         lines=dict(first.lines),
     )
     if any(head.tiled for own in heads for head in own):
         return seen
     return replace(seen, normalised=_axis(first, seen))
+
+
+def _overlap(units: Sequence[_WeightUnit]) -> bool:
+    """Whether queries of one unit are some of another's, and not all: heads have the same ones, blocks have none of
+    each other's and each of theirs once."""
+    known = [[at for at in unit.rows.tolist() if at != UNKNOWN] for unit in units]
+    rows = {frozenset(own) for own in known}
+    repeated = len(rows) > 1 and any(len(set(own)) < len(own) for own in known)
+    return repeated or any(one & other for one, other in combinations(rows, 2))
 
 
 def _units(scores: ScoreProduct, tokens: TokenOwners, batch: int) -> Iterator[_WeightUnit]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ...findings._finding import Finding, Inapplicable, Location, Severity, TargetError, Unmeasured
 from ...target import _influence as influence
 from ...target._check import Check
 from ...target._influence import is_causal
@@ -126,6 +126,12 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
         words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
         defect = MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
     wrong = (probe.seen != probe.expected(probe.given)) & probe.known & probe.asked
+    if not wrong.any():
+        raise Unmeasured("no output depends on another position's input, so that what it hides cannot be seen")
+    is_apart = inner is None or not sums_to_one(inner)
+    if subject.form == "tokens" and is_apart and not (wrong & probe.seen).any():
+        # through a window of its own a layer reaches a token by others, and these may be hidden
+        raise Unmeasured("its weights were not seen, and a token that it does not see may lie behind a hidden one")
     item, head, row, column = (int(one) for one in wrong.nonzero()[0])
     sees = bool(probe.seen[item, head, row, column])
     where = f"batch item {item}" + (f", head {head}" if probe.seen.shape[1] > 1 else "")
