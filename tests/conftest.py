@@ -27,6 +27,8 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         # One of several processes: together they take as many threads as there are cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.workerinput["workercount"]))
+        # And commands that they start say the same whatever the others do: they do not look at busy processors.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_collection_finish():

@@ -114,7 +114,7 @@ def test_a_chosen_word_shows_the_map_s_own_numbers(opened, tmp_path):
         assert [n for _, n in shares(page, "from")] == pytest.approx(falling(looks), abs=0.0051)
         assert [n for _, n in shares(page, "by")] == pytest.approx(falling(looked), abs=0.0051)
         shaded = page.locator(".flow .w.from").evaluate_all("all => all.map(e => +e.dataset.t)")
-        assert shaded == [a for (a, _), n in zip(words, looks, strict=True) if n >= 0.03]
+        assert shaded == [a for (a, _), n in zip(words, looks, strict=True) if n >= 0.05]
         assert word(page, first).get_attribute("aria-pressed") == "true"
     first, end = words[12]
     assert state(page)["row"] == (f"{first}" if end - first == 1 else f"{first}-{end - 1}")

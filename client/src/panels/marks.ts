@@ -5,7 +5,7 @@ import { ALONG, BLOCK, directionsOf, type Direction, type Lines } from "./lines"
 import { short } from "./reading";
 import { pagesOf } from "./virtual";
 
-const LEAST = 0.03, TOLD = 0.05, STRONG = 0.78;
+const LEAST = 0.05, STRONG = 0.78;
 
 function paint(context: Context, lines: Lines, block: Block, here: readonly Direction[]): void {
   const { axis, tokens } = context.store.get(), chosen = new Set(context.wordsOf(axis) === block.words ? tokens : []);
@@ -15,7 +15,7 @@ function paint(context: Context, lines: Lines, block: Block, here: readonly Dire
     for (let token = first; token < end; token++) is ||= chosen.has(token);
     const [from, by] = (["from", "by"] as const).map((direction) =>
       (here.includes(direction) ? lines.ofWord(direction, { first, end }) : 0));
-    const told = from >= TOLD ? from : by >= TOLD && !is ? by : 0;
+    const told = from >= LEAST ? from : by >= LEAST && !is ? by : 0;
     for (const [name, has] of [["chosen", is], ["from", from >= LEAST], ["strong", from >= STRONG],
       ["by", by >= LEAST]] as const) el.classList.toggle(name, has);
     el.setAttribute("aria-pressed", String(is));
