@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _spots
 from ._linears import PackedLinear, activation_of, large
-from ._padded import Padded, PaddedLayer, mixes_tokens
+from ._padded import LayerStack, Padded, PaddedLayer, mixes_tokens
 from ._self_attention import SelfAttention
 from ._spots import Spot
 from ._structure import has_own_forward
@@ -25,13 +25,16 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
     linears = {module: PackedLinear(module, half) for module in model.modules() if large(module)}
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
-    layers = {layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in _layers(part)}
+    stacks: dict[nn.Module, LayerStack] = {}
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList):
+            stacks |= dict.fromkeys(_layers(part, linears), LayerStack(padded))
     found: list[Spot] = []
     for name, module in model.named_modules():
         if has_own_forward(module):  # whatever it does, its module's structure does not say
             continue
-        if module in layers and any(part in linears for part in module.modules()) and not mixes_tokens(module):
-            found.append(PaddedLayer(name, module, padded))
+        if module in stacks:
+            found.append(PaddedLayer(name, module, stacks[module]))
         if module in inside:
             continue
         if isinstance(module, nn.MultiheadAttention):
@@ -59,10 +62,16 @@ def _join(model: nn.Module, found: list[Spot], linears: dict[nn.Module, PackedLi
             spot.beside = functools.partial(together, place)
 
 
-def _layers(parts: nn.ModuleList) -> list[nn.Module]:
-    """Layers that one after another have the same kind."""
+def _layers(parts: nn.ModuleList, linears: dict[nn.Module, PackedLinear]) -> list[nn.Module]:
+    """Layers that one after another have the same kind, and of which none mixes tokens beside its attention."""
     layers = list(parts)
-    return layers if len({type(layer) for layer in layers}) == 1 else []
+    alike = len({type(layer) for layer in layers}) == 1
+    return layers if alike and all(_may_be_packed(layer, linears) for layer in layers) else []
+
+
+def _may_be_packed(layer: nn.Module, linears: dict[nn.Module, PackedLinear]) -> bool:
+    own = mixes_tokens(layer) or has_own_forward(layer)
+    return not own and any(part in linears for part in layer.modules())
 
 
 def _knows(module: nn.MultiheadAttention) -> bool:

@@ -11,7 +11,9 @@ Shape legend: B batch, L length, T real tokens, E width.
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +22,17 @@ from torch import Tensor, nn
 
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
-from .._derived import WHOLE, Snapshot
-from ..batching.packing import has_holes, real_row
+from .._derived import Snapshot, state
 from ._proof import next_proof, same
-from ._spots import GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
+from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
 from ._structure import Structure
-from ._thread import THREAD, AttentionOfTokens, NotOfTokens
+from ._thread import THREAD, NotOfTokens
+from ._tokens import MOST, Tokens, tokens_of_mask, tokens_of_padding
 
-_MOST = 0.9  # share of real tokens above which nothing is gained
-_NO_PADDING = f"no padded batch came ({1 - _MOST:.0%} padding or more, and no other mask)"
+_NO_PADDING = f"no padded batch came ({1 - MOST:.0%} padding or more, and no other mask)"
+_OTHER_PADDING = "was called with other padding than the layer before it"
+_UNKNOWN = "was called with an argument that is not of its tokens (a cache, a bias between tokens)"
+_STEPS = 256  # layers that are computed again at most, where one asks for their padding
 _HIDDEN = ("hidden_states", "src")
 _MASKS = ("attention_mask", "src_key_padding_mask")
 
@@ -52,63 +56,131 @@ _MIXING = (
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """The real tokens of one batch.
+class Packed:
+    """What a layer gave for a row of tokens, and how to compute the same with its padding.
 
     Attributes:
-        real: bool (B, L).
-        places: int64 (T,), b * L + l of each.
-        items: how many of the batch have one or more.
-        attention: what the calls of attention of a packed row mean.
+        given: the output (B, L, E), 0 where no real token stands. rows, state: it as (B L, E), and its contents.
+        row: (1, T, E). tokens: which those are.
+        first: the input (B, L, E) of the first layer that was computed in a row, and `steps` all layers since then.
     """
 
-    real: Tensor
-    places: Tensor
-    items: int
-    attention: AttentionOfTokens
+    given: weakref.ref[Tensor]
+    rows: Tensor
+    state: Snapshot
+    row: Tensor
+    tokens: Tokens
+    first: Tensor
+    steps: tuple[Callable[[Tensor], Tensor], ...]
 
-    def take(self, x: Tensor) -> Tensor:
-        """(B, L, ...) or (1, L, ...) to (1, T, ...)."""
-        whole = x.expand(self.real.shape[0], *x.shape[1:])
-        return whole.flatten(0, 1)[self.places][None] if x.shape[0] > 1 else x[:, self.places % self.real.shape[1]]
-
-    def put(self, x: Tensor) -> Tensor:
-        """(1, T, ...) to (B, L, ...), 0 where no real token stands."""
-        batch, length = self.real.shape
-        whole = x.new_zeros(batch * length, *x.shape[2:])
-        return whole.index_copy_(0, self.places, x[0]).view(batch, length, *x.shape[2:])
+    def whole(self) -> Tensor:
+        """(B, L, E), padding as the layers compute it."""
+        hidden = self.first
+        with THREAD.uncounted():
+            for step in self.steps:
+                hidden = step(hidden)
+        return hidden
 
 
 class Padded:
     """What the layers of a model share: the tokens of the batch at hand, and what the last layer gave."""
 
     def __init__(self) -> None:
-        self._mask: tuple[Snapshot, Tokens | None] | None = None
-        self._last: tuple[Any, Snapshot, Tensor] | None = None  # an output (B, L, E), and the tokens it was made of
+        self._mask: tuple[Tensor, Any, Tokens | None] | None = None
+        self._last: Packed | None = None
 
     def tokens(self, mask: Tensor, name: str, batch: int, length: int) -> Tokens | None:
         """Of the batch with this mask; None where it is computed as it is."""
-        known = self._mask
-        if known is None or not known[0].holds(mask, WHOLE if mask.is_inference() else batch * length):
-            snapshot = Snapshot(mask)
-            tokens = _tokens(mask, batch, length) if name == _MASKS[0] else _of_padding(mask)
-            self._mask = known = snapshot, tokens
-        return known[1]
+        known, now = self._mask, (name, batch, length, mask.dtype, mask.shape, mask.stride(), state(mask))
+        if known is None or known[0].data_ptr() != mask.data_ptr() or known[1] != now:
+            tokens = tokens_of_mask(mask, batch, length) if name == _MASKS[0] else tokens_of_padding(mask)
+            self._mask = known = mask.detach(), now, tokens
+        return known[2]
+
+    def packed(self, hidden: Any) -> Packed | None:
+        """What the layer before computed, where `hidden` is what it gave, unchanged."""
+        last = self._last
+        if last is None or not isinstance(hidden, Tensor) or last.given() is not hidden:
+            return None
+        same_memory = hidden.data_ptr() == last.rows.data_ptr()
+        return last if same_memory and last.state.holds(last.rows, 0) else None
 
     def taken(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         """(1, T, E): what the layer before gave is there already."""
-        last, self._last = self._last, None
-        ready = last is not None and last[0]() is hidden and last[1].holds(hidden.flatten(0, 1), 0)
-        return last[2] if last is not None and ready else tokens.take(hidden)
+        last = None if hidden.is_inference() else self.packed(hidden)  # in-place changes of such are not counted
+        return last.row if last is not None and last.tokens is tokens else tokens.take(hidden)
 
-    def put(self, out: Tensor, tokens: Tokens) -> Tensor:
-        whole = tokens.put(out)
-        if not whole.is_inference():  # in-place changes of such are not counted
-            self._last = weakref.ref(whole), Snapshot(whole.flatten(0, 1), brief=True), out
+    def put(self, out: Tensor, given: PackedArguments, step: Callable[[Tensor], Tensor]) -> Tensor:
+        last, whole = self.packed(given.hidden), given.tokens.put(out)
+        before = (given.hidden, ()) if last is None or len(last.steps) >= _STEPS else (last.first, last.steps)
+        rows = whole.flatten(0, 1)
+        state = Snapshot(rows, brief=True)
+        self._last = Packed(weakref.ref(whole), rows, state, out, given.tokens, before[0], (*before[1], step))
         return whole
 
     def forget(self) -> None:
         self._last = self._mask = None
+
+
+class LayerStack:
+    """Layers one after another. One that is computed in a row gives 0 for padding, so the next needs the same mask.
+
+    Attributes:
+        layers: those that may be computed in a row.
+        whole: those that read padding when they were called last. Meanwhile none is computed in a row.
+    """
+
+    def __init__(self, padded: Padded):
+        self.padded = padded
+        self.layers: list[PaddedLayer] = []
+        self.whole: set[PaddedLayer] = set()
+        self._before = self._now = _Call(-1)
+
+    def enter(self, place: int) -> None:
+        """The layer at this place is called."""
+        self._before, self._now = self._now if self._now.place < place else _Call(-1), _Call(place)
+
+    def follows(self, hidden: Tensor, tokens: Tokens | None) -> bool:
+        """Whether the layer called is given the padding of the one before it."""
+        self._now.tokens = tokens
+        last = self.padded.packed(hidden)
+        alike = last is None or _alike(last.tokens, tokens)
+        return alike and (self._before.place < 0 or _alike(self._before.tokens, tokens))
+
+    def put(self, out: Tensor, given: PackedArguments, plain: Callable[..., Any]) -> Tensor:
+        self._now.packed = True
+        return self.padded.put(out, given, given.step(plain))
+
+    def whole_of(self, hidden: Any) -> Any:
+        """Hidden states (B, L, E) with the padding that the layers before give."""
+        last = self.padded.packed(hidden)
+        if last is not None:
+            return last.whole()
+        if self._before.packed:
+            self.refuse("stands beside a layer that reads padding")
+            warnings.warn(
+                "saccade.accelerate(): a layer reads padding that the layers before it left out. It is computed "
+                "from now on; the output of this call may be wrong",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return hidden
+
+    def refuse(self, reason: str) -> None:
+        for layer in self.layers:
+            if layer.state in (NOT_CALLED, PROVED):
+                layer.state = reason
+
+
+def _alike(a: Tokens | None, b: Tokens | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a.real, b.real))
+
+
+@dataclass
+class _Call:
+    place: int
+    tokens: Tokens | None = None
+    packed: bool = False
 
 
 class PaddedLayer(Spot):
@@ -116,9 +188,10 @@ class PaddedLayer(Spot):
 
     kind = "layer without padding"
 
-    def __init__(self, name: str, module: nn.Module, padded: Padded):
+    def __init__(self, name: str, module: nn.Module, stack: LayerStack):
         super().__init__(name, module)
-        self.padded = padded
+        self.padded, self.stack, self.place = stack.padded, stack, len(stack.layers)
+        stack.layers.append(self)
         self.names = tuple(inspect.signature(self.plain).parameters)
         self._proved_for = 0  # tokens
 
@@ -126,34 +199,57 @@ class PaddedLayer(Spot):
         return list(self.module.modules())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not THREAD.held.on:  # attention is answered on that thread alone
+            self._refuse("was called on another thread")
+            return self.plain(*args, **kwargs)
+        self.stack.enter(self.place)
         if self.state not in (NOT_CALLED, PROVED):
-            return self.plain(*args, **kwargs)
+            return self._whole(args, kwargs)
         given = self._given(args, kwargs)
-        if isinstance(given, str):
-            self._refuse(given)
-            return self.plain(*args, **kwargs)
+        if not isinstance(given, str):
+            return self._in_a_row(given, args, kwargs)
+        self._refuse(given)
+        reads_padding = self.state != PROVED or given in (_OTHER_PADDING, _UNKNOWN, ARGUMENTS)
+        return self._whole(args, kwargs) if reads_padding else self.plain(*args, **kwargs)
+
+    def _in_a_row(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.structure.intact():  # an adapter, perhaps, which may do to each token the same
             self.state, self.structure, self._watched = NOT_CALLED, Structure(self.parts(), is_spot), self.parts()[1:]
         tokens = given.tokens
-        if self.state == PROVED and len(tokens.places) > 2 * self._proved_for:
-            self.state = NOT_CALLED  # what reaches far does not reach another item before items are long
+        # What reaches far does not reach another item before items are long.
+        if len(tokens.places) > 2 * self._proved_for or not self.structure.keeps_values():
+            self.state = NOT_CALLED
         if self.state == NOT_CALLED:
-            return self._prove(given, args, kwargs)
-        out = self._of_tokens(given)
+            return self._prove(given, *self._with_padding(args, kwargs))
+        self.stack.whole.discard(self)
+        out = None if self.stack.whole else self._of_tokens(given)
         if out is None:
-            return self.plain(*args, **kwargs)
-        whole = self.padded.put(out[0], tokens)
-        if self._due():
-            first = self._first(self._again(args, kwargs))
-            if self._prove_again(out[0], tokens.take(first)) is not out[0]:
-                whole = first
+            return self.plain(*args, **kwargs) if self.state == PROVED else self._whole(args, kwargs)
+        whole = self.stack.put(out[0], given, self.plain)
+        if self._due() and not same(out[0], tokens.take(self._first(self._again(args, kwargs))), self.longest):
+            whole = self._first(self._again(*self._with_padding(args, kwargs)))
+            self._prove_again(out[0], tokens.take(whole))
         return (whole, *out[1]) if out[2] else whole
+
+    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own result, which may depend on padding."""
+        self.stack.whole.add(self)
+        args, kwargs = self._with_padding(args, kwargs)
+        return self.plain(*args, **kwargs)
+
+    def _with_padding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = dict(zip(self.names, args, strict=False)) | kwargs
+        hidden: Any = next((named[name] for name in _HIDDEN if name in named), None)
+        whole = self.stack.whole_of(hidden)
+        given = tuple(whole if x is hidden else x for x in args)
+        return given, {name: whole if x is hidden else x for name, x in kwargs.items()}
 
     def _prove(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's own result. Items can only be seen to read each other where there are two."""
         expected = self.plain(*args, **kwargs)
-        if given.tokens.items < 2:
-            self._refuse("is proved by a padded batch of two texts or more")
+        self.stack.whole.add(self)
+        if given.tokens.items < 2 or len(given.tokens.places) == given.tokens.real.shape[1]:
+            self._refuse("is proved by a padded batch of two texts or more, with more or fewer tokens than its length")
             return expected
         out = self._of_tokens(given)
         if out is not None and self._agrees(out[0], expected, given.tokens):
@@ -162,6 +258,10 @@ class PaddedLayer(Spot):
             if packed is not None and self._agrees(packed[0], plain, given.tokens):
                 self.state, self._calls_left = PROVED, next_proof()
                 self._proved_for = len(given.tokens.places)
+                self.structure.remember_values()
+                self.stack.whole.discard(self)
+        if self.state not in (NOT_CALLED, PROVED):
+            self.stack.refuse("stands beside a layer that reads padding")
         return expected
 
     def _agrees(self, out: Tensor, expected: Any, tokens: Tokens) -> bool:
@@ -201,27 +301,28 @@ class PaddedLayer(Spot):
             return GRADIENTS
         if interrupted():
             return INTERRUPTED
-        # Attention is answered on the thread that is accelerated; who looks on expects tokens where the model has them.
-        if not THREAD.held.on or _tap.THREAD.observers:
-            return "was called on another thread, or while its attention is observed"
+        # Who looks on expects tokens where the model has them.
+        if _tap.THREAD.observers:
+            return "was called while its attention is observed"
         named = dict(zip(self.names, args, strict=False)) | kwargs
         hidden: Any = next((named[name] for name in _HIDDEN if name in named), None)
         mask: Any = next(((name, named[name]) for name in _MASKS if isinstance(named.get(name), Tensor)), None)
-        if mask is None or not is_plain(mask[1]):  # a mask that is a value, as "saccade" takes it, has no memory
-            return _NO_PADDING
         if not is_plain(hidden) or hidden.dim() != 3:
-            return "was called with other arguments than are known"
+            return ARGUMENTS
+        batch, length, _ = hidden.shape
+        known = mask is not None and is_plain(mask[1])  # a mask that is a value, as "saccade" takes it, has no memory
+        tokens = self.padded.tokens(mask[1], mask[0], batch, length) if known else None
+        if not self.stack.follows(hidden, tokens):
+            return _OTHER_PADDING
+        if tokens is None:
+            return _NO_PADDING
         watched = self.watched()
         if watched is not None:
             return watched
-        batch, length, _ = hidden.shape
-        tokens = self.padded.tokens(mask[1], mask[0], batch, length)
-        if tokens is None:
-            return _NO_PADDING
         try:
             return PackedArguments(args, kwargs, hidden, mask[1], tokens, self.padded.taken(hidden, tokens))
         except _Unknown:
-            return "was called with an argument that is not of its tokens (a cache, a bias between tokens)"
+            return _UNKNOWN
 
 
 class PackedArguments:
@@ -236,6 +337,21 @@ class PackedArguments:
         self.args, self.kwargs, self.hidden, self.mask, self.tokens, self.row = args, kwargs, hidden, mask, tokens, row
         self.packed_args = [self._packed(x) for x in args]
         self.packed_kwargs = {name: self._packed(x) for name, x in kwargs.items()}
+
+    def step(self, plain: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+        """(B, L, E) to what the layer gives, without holding the hidden states that came."""
+        hole = object()
+        args = [hole if x is self.hidden else x for x in self.args]
+        kwargs = {name: hole if x is self.hidden else x for name, x in self.kwargs.items()}
+
+        def first(hidden: Tensor) -> Tensor:
+            out = plain(
+                *(hidden if x is hole else x for x in args),
+                **{name: hidden if x is hole else x for name, x in kwargs.items()},
+            )
+            return out[0] if isinstance(out, tuple) else out
+
+        return first
 
     def with_hidden(self, hidden: Tensor) -> PackedArguments:
         """The same call with another (B, L, E)."""
@@ -275,40 +391,3 @@ def _drawn_like(hidden: Tensor) -> Tensor:
 
 class _Unknown(Exception):
     """An argument that says nothing about tokens: a cache, a bias between tokens."""
-
-
-def _tokens(mask: Tensor, batch: int, length: int) -> Tokens | None:
-    """Of a mask (B, 1, L or 1, L): True or 0 = attend. None where it says more than padding and causality."""
-    if tuple(mask.shape) not in ((batch, 1, 1, length), (batch, 1, length, length)):
-        return None
-    if mask.dtype == torch.bool:
-        seen = mask[:, 0]
-    elif not mask.is_floating_point():
-        return None  # numbers whose meaning the model alone knows
-    else:
-        seen = mask[:, 0] == 0
-        if not bool((seen | (mask[:, 0] <= torch.finfo(mask.dtype).min / 2)).all()):
-            return None
-    real = seen.any(1)
-    if seen.shape[1] == 1:
-        return _packed(real, causal=False)
-    whole, rows = real[:, None, :], ~real[:, :, None]
-    if bool(((seen == whole) | rows).all()):
-        return _packed(real, causal=False)
-    causal = torch.ones(length, length, dtype=torch.bool).tril_()
-    return _packed(real, causal=True) if bool(((seen == (whole & causal)) | rows).all()) else None
-
-
-def _of_padding(ignored: Tensor) -> Tokens | None:
-    """Of src_key_padding_mask (B, L): True or -inf = padding."""
-    hidden = ignored if ignored.dtype == torch.bool else ignored == -torch.inf
-    only = ignored.dtype == torch.bool or bool((hidden | (ignored == 0)).all())
-    return _packed(~hidden, causal=False) if only and ignored.dim() == 2 else None
-
-
-def _packed(real: Tensor, causal: bool) -> Tokens | None:
-    # A hole between real tokens would close, and distances across it shrink.
-    if not 0 < int(real.sum()) <= _MOST * real.numel() or has_holes(real):
-        return None
-    places, documents = real_row(real)
-    return Tokens(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))
