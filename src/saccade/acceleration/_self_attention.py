@@ -27,6 +27,8 @@ class SelfAttention(Spot):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.state not in (NOT_CALLED, PROVED):
             return self.plain(*args, **kwargs)
+        if self.state == PROVED and not self.structure.keeps_values():
+            self.state = NOT_CALLED
         try:
             out = self._computed(*args, **kwargs)
         except Exception as error:
@@ -38,11 +40,10 @@ class SelfAttention(Spot):
             return out, None
         if out is not None and self.state == PROVED:
             return self._prove_again(out, self._again(args, kwargs)), None
-        expected = self.plain(*args, **kwargs)
         if out is None:
-            return expected
-        self._refuse(None)
-        if self._accept(out, expected):
+            return self.plain(*args, **kwargs)
+        expected = self._observed(args, kwargs)
+        if self.state == NOT_CALLED and self._accept(out, expected):
             self._settle()
         return expected
 

@@ -32,6 +32,7 @@ REPLACED = "a part of it was replaced inside the block"
 GRADIENTS = "was called with gradients on; inference needs torch.no_grad()"
 DROPOUT = "dropout is active; inference needs eval()"
 ARGUMENTS = "was called with other arguments than are known"
+CHANGES = "changes attributes of its own when it is called"
 _SILENT = "gives zeros or constants, which prove nothing"
 INTERRUPTED = "was called under a compiler, a transform, a mode or autocast"
 
@@ -114,7 +115,17 @@ class Spot(ABC):
 
     def _settle(self) -> None:
         self.state, self._calls_left = PROVED, next_proof()
+
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's own result; what it holds is remembered, unless it may change or the call has changed it."""
         self.structure.remember_values()
+        expected = self.plain(*args, **kwargs)
+        self._refuse(None)  # of an earlier call
+        if self.structure.unknown is not None:
+            self.state = self.structure.unknown
+        elif not self.structure.keeps_values():
+            self.state = CHANGES
+        return expected
 
     def _due(self) -> bool:
         """Whether this call is computed both ways: not while somebody observes or edits what it computes."""
@@ -244,8 +255,9 @@ class Fused(Spot):
 
     def _prove(self, args: tuple[Any, ...]) -> Any:
         """The module's own result, of a call in which both are computed. What cannot compute it has lost."""
-        expected = self.plain(*args)
-        self._refuse(None)  # of an earlier call
+        expected = self._observed(args, {})
+        if self.state != NOT_CALLED:
+            return expected
         try:
             out = self.compute(*args)
             if out is None or any(x.dim() < 2 for x in args):
