@@ -47,6 +47,31 @@ FAULTS = (
         promise=Promise(causal=True, positions=True),
     ),
     Fault(
+        "angles of other pairs",
+        ("order",),
+        LLAMA,
+        "even, odd = x[..., 0::2], x[..., 1::2]",
+        "cos, sin, (even, odd) = cos.repeat(1, 1, 1, 2), sin.repeat(1, 1, 1, 2), (x, torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2))",
+        "features turn in neighbouring pairs, by angles that lie in halves",
+        promise=Promise(causal=True, positions=True),
+        more=(
+            (
+                "    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)\n    return turned.flatten(-2)",
+                "    return even * cos + odd * sin",
+            ),
+        ),
+    ),
+    Fault(
+        "keys turned the other way",
+        ("order",),
+        LLAMA,
+        "xk = apply_rotary_emb(xk, cos[start_pos:], sin[start_pos:])",
+        "xk = apply_rotary_emb(xk, cos[start_pos:], -sin[start_pos:])",
+        "products of queries and keys depend on the sum of their positions",
+        promise=Promise(causal=True, positions=True),
+        line="even * cos - odd * sin",
+    ),
+    Fault(
         "cached positions start over",
         ("order", "cache"),
         LLAMA,

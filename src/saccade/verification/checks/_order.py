@@ -36,6 +36,7 @@ _LONG = 33
 _TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
 _ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
 _BEFORE_LAST = (4, 0, 2, 5, 1, 3, 6)
+_SAME = 1e-3  # relative; tables in float32 are right to 1e-6
 _BAG_OF_WORDS = 'The model sees a bag of words: "dog bites man" and "man bites dog" give the same result.'
 
 
@@ -45,7 +46,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     once, again = (steady(plain, inputs, seed=seed).out for seed in (0, 1))
     if once.isfinite().all() and not torch.equal(once, again):
         raise Unmeasured("its outputs are random, so those of another order cannot be compared")
-    turned = list(_wrong_rotations(plain))
+    turned = [*_wrong_rotations(plain), *_wrong_products(plain)]
     yield from turned
     if turned:
         return
@@ -80,6 +81,62 @@ def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
         {"rotations": len(found)},
         found[0].location,
     )
+
+
+def _wrong_products(subject: Subject) -> Iterator[Finding]:
+    """Rotations after which the product of a query and a key is no function of their distance (Su et al. 2021,
+    RoFormer, equation 11): cosines and sines that belong to other pairs of features, or keys that turn the other way.
+
+    All inputs are the same one. Where the values are then the same too, positions are in the rotations alone, and the
+    products must be the same along each diagonal; of queries of unit length, where each has a temperature of its own.
+    """
+    if subject.form == "cross":
+        return
+    inputs = subject.one_sequence(subject.inputs(2, _LENGTH)).permuted([0] * _LENGTH)
+    looked = traced(subject, inputs)
+    rotating = list(_rotating(looked.factors))
+    if looked.tokens is None or not rotating or not all(_is_even(one, looked.tokens) for one in rotating):
+        return  # none; or of places in an image: no function of one distance
+    for seen in looked.attentions:
+        if seen.value is None or seen.query.shape[-2] != seen.key.shape[-2] or _spread(seen.value.mT) > _SAME:
+            continue
+        query, key = seen.query.detach().double(), seen.key.detach().double()
+        off = min(_off_diagonals(one @ key.mT) for one in (query, query / query.norm(dim=-1, keepdim=True)))
+        if off > _SAME:
+            yield _error(
+                f"The product of a rotated query and a rotated key depends on their places, not on their distance "
+                f"alone: with the same input everywhere it differs by {off:.0%} between pairs of one distance.",
+                "What is learned at one place of a text does not apply at another.",
+                "q, k = (x * cos + rotate_half(x) * sin for x in (q, k))  # cos, sin = (angles.cat(angles)).cos(), "
+                ".sin(): halves with halves, neighbours with neighbours, one direction for both",
+                {"off": off},
+                rotating[0].location,
+            )
+            return
+
+
+def _off_diagonals(products: Tensor) -> float:
+    """By how much (B, H, L, L) differs along its diagonals, of the largest entry."""
+    length = products.shape[-1]
+    return max(_spread(products.diagonal(n, -2, -1), products) for n in range(1 - length, length))
+
+
+def _spread(numbers: Tensor, beside: Tensor | None = None) -> float:
+    """How far the last axis is from one number, of the largest number."""
+    apart = (numbers.amax(-1) - numbers.amin(-1)).max()
+    return float(apart / (numbers if beside is None else beside).abs().max().clamp_min(1e-30))
+
+
+def _is_even(factor: ElementwiseFactor, tokens: TokenOwners) -> bool:
+    """Whether the angles grow by the same from each position to the next: n(p + 1) + n(p - 1) = 2 cos(step) n(p)."""
+    positions = _positions(factor, tokens)
+    along = [] if positions is None else [axis for axis in range(positions.dim() - 1) if varying(positions, axis)]
+    if len(along) != 1 or factor.numbers.shape[along[0]] != _LENGTH:
+        return False
+    numbers = factor.numbers.detach().movedim(along[0], -1).to(torch.complex128)
+    here, around = numbers[..., 1:-1], numbers[..., 2:] + numbers[..., :-2]
+    steps = (here.conj() * around).sum(-1, keepdim=True) / here.abs().square().sum(-1, keepdim=True).clamp_min(1e-30)
+    return float((around - steps * here).abs().max()) < _SAME
 
 
 def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last: bool = False) -> float:
