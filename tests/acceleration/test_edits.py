@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import saccade
 from saccade._products import dtypes
-from saccade.acceleration._spots import is_spot
+from saccade.acceleration._spots import Spot, is_spot
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 WIDTH, HIDDEN, HEADS = 192, 424, 6
@@ -272,9 +272,13 @@ def agree(out, exact):
     assert float((out - exact).abs().max()) <= allowed
 
 
+def spots_in(model):
+    return [value for part in model.modules() for value in vars(part).values() if isinstance(value, Spot)]
+
+
 def check(model, x):
     plain = copy.deepcopy(model)
-    assert not any(is_spot(method) for part in plain.modules() for method in vars(part).values())
+    assert not spots_in(plain)
     exact = plain.double()(x.double())
     agree(model(x), exact)
     agree(model(x), exact)
@@ -290,7 +294,7 @@ def edited(names, draws):
             check(model, x)
     with torch.no_grad():
         check(model, x)
-        assert not any(is_spot(method) for part in model.modules() for method in vars(part).values())
+        assert not spots_in(model)
 
 
 FAST = (

@@ -13,7 +13,6 @@ from ._finding import spots
 from ._padded import PaddedLayer
 from ._self_attention import SelfAttention
 from ._spots import PROVED, Linear, Spot, is_spot
-from ._structure import OURS
 
 
 class AcceleratedModel:
@@ -37,7 +36,7 @@ class AcceleratedModel:
 
     def install(self) -> None:
         """RuntimeError where the model is accelerated already."""
-        if any(is_spot(vars(module).get(name)) for module in self.model.modules() for name in OURS):
+        if any(map(is_spot, (held for module in self.model.modules() for held in vars(module).values()))):
             raise RuntimeError("model: it is accelerated already")
         self.spots = spots(self.model, self.half)
         if not self.keep:  # its projection is a parameter without a layer, which stays as it is

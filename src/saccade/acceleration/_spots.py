@@ -9,11 +9,9 @@ Shape legend: ... any axes, E and F widths.
 
 from __future__ import annotations
 
-import copy
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -23,8 +21,9 @@ from torch.nn.modules import module as _of_all
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
 from ._linears import PackedLinear, is_linear
+from ._methods import ReplacedMethod
 from ._proof import next_proof, same, samples, tells
-from ._structure import OURS, Structure
+from ._structure import Structure
 from ._thread import THREAD
 
 NOT_CALLED, PROVED, OTHER = "no call for it yet", "taken", "gives something else than its structure says"
@@ -37,7 +36,7 @@ _SILENT = "gives zeros or constants, which prove nothing"
 INTERRUPTED = "was called under a compiler, a transform, a mode or autocast"
 
 
-class Spot(ABC):
+class Spot(ReplacedMethod):
     """A module whose call is answered another way.
 
     Attributes:
@@ -48,58 +47,28 @@ class Spot(ABC):
     """
 
     kind: ClassVar[str]
-    method = "forward"
 
     def __init__(self, name: str, module: nn.Module):
-        self.name, self.module = name, module
+        super().__init__(module)
+        self.name = name
         self.state = NOT_CALLED
         self.refused: str | None = None
-        self.own: Callable[..., Any] | None = vars(module).get(self.method)  # the user's, in place of the class's
         self.structure = Structure(self.parts(), is_spot)
         self._watched = [part for part in module.modules() if part is not module]
         weights: Iterator[Any] = (part.weight for part in module.modules() if is_linear(part))
         self.longest = max((max(weight.shape) for weight in weights), default=1)
         self._calls_left = 0  # until it is proved again
 
-    @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In the module's place."""
-
     def parts(self) -> list[nn.Module]:
         """The modules that the result depends on by more than their parameters."""
         return list(self.module.modules())[1:]
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        """The module's own method, as it is now."""
-        if self.own is not None:
-            return self.own
-        method: Callable[..., Any] = MethodType(getattr(type(self.module), self.method), self.module)
-        return method
-
-    def install(self) -> None:
-        """Take the module's place, in a way that its copies and pickles do not have."""
-        vars(self.module)[self.method] = self
-        vars(self.module).setdefault("__reduce_ex__", _PlainPickle(self.module))
-        vars(self.module).setdefault("__deepcopy__", _PlainCopy(self.module))
-
-    def uninstall(self) -> None:
-        """Put the module's own method back, unless somebody has set another one since then."""
-        attributes = vars(self.module)
-        if attributes.get(self.method) is self:
-            del attributes[self.method]
-            if self.own is not None:
-                attributes[self.method] = self.own
-        for name in OURS:
-            if isinstance(attributes.get(name), _PlainPickle):
-                del attributes[name]
 
     def status(self) -> str:
         """The state, and where no call could be taken the reason."""
         return self.refused or self.state if self.state == NOT_CALLED else self.state
 
     def _refuse(self, reason: str | None) -> None:
-        if not torch.compiler.is_compiling():  # a graph would carry the assignment
+        if self.active and not torch.compiler.is_compiling():  # a graph would carry the assignment
             self.refused = reason
 
     def _accept(self, out: Any, expected: Any) -> bool:
@@ -162,6 +131,8 @@ class Spot(ABC):
 
     def watched(self) -> str | None:
         """Who looks into the module, or what in it is drawn at random; None where nothing is."""
+        if not self.active:
+            return "the block is over"
         if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
             return "forward hooks for all modules are set"
         for part in self._watched:
@@ -173,56 +144,8 @@ class Spot(ABC):
 
 
 def is_spot(forward: Any) -> bool:
-    """Whether a method is Saccade's way to compute a module."""
-    return isinstance(forward, Spot)
-
-
-class _PlainPickle:
-    """`__reduce_ex__` of a module with a spot: its pickles are of the plain module."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-
-    def __call__(self, protocol: Any) -> Any:
-        self._refuse_dropped()
-        reduced = list(type(self.module).__reduce_ex__(self.module, protocol))
-        if len(reduced) > 2 and isinstance(reduced[2], dict):
-            reduced[2] = _without_ours(reduced[2])
-        return tuple(reduced)
-
-    def _refuse_dropped(self) -> None:
-        spot = vars(self.module).get("forward")
-        if isinstance(spot, Linear) and spot.linear.held is not None:
-            raise RuntimeError(
-                f"{spot.name or 'model'}: its weight was dropped (keep_weights=False); leave the block to copy it"
-            )
-
-
-class _PlainCopy(_PlainPickle):
-    """`__deepcopy__` of a module with a spot, by the way of its class: a parametrized module copies its attributes."""
-
-    def __call__(self, memo: Any) -> Any:
-        self._refuse_dropped()
-        attributes = vars(self.module)
-        before = dict(attributes)
-        plain = _without_ours(before)
-        attributes.clear()
-        attributes.update(plain)
-        try:
-            return copy.deepcopy(self.module, memo)
-        finally:
-            attributes.clear()
-            attributes.update(before)
-
-
-def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module as they are without acceleration."""
-    plain = {}
-    for name, value in attributes.items():
-        value = value.own if isinstance(value, Spot) else value
-        if not isinstance(value, _PlainPickle) and not (name in OURS and value is None):
-            plain[name] = value
-    return plain
+    """Whether a method is Saccade's way to compute a module, inside the block."""
+    return isinstance(forward, Spot) and forward.active
 
 
 class Fused(Spot):
@@ -286,8 +209,14 @@ class Linear(Spot):
         self.linear, self._forward = linear, type(module).forward
         self.beside: Callable[[Tensor], Tensor | None] | None = None  # its part of a product with others (`_together`)
 
+    def uncopied(self) -> str | None:
+        dropped = f"{self.name or 'model'}: its weight was dropped (keep_weights=False); leave the block to copy it"
+        return None if self.linear.held is None else dropped
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Known by its class, so nothing is to be proved; with gradients its products are ours, too."""
+        if not self.active:
+            return self.plain(*args, **kwargs)
         linear, weight = self.linear, self.linear.weight
         known = len(args) == 1 and not kwargs and is_plain(args[0]) and args[0].dtype == weight.dtype
         known = known and type(self.module).forward is self._forward
