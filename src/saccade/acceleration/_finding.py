@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from . import _spots
 from ._linears import PackedLinear, activation_of, large
-from ._padded import LayerStack, Padded, PaddedLayer, mixes_tokens
+from ._norms import RootMeanSquare
+from ._padded import LayerStack, Padded, PaddedLayer
 from ._self_attention import SelfAttention
 from ._spots import Spot
 from ._structure import has_own_forward
 from ._together import Together, may
+from ._tokens import mixes_tokens
 
 _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
@@ -96,7 +98,7 @@ def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) ->
     if isinstance(module, nn.Sequential | nn.ModuleList) or module._parameters or module._buffers:
         return None  # a scale of its own may be 1 now and something else later
     parts = [linears[child] for child in children if child in linears]
-    norms = [child for child in children if isinstance(child, nn.LayerNorm)]
+    norms = [child for child in children if getattr(type(child), "forward", None) is nn.LayerNorm.forward]
     functions = _functions(module, [child for child in children if child not in linears and child not in norms])
     others = len(children) - len(parts) - len(norms)
     if functions is None or others > len(functions) or not parts:
@@ -146,7 +148,7 @@ def _norm(name: str, module: nn.Module) -> Spot | None:
     if type(module).__module__.startswith("torch.") or eps is None or len(weights) != 1 or module._buffers:
         return None
     own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1
-    return _spots.RootMeanSquare(name, module, eps) if own else None
+    return RootMeanSquare(name, module, eps) if own else None
 
 
 def _arguments(module: nn.Module) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .._backends.native._run import is_plain
 from .._derived import Derived
 from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, fits, multiply, packed
+from ._effects import Effects, reaches_outside, same_random_numbers, shadow
 from ._structure import has_own_forward
 
 
@@ -125,8 +126,8 @@ _KNOWN = {F.gelu: "gelu", F.relu: "relu", torch.relu: "relu", F.silu: "silu"}
 def activation_of(function: Any) -> str | None:
     """The name in `FUNCTIONS` of what computes the same; None where there is none.
 
-    PyTorch's own are known by their class. Others are compared at numbers of all magnitudes and both signs: relative to
-    the number, since what clips at 10 or cuts off at 1e-3 is something else.
+    PyTorch's own are known by their class. Copies of others are compared at numbers of all magnitudes and both signs:
+    relative to the number, since what clips at 10 or cuts off at 1e-3 is something else.
     """
     if isinstance(function, nn.Module) and has_own_forward(function):
         return None
@@ -142,8 +143,14 @@ def _compared(function: Any) -> str | None:
     sizes = torch.cat([torch.logspace(-30, 30, 1201), torch.linspace(0.01, 12, 1201)])
     x = torch.cat([sizes, -sizes, torch.zeros(1)])
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # what drops at random shall draw what it would have
-            y = function(x)
+        if reaches_outside(function):
+            return None
+        function = shadow(function)
+        with torch.no_grad(), same_random_numbers():
+            effects = Effects(function)
+            y = function(x.clone())
+            if effects.seen():
+                return None
     except Exception:  # whatever it is, it is no activation
         return None
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:

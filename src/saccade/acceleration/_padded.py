@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
 from .._derived import Snapshot, state
+from ._effects import CHANGES, Effects, same_random_numbers
 from ._proof import next_proof, same
 from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
 from ._structure import Structure
@@ -35,24 +36,6 @@ _UNKNOWN = "was called with an argument that is not of its tokens (a cache, a bi
 _STEPS = 256  # layers that are computed again at most, where one asks for their padding
 _HIDDEN = ("hidden_states", "src")
 _MASKS = ("attention_mask", "src_key_padding_mask")
-
-
-_MIXING = (
-    *(
-        nn.modules.conv._ConvNd,
-        nn.RNNBase,
-        nn.modules.batchnorm._NormBase,
-        nn.GroupNorm,
-        nn.Fold,
-        nn.Unfold,
-        nn.Upsample,
-    ),
-    *(
-        kind
-        for name, kind in vars(nn.modules.pooling).items()
-        if name.endswith(tuple("123d")) and isinstance(kind, type)
-    ),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +59,7 @@ class Packed:
     def whole(self) -> Tensor:
         """(B, L, E), padding as the layers compute it."""
         hidden = self.first
-        with THREAD.uncounted():
+        with THREAD.uncounted(), same_random_numbers():
             for step in self.steps:
                 hidden = step(hidden)
         return hidden
@@ -222,7 +205,7 @@ class PaddedLayer(Spot):
         if self.state == NOT_CALLED:
             return self._prove(given, *self._with_padding(args, kwargs))
         self.stack.whole.discard(self)
-        out = None if self.stack.whole else self._of_tokens(given)
+        out = None if self.stack.whole else self._of_tokens(given, self.plain)
         if out is None:
             return self.plain(*args, **kwargs) if self.state == PROVED else self._whole(args, kwargs)
         whole = self.stack.put(out[0], given, self.plain)
@@ -246,23 +229,35 @@ class PaddedLayer(Spot):
 
     def _prove(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's own result. Items can only be seen to read each other where there are two."""
-        expected = self.plain(*args, **kwargs)
+        expected = self._observed(args, kwargs)
         self.stack.whole.add(self)
         if given.tokens.items < 2 or len(given.tokens.places) == given.tokens.real.shape[1]:
             self._refuse("is proved by a padded batch of two texts or more, with more or fewer tokens than its length")
             return expected
-        out = self._of_tokens(given)
-        if out is not None and self._agrees(out[0], expected, given.tokens):
-            drawn = given.with_hidden(_drawn_like(given.hidden))
-            packed, plain = self._of_tokens(drawn), self.plain(*drawn.args, **drawn.kwargs)
-            if packed is not None and self._agrees(packed[0], plain, given.tokens):
-                self.state, self._calls_left = PROVED, next_proof()
-                self._proved_for = len(given.tokens.places)
-                self.structure.remember_values()
-                self.stack.whole.discard(self)
-        if self.state not in (NOT_CALLED, PROVED):
+        if self.state == NOT_CALLED:
+            with THREAD.uncounted(), same_random_numbers():
+                self._compare(given, expected)
+        if self.state == PROVED:
+            self._calls_left, self._proved_for = next_proof(), len(given.tokens.places)
+            self.stack.whole.discard(self)
+        elif self.state != NOT_CALLED:
             self.stack.refuse("stands beside a layer that reads padding")
         return expected
+
+    def _compare(self, given: PackedArguments, expected: Any) -> None:
+        try:
+            plain = self._copy()
+        except Exception as error:  # it may hold what has no copies
+            self.state = f"raises {type(error).__name__} when it is copied"
+            return
+        effects = Effects(plain)
+        out = self._of_tokens(given, plain)
+        if out is None or not self._agrees(out[0], expected, given.tokens):
+            return
+        drawn = given.with_hidden(_drawn_like(given.hidden))
+        packed, expected = self._of_tokens(drawn, plain), plain(*drawn.args, **drawn.kwargs)
+        if packed is not None and self._agrees(packed[0], expected, given.tokens):
+            self.state = CHANGES if effects.seen() else PROVED
 
     def _agrees(self, out: Tensor, expected: Any, tokens: Tokens) -> bool:
         fine = same(out, tokens.take(self._first(expected)), self.longest)
@@ -274,12 +269,14 @@ class PaddedLayer(Spot):
     def _first(out: Any) -> Any:
         return out[0] if isinstance(out, tuple) else out
 
-    def _of_tokens(self, given: PackedArguments) -> tuple[Tensor, tuple[Any, ...], bool] | None:
+    def _of_tokens(
+        self, given: PackedArguments, plain: Callable[..., Any]
+    ) -> tuple[Tensor, tuple[Any, ...], bool] | None:
         """Of the row of tokens: the result, what is beside it, whether it came as a tuple. None sets the state."""
         tokens, before = given.tokens, given.tokens.attention.calls
         try:
             with THREAD.attending(tokens.attention):
-                out = self.plain(*given.packed_args, **given.packed_kwargs)
+                out = plain(*given.packed_args, **given.packed_kwargs)
             if tokens.attention.calls == before:
                 raise NotOfTokens("calls no F.scaled_dot_product_attention")
         except NotOfTokens as error:
@@ -376,11 +373,6 @@ class PackedArguments:
         if x.dim() > 1 and x.shape[1] == length and x.shape[0] in (1, batch):
             return self.tokens.take(x)
         raise _Unknown
-
-
-def mixes_tokens(layer: nn.Module) -> bool:
-    """Whether a part of a layer is of a class that reads several tokens at once, beside its attention."""
-    return any(isinstance(part, _MIXING) for part in layer.modules())
 
 
 def _drawn_like(hidden: Tensor) -> Tensor:

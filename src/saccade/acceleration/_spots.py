@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.modules import module as _of_all
 
 from .. import _tap
 from .._backends.native._run import interrupted, is_plain
+from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, is_linear
 from ._methods import ReplacedMethod
 from ._proof import next_proof, same, samples, tells
@@ -31,7 +33,6 @@ REPLACED = "a part of it was replaced inside the block"
 GRADIENTS = "was called with gradients on; inference needs torch.no_grad()"
 DROPOUT = "dropout is active; inference needs eval()"
 ARGUMENTS = "was called with other arguments than are known"
-CHANGES = "changes attributes of its own when it is called"
 _SILENT = "gives zeros or constants, which prove nothing"
 INTERRUPTED = "was called under a compiler, a transform, a mode or autocast"
 
@@ -82,19 +83,26 @@ class Spot(ReplacedMethod):
             return False
         return True
 
-    def _settle(self) -> None:
-        self.state, self._calls_left = PROVED, next_proof()
-
     def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's own result; what it holds is remembered, unless it may change or the call has changed it."""
+        """The module's own result; what it holds is remembered, unless it may change or the call changes anything."""
         self.structure.remember_values()
+        effects = Effects(self.module, (*args, *kwargs.values()))
         expected = self.plain(*args, **kwargs)
         self._refuse(None)  # of an earlier call
         if self.structure.unknown is not None:
             self.state = self.structure.unknown
-        elif not self.structure.keeps_values():
+        elif effects.seen() or not self.structure.keeps_values():
             self.state = CHANGES
         return expected
+
+    def _copy(self) -> Callable[..., Any]:
+        """The module's own method, of a copy for calls that the model does not make."""
+        copied = shadow(self.module, keep=lambda forward: isinstance(forward, Linear))
+        method: Callable[..., Any] = MethodType(getattr(type(copied), self.method), copied)
+        return method
+
+    def _settle(self) -> None:
+        self.state, self._calls_left = PROVED, next_proof()
 
     def _due(self) -> bool:
         """Whether this call is computed both ways: not while somebody observes or edits what it computes."""
@@ -103,7 +111,7 @@ class Spot(ReplacedMethod):
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's own way, of a call that is counted already."""
-        with THREAD.uncounted():
+        with THREAD.uncounted(), same_random_numbers():
             return self.plain(*args, **kwargs)
 
     def _prove_again(self, out: Any, expected: Any) -> Any:
@@ -182,21 +190,29 @@ class Fused(Spot):
         if self.state != NOT_CALLED:
             return expected
         try:
-            out = self.compute(*args)
-            if out is None or any(x.dim() < 2 for x in args):
-                self._refuse(self.refused or ARGUMENTS)
-            elif self._accept(out, expected) and all(map(self._same_of, samples(args))):
-                self._settle()
+            with same_random_numbers():
+                if self._agrees(args, expected):
+                    self._settle()
             if self.refused == _SILENT:
                 self._calls_left = next_proof()
         except Exception as error:  # whatever it is: the model shall not notice
             self.state = f"raises {type(error).__name__}"
         return expected
 
-    def _same_of(self, args: tuple[Tensor, ...]) -> bool:
-        with torch.random.fork_rng(devices=[]):
-            expected = self.plain(*args)
-        return self._accept(self.compute(*args), expected)
+    def _agrees(self, args: tuple[Tensor, ...], expected: Any) -> bool:
+        out = self.compute(*args)
+        if out is None or any(x.dim() < 2 for x in args):
+            self._refuse(self.refused or ARGUMENTS)
+            return False
+        if not self._accept(out, expected):
+            return False
+        plain = self._copy()
+        effects = Effects(plain)
+        if not all(self._accept(self.compute(*sample), plain(*sample)) for sample in samples(args)):
+            return False
+        if effects.seen():
+            self.state = CHANGES
+        return self.state == NOT_CALLED
 
 
 class Linear(Spot):
@@ -303,29 +319,3 @@ class Gated(Fused):
         if len(args) != 1:
             return None
         return self.down(self.up(args[0], joined=("mul", self.gate(args[0], self.activation))))
-
-
-class RootMeanSquare(Fused):
-    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) (Gemma), in one pass: the first call tells which."""
-
-    kind = "RMS norm"
-
-    def __init__(self, name: str, module: nn.Module, eps: str):
-        super().__init__(name, module)
-        self._eps, self._added = eps, 0.0
-
-    def compute(self, *args: Any) -> Tensor | None:
-        weight: Tensor = self.module.weight  # type: ignore[assignment]
-        if len(args) != 1 or args[0].dtype != weight.dtype or args[0].dtype != torch.float32:
-            return None
-        if self._added:
-            weight = weight + self._added
-        return torch.rms_norm(args[0], weight.shape, weight, getattr(self.module, self._eps))
-
-    def _prove(self, args: tuple[Any, ...]) -> Any:
-        for self._added in (0.0, 1.0):
-            expected = super()._prove(args)
-            if self.state != OTHER or self._added:
-                return expected
-            self.state = NOT_CALLED
-        raise AssertionError

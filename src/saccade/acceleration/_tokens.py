@@ -1,4 +1,4 @@
-"""Which tokens of a batch are real, by the mask that a layer is given.
+"""Which tokens of a batch are real, by the mask that a layer is given; and parts that read several tokens.
 
 Shape legend: B batch, L length, T real tokens.
 """
@@ -8,12 +8,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batching.packing import has_holes, real_row
 from ._thread import AttentionOfTokens
 
 MOST = 0.9  # share of real tokens above which nothing is gained
+_MIXING = (
+    *(
+        nn.modules.conv._ConvNd,
+        nn.RNNBase,
+        nn.modules.batchnorm._NormBase,
+        nn.GroupNorm,
+        nn.Fold,
+        nn.Unfold,
+        nn.Upsample,
+    ),
+    *(
+        kind
+        for name, kind in vars(nn.modules.pooling).items()
+        if name.endswith(tuple("123d")) and isinstance(kind, type)
+    ),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,3 +96,8 @@ def _packed(real: Tensor, causal: bool) -> Tokens | None:
         return None
     places, documents = real_row(real)
     return Tokens(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))
+
+
+def mixes_tokens(layer: nn.Module) -> bool:
+    """Whether a part of a layer is of a class that reads several tokens at once, beside its attention."""
+    return any(isinstance(part, _MIXING) for part in layer.modules())
