@@ -407,6 +407,8 @@ def _windows(config: Any) -> frozenset[int | None]:
     configuration says nothing by layer."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    if not kinds:
+        return frozenset((None,))
     # of a configuration of its own for each layer, the whole has no width to read
     layers = getattr(config, "per_layer_config", None) or [config] * len(kinds)
     windows: set[int | None] = set()
