@@ -462,4 +462,4 @@ assert clients[2].recv(12) == b"HTTP/1.1 403"
 viewer.close()
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
