@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 LARGEST = 20 * 2**20
-EMBEDDED = "saccade/models/embedded/"
+EMBEDDED = "saccade/make/models/embedded/"
 COMPILED = ".so"
 MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of the ELF header
 LEFT_BEHIND = {".pyc", COMPILED}  # among the sources, by Python and by native/build_in_place.sh
@@ -21,7 +21,7 @@ LEFT_BEHIND = {".pyc", COMPILED}  # among the sources, by Python and by native/b
 def check(path: Path) -> None:
     names = set(zipfile.ZipFile(path).namelist())
     expected = {EMBEDDED + name for name in ("config.json", "model.safetensors", "tokenizer.json", "heads.json")}
-    expected.add("saccade/viewer/client.js")
+    expected.add("saccade/see/viewer/client.js")
     files = (path for path in Path("src/saccade").rglob("*") if path.is_file() and path.suffix not in LEFT_BEHIND)
     sources = {file.relative_to("src").as_posix() for file in files}
     missing = sorted((expected | sources) - names)

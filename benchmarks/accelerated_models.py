@@ -28,8 +28,8 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 import saccade
-from saccade._hooks import SdpaCall, sdpa_handled_by
 from saccade.benchmark.attention import machine
+from saccade.interception._hooks import SdpaCall, sdpa_handled_by
 
 OUT = Path(__file__).parent / "results" / "accelerated-models.md"
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}

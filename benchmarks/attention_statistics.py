@@ -195,7 +195,7 @@ def page(rounds: int, threads: int) -> str:
             f"Medians of {rounds} rounds in which the contenders take turns; ratios are medians of the rounds' ratios.",
             "",
             f"PyTorch {torch.__version__}, {threads} thread(s), {_processor()}, instruction set "
-            f"{saccade._backends.native._kernels.instructions()}.",
+            f"{saccade.operator._backends.native._kernels.instructions()}.",
             "",
             "    python benchmarks/attention_statistics.py",
             "",

@@ -58,8 +58,8 @@ class Parts:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        from saccade._products import Product
         from saccade.nn import attention as module
+        from saccade.operator._products import Product
 
         multiply, attend = Product.__call__, module.attention
 

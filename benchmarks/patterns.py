@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from saccade import Mask, PerHead, Window, _native, attention
-from saccade._backends.native._lowering import native_mask
 from saccade.benchmark.attention.timing import quiet
+from saccade.operator._backends.native._lowering import native_mask
 from saccade.variants.patterns import (
     bigbird,
     longformer,

@@ -32,11 +32,11 @@ import numpy as np
 import torch
 from pronoun_sentences import KINDS, Kind, Sentence, sentences
 
-from saccade._numbers import two_decimals
-from saccade._uncertainty import LEVEL, student
 from saccade.inspection import TextModel, weights_of
 from saccade.inspection._models import SaccadeModel
 from saccade.models import LanguageModel, load
+from saccade.support._numbers import two_decimals
+from saccade.support._uncertainty import LEVEL, student
 
 OUT = Path(__file__).parent / "results" / "pronouns.md"
 

@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const option = process.argv.indexOf("--out");
-const out = option > 0 ? process.argv[option + 1] : join(here, "../src/saccade/viewer/client.js");
+const out = option > 0 ? process.argv[option + 1] : join(here, "../src/saccade/see/viewer/client.js");
 
 // 2 kB less: fields that are written most stand in the file once, and `x.name` is `x[_n]`. None is a class of a style.
 const most = ("call push keys join style aborted imageSmoothingEnabled removeEventListener causal request observe named ctrlKey tabIndex includes header fillText fillRect getElementById catch textContent replaceChildren setAttribute getAttribute querySelectorAll querySelector preventDefault "
@@ -104,9 +104,9 @@ else {
   // The client hands it objects of its own, whose fields have short names.
   await build({ ...small, ...packaged, mangleCache, entryPoints: ["src/heads/index.ts"], outfile: heads });
   if (option < 0) {
-    const [step, dev] = ["../src/saccade/viewer/steps/step.js", "dev.js"];
+    const [step, dev] = ["../src/saccade/see/viewer/steps/step.js", "dev.js"];
     await build({ ...common, minify: true, ...packaged, entryPoints: ["src/step/page.ts"], outfile: join(here, step) });
     await build({ ...common, minify: true, ...packaged, entryPoints: ["src/dev.ts"], outfile: join(here, dev) });
-    await writeDigest(["../src/saccade/viewer/client.js", "../src/saccade/viewer/heads.js", step, dev]);
+    await writeDigest(["../src/saccade/see/viewer/client.js", "../src/saccade/see/viewer/heads.js", step, dev]);
   }
 }

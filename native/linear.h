@@ -1,7 +1,7 @@
 // Causal linear attention: o_i = sum_{j <= i} (phi_i . psi_j) v_j / sum_{j <= i} phi_i . psi_j, and its gradients.
 //
 // Shape legend: B batch, Hq / Hkv query and key-value heads, L length, M features, W value width, C = 64 tokens in a chunk,
-// N = B Hkv. M_ and W_ are M and W rounded up to whole vectors. The formulas stand in src/saccade/variants/_causal.py.
+// N = B Hkv. M_ and W_ are M and W rounded up to whole vectors. The formulas stand in src/saccade/operator/variants/_causal.py.
 //
 // A chunk reads itself through the lower half of the C x C products of its features, and all before it through the state
 // S = sum psi_j v_j^T, z = sum psi_j. Spans of kSpan tokens run at the same time: a first pass sums what each of them adds

@@ -1,4 +1,4 @@
-// Masks that look only at where query and key stand, and padding.  p = row + offset; see saccade/_masks/_relative.py.
+// Masks that look only at where query and key stand, and padding.  p = row + offset; see saccade/operator/_masks/_relative.py.
 #pragma once
 
 #include "mask_node.h"

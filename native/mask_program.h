@@ -1,4 +1,4 @@
-// A mask as numbers and tables: what the classes of `saccade/_masks` write and `read_mask` makes an expression of.
+// A mask as numbers and tables: what the classes of `saccade/operator/_masks` write and `read_mask` makes an expression of.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Masks of remainders.  p = row + offset; see saccade/_masks/_residues.py.
+// Masks of remainders.  p = row + offset; see saccade/operator/_masks/_residues.py.
 #pragma once
 
 #include "mask_node.h"

@@ -199,7 +199,7 @@ class Edges final : public Sparse {
     std::vector<int64_t> own_starts_, own_keys_;
 };
 
-// Query block r draws one block from each of `count` equal parts of the blocks before it: saccade/_masks/_blocks.py.
+// Query block r draws one block from each of `count` equal parts of the blocks before it: saccade/operator/_masks/_blocks.py.
 // Time and memory are those of the rows and keys there are, however far apart they stand.
 class RandomBlocks final : public Sparse {
   public:

@@ -19,7 +19,7 @@ from torch import Tensor
 import oracle
 import saccade
 from looped import looped
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(_kernels.module is None, reason="no native build"))
 CUDA = torch.cuda.is_available()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade import _derived
-from saccade._backends.native import _kernels
-from saccade._derived import Derived, Snapshot
+from saccade.operator import _derived
+from saccade.operator._backends.native import _kernels
+from saccade.operator._derived import Derived, Snapshot
 
 SHAPES = {
     "rows": lambda: torch.randn(83, 53),

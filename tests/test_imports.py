@@ -13,13 +13,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from public import PUBLIC
 
 import saccade
 
 PACKAGE = Path(saccade.__file__).parent
+WINGS = {"interception", "make", "operator", "see", "support"}  # folders of parts; the other parts stand by themselves
 # A part imports from the lines above its own, never from its own line or below.
 LAYERS = [
     {
+        "_addresses",
         "_evaluating",
         "_extras",
         "_lazy_names",
@@ -107,15 +110,15 @@ ROOMS = {  # each imports those before it; last come the files of the part that 
         *("answer", "classify", "_several_labels", "forecast", "graph", "image", "_language", "mlm", "speech", "tag"),
         *("translate", "_runs", "_searching", "_smaller"),
     ],
-    "verification": ["findings", "target", "tracing", "checks", "running", "report"],
+    "verification": ["findings", "subject", "tracing", "checks", "running", "report"],
 }
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
 
 
 def part_of(module: str) -> str:
-    """`saccade.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
-    return [*module.split("."), "__init__"][1]
+    """`saccade.operator.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
+    return ([name for name in module.split(".")[1:] if name not in WINGS] or ["__init__"])[0]
 
 
 def module_name(path: Path) -> str:
@@ -162,13 +165,14 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize("part", ROOMS)
 def test_a_part_goes_from_room_to_room(part):
     def rank(module: str) -> int:
-        """`saccade.verification.target._calling` stands in the second room."""
-        room = [*module.split("."), "", ""][2]
+        """`saccade.verification.subject._calling` stands in the second room."""
+        room = [*module[len(module_name(folder / "__init__.py")) :].split("."), ""][1]
         return rooms.index(room) if room in rooms else len(rooms)
 
     rooms = ROOMS[part]
-    assert {path.stem for path in (PACKAGE / part).iterdir()} >= set(rooms)
-    for path in sorted((PACKAGE / part).rglob("*.py")):
+    [folder] = {path.parent for path in PACKAGE.rglob(f"{part}/__init__.py") if part_of(module_name(path)) == part}
+    assert {path.stem for path in folder.iterdir()} >= set(rooms)
+    for path in sorted(folder.rglob("*.py")):
         for name in imported(path):
             if part_of(name) == part:
                 assert rank(name) <= rank(module_name(path)), f"{module_name(path)} imports {name}"
@@ -178,8 +182,8 @@ def test_no_two_files_import_each_other():
     """Wherever in a file the import stands; masks alone may, since masks are made of masks."""
     graph = {module_name(path): {name for name in imported(path) if name.count(".") > 1} for path in sources()}
     for name, others in graph.items():
-        if name.startswith("saccade._masks."):
-            others.difference_update([other for other in others if other.startswith("saccade._masks.")])
+        if name.startswith("saccade.operator._masks."):
+            others.difference_update([other for other in others if other.startswith("saccade.operator._masks.")])
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
 
 
@@ -194,8 +198,8 @@ def test_the_rule_reads_every_form_of_import(tmp_path, monkeypatch):
 
 
 def test_optimised_code_never_imports_its_specification():
-    for path in (PACKAGE / "_backends").rglob("*.py"):
-        assert "saccade._reference" not in imported(path)
+    for path in (PACKAGE / "operator" / "_backends").rglob("*.py"):
+        assert "saccade.operator._reference" not in imported(path)
 
 
 def test_what_is_exported_exists_once():
@@ -218,17 +222,51 @@ def lazily_imported() -> dict[str, str]:
 def test_type_checkers_and_users_get_the_same_objects():
     imports = lazily_imported()
     assert sorted(imports) == sorted([*PARTS, *saccade.__all__])
-    assert sorted(PARTS) == sorted(name for name, module in imports.items() if not module)
-    assert {name for name, module in imports.items() if module == "_masks"} == set(saccade._masks.__all__)
+    masks = importlib.import_module("saccade.operator._masks")
+    assert {name for name, module in imports.items() if module == "operator._masks"} == set(masks.__all__)
     for name, module in imports.items():
-        home = importlib.import_module(f"saccade.{module}" if module else f"saccade.{name}")
-        assert getattr(saccade, name) is (getattr(home, name) if module else home)
+        home = importlib.import_module(f"saccade.{module}".rstrip("."))
+        if module in {*WINGS, ""}:
+            home = importlib.import_module(f"{home.__name__}.{name}")
+            assert getattr(saccade, name) is home
+        else:
+            assert getattr(saccade, name) is getattr(home, name)
         assert vars(saccade)[name] is getattr(saccade, name)  # compilers and hot loops find it without `__getattr__`
 
 
 def test_every_part_is_listed():
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py") if not path.parent.name.startswith("_")}
-    assert set(PARTS) == folders - {"cli"}  # the program, not the library
+    inner = {path.parent.name for wing in WINGS for path in PACKAGE.glob(f"{wing}/*/__init__.py")}
+    parts = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | inner
+    assert set(PARTS) == {part for part in parts - WINGS if part[0] != "_"} - {"cli"}  # the program, not the library
+
+
+def test_a_module_is_one_by_its_place_and_by_its_address():
+    """Two copies would have two classes of one name; the specification of the place is what reloading needs."""
+    for part in set(PARTS) & saccade._WINGS.keys():
+        for place in (PACKAGE / saccade._WINGS[part] / part).glob("*.py"):
+            name = module_name(place)
+            address = name.replace(f".{saccade._WINGS[part]}.", ".", 1)
+            module = importlib.import_module(address)
+            assert module is importlib.import_module(name)
+            assert (module.__name__, module.__spec__.name) == (name, name)
+    with pytest.raises(ModuleNotFoundError, match=r"saccade\.see\.inspection\.nothing"):
+        importlib.import_module("saccade.inspection.nothing")
+
+
+def test_type_checkers_find_the_public_addresses():
+    """A stub for each package whose address leaves out its wing."""
+    for package in PUBLIC:
+        path = PACKAGE.joinpath(*package.split(".")[1:])
+        if package.split(".")[-1] in saccade._WINGS or path.parent.name in saccade._WINGS:
+            stub = path / "__init__.pyi" if path.is_dir() else path.with_suffix(".pyi")
+            dots = "." * len(stub.relative_to(PACKAGE).parts)
+            place = importlib.import_module(package).__name__.removeprefix("saccade.")
+            [line] = ast.parse(stub.read_text(encoding="utf-8")).body
+            assert f"{'.' * line.level}{line.module}" == f"{dots}{place}"
+            assert {alias.name for alias in line.names} in ({"*"}, set(importlib.import_module(package).__all__))
+
+
+def test_the_parts_of_the_package_are_listed():
     assert set(dir(saccade)) == {*PARTS, *saccade.__all__, "__version__"}
 
 
@@ -264,7 +302,7 @@ def apart(asked):
     return os.wait()[1] == 0
 def every_part_needs_no_import_of_its_own():
     for part in {PARTS}:
-        assert getattr(saccade, part).__name__ == f"saccade.{{part}}"
+        assert getattr(saccade, part).__name__.endswith(f".{{part}}")
     assert saccade.integrations.transformers.register
 def text_of_a_report_needs_none_of_what_colours_and_pages_need():
     from saccade import verification
@@ -277,7 +315,7 @@ def without_its_module_the_operator_says_so():
     assert plan.backend == "sdpa" and "native build" in plan.refused["native"]
     assert saccade.attention(query, query, query).shape == query.shape
 def the_integration_does_not_import_transformers():
-    import saccade.integrations.transformers, saccade._hooks.transformers
+    import saccade.integrations.transformers, saccade.interception._hooks.transformers
     assert "transformers" not in sys.modules
 def state():
     return {{
@@ -290,7 +328,7 @@ def state():
     }}
 before, modules = state(), set(sys.modules)
 import saccade
-assert sys.modules.keys() - modules <= {{"saccade"}}, sys.modules.keys() - modules
+assert sys.modules.keys() - modules <= {{"saccade", "saccade.support", "saccade.support._addresses"}}, sys.modules.keys() - modules
 apart_ones = [
     every_part_needs_no_import_of_its_own,
     text_of_a_report_needs_none_of_what_colours_and_pages_need,

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from saccade import _machine, _shared_cores
-from saccade._machine import watch_others
-from saccade._shared_cores import WAITING, shared_cores, threads_sleep
+from saccade.support import _machine, _shared_cores
+from saccade.support._machine import watch_others
+from saccade.support._shared_cores import WAITING, shared_cores, threads_sleep
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
 
@@ -105,7 +105,7 @@ import json, os, subprocess, sys, time
 cores = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, cores)
 import torch
-from saccade._shared_cores import shared_cores, threads_sleep
+from saccade.support._shared_cores import shared_cores, threads_sleep
 
 torch.set_num_threads(2)
 torch.manual_seed(0)

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from saccade._tracing import FunctionCall, FunctionMode, TensorLabels
+from saccade.interception._tracing import FunctionCall, FunctionMode, TensorLabels
 
 
 def test_a_label_ends_with_its_tensor():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from saccade._uncertainty import half_width, over_groups, student, wilson
+from saccade.support._uncertainty import half_width, over_groups, student, wilson
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 7, 63, 501])

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saccade._whole_file import whole_file
+from saccade.support._whole_file import whole_file
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])

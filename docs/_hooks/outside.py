@@ -30,7 +30,7 @@ _SINGLE = (
 def pages() -> dict[str, str]:
     """Markdown by its place on the site."""
     files = [*sorted((ROOT / "benchmarks" / "results").glob("*.md")), *(ROOT / name for name in _SINGLE)]
-    files.append(ROOT / "src" / "saccade" / "models" / "embedded" / "README.md")
+    files.append(ROOT / "src" / "saccade" / "make" / "models" / "embedded" / "README.md")
     return {_place(file): file.read_text(encoding="utf-8") for file in files}
 
 

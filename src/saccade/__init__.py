@@ -35,6 +35,8 @@ Example:
 
 from __future__ import annotations
 
+from .support._addresses import install
+
 __version__ = "0.2.0"
 
 __all__ = [
@@ -86,53 +88,52 @@ __all__ = [
 
 # Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
 # no import of its own. Type checkers read the imports below; a test holds them and these tables together.
-_PARTS = (
-    "acceleration",
-    "analysis",
-    "attribution",
-    "batching",
-    "benchmark",
-    "inspection",
-    "integrations",
-    "intervention",
-    "models",
-    "monitoring",
-    "nn",
-    "positions",
-    "pruning",
-    "tasks",
-    "training",
-    "variants",
-    "verification",
-    "viewer",
-)
-_HOMES = {  # of all names but the masks
-    "ALiBi": "_biases",
-    "Acceleration": "acceleration",
-    "Dropout": "_dropout",
-    "Plan": "_explain",
-    "RelativeBias": "_biases",
-    "Statistics": "_statistics",
-    "accelerate": "acceleration",
-    "attention": "_attention",
-    "attention_weights": "_weights",
-    "attention_with_lse": "_attention",
-    "attribute": "attribution",
-    "diagram": "viewer._diagram",
-    "draw": "viewer",
-    "explain": "_explain",
-    "head_importance": "attribution",
-    "intervene": "intervention",
-    "merge": "_attention",
-    "patching": "attribution",
-    "prune": "pruning",
-    "statistics": "_statistics",
-    "step": "viewer",
-    "verify": "verification",
-    "view": "viewer",
-    "watch": "monitoring",
-    "why_attends": "attribution",
+_PARTS = ("acceleration", "benchmark", "integrations", "verification")
+_WINGS = {  # of each room whose address leaves out its wing
+    "analysis": "see",
+    "attribution": "see",
+    "batching": "operator",
+    "inspection": "see",
+    "intervention": "see",
+    "models": "make",
+    "monitoring": "see",
+    "nn": "operator",
+    "positions": "operator",
+    "pruning": "make",
+    "tasks": "make",
+    "training": "make",
+    "variants": "operator",
+    "viewer": "see",
 }
+_HOMES = {  # of all names but the masks
+    "ALiBi": "operator._biases",
+    "Acceleration": "acceleration",
+    "Dropout": "operator._dropout",
+    "Plan": "operator._explain",
+    "RelativeBias": "operator._biases",
+    "Statistics": "operator._statistics",
+    "accelerate": "acceleration",
+    "attention": "operator._attention",
+    "attention_weights": "operator._weights",
+    "attention_with_lse": "operator._attention",
+    "attribute": "see.attribution",
+    "diagram": "see.viewer._diagram",
+    "draw": "see.viewer",
+    "explain": "operator._explain",
+    "head_importance": "see.attribution",
+    "intervene": "see.intervention",
+    "merge": "operator._attention",
+    "patching": "see.attribution",
+    "prune": "make.pruning",
+    "statistics": "operator._statistics",
+    "step": "see.viewer",
+    "verify": "verification",
+    "view": "see.viewer",
+    "watch": "see.monitoring",
+    "why_attends": "see.attribution",
+}
+
+install(__name__, _WINGS)
 
 _COMMANDS = {  # what a part has under the name of a command
     "bench": "benchmark",
@@ -153,31 +154,29 @@ if TYPE_CHECKING:
     # isort: off
     from . import (
         acceleration as acceleration,
+        benchmark as benchmark,
+        integrations as integrations,
+        verification as verification,
+    )
+    from .make import models as models, pruning as pruning, tasks as tasks, training as training
+    from .operator import batching as batching, nn as nn, positions as positions, variants as variants
+    from .see import (
         analysis as analysis,
         attribution as attribution,
-        batching as batching,
-        benchmark as benchmark,
         inspection as inspection,
-        integrations as integrations,
         intervention as intervention,
-        models as models,
         monitoring as monitoring,
-        nn as nn,
-        positions as positions,
-        pruning as pruning,
-        tasks as tasks,
-        training as training,
-        variants as variants,
-        verification as verification,
         viewer as viewer,
     )
 
     # isort: on
-    from ._attention import attention, attention_with_lse, merge
-    from ._biases import ALiBi, RelativeBias
-    from ._dropout import Dropout
-    from ._explain import Plan, explain
-    from ._masks import (
+    from .acceleration import Acceleration, accelerate
+    from .make.pruning import prune
+    from .operator._attention import attention, attention_with_lse, merge
+    from .operator._biases import ALiBi, RelativeBias
+    from .operator._dropout import Dropout
+    from .operator._explain import Plan, explain
+    from .operator._masks import (
         Blocks,
         Causal,
         Chunks,
@@ -198,16 +197,14 @@ if TYPE_CHECKING:
         Tile,
         Window,
     )
-    from ._statistics import Statistics, statistics
-    from ._weights import attention_weights
-    from .acceleration import Acceleration, accelerate
-    from .attribution import attribute, head_importance, patching, why_attends
-    from .intervention import intervene
-    from .monitoring import watch
-    from .pruning import prune
+    from .operator._statistics import Statistics, statistics
+    from .operator._weights import attention_weights
+    from .see.attribution import attribute, head_importance, patching, why_attends
+    from .see.intervention import intervene
+    from .see.monitoring import watch
+    from .see.viewer import draw, step, view
+    from .see.viewer._diagram import diagram
     from .verification import verify
-    from .viewer import draw, step, view
-    from .viewer._diagram import diagram
 else:
 
     def __getattr__(name: str) -> object:
@@ -215,8 +212,8 @@ else:
         from importlib import import_module
 
         if name in __all__:
-            found = getattr(import_module(f".{_HOMES.get(name, '_masks')}", __name__), name)
-        elif name in _PARTS:
+            found = getattr(import_module(f".{_HOMES.get(name, 'operator._masks')}", __name__), name)
+        elif name in _PARTS or name in _WINGS:
             found = import_module(f".{name}", __name__)
         else:
             import sys
@@ -229,4 +226,4 @@ else:
         return found
 
     def __dir__() -> list[str]:
-        return sorted([*__all__, *_PARTS, "__version__"])
+        return sorted([*__all__, *_PARTS, *_WINGS, "__version__"])

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import saccade
-from saccade import _tap
-from saccade._hooks import sdpa_handled_by
 from saccade.acceleration._rules import SMALL
+from saccade.interception._hooks import sdpa_handled_by
+from saccade.operator import _tap
 
 ORIGINAL = F.scaled_dot_product_attention
 

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import saccade
-from saccade._products import dtypes
 from saccade.acceleration._spots import Spot, is_spot
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 WIDTH, HIDDEN, HEADS = 192, 424, 6

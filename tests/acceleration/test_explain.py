@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import saccade
-from saccade._products import dtypes
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade._products import dtypes
 from saccade.acceleration._spots import Spot
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 WIDTH, HIDDEN = 192, 424

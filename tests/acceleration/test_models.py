@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade._products import dtypes
 from saccade.acceleration import _together
+from saccade.operator._products import dtypes
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade._products import dtypes
 from saccade.acceleration import _proof
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 

@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade
-from saccade._hooks import SdpaCall
 from saccade.acceleration import _rules
 from saccade.acceleration._rules import BIAS, EMPTY, FEW_KEYS_READ, FEW_QUERIES, SMALL
+from saccade.interception._hooks import SdpaCall
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

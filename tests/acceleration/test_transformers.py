@@ -130,7 +130,7 @@ def test_generation_with_a_cache(name):
 
 
 def test_one_mask_is_worked_out_once_for_all_layers(monkeypatch):
-    from saccade._hooks import _masks
+    from saccade.interception._hooks import _masks
 
     made = []
     original = _masks._made

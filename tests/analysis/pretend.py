@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade import Causal
-from saccade._call import ObservedCall
 from saccade.inspection import TextModel
 from saccade.inspection._models import Tokens
+from saccade.operator._call import ObservedCall
 
 CLS, SEP = 1, 2
 Head = Callable[[Sequence[int]], Tensor]  # token ids -> weights (L, L), rows sum to at most 1

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import bert, gpt2, llama
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pretend import PretendModel, evenly, first, itself, randomly
 
 from saccade.analysis import _alignment as alignment

@@ -7,8 +7,8 @@ import torch
 
 import saccade
 from saccade import ALiBi, Causal, Documents, PerHead, RelativeBias, Window
-from saccade._call import ObservedCall
 from saccade.analysis._pairs import pair_weights
+from saccade.operator._call import ObservedCall
 
 B, HQ, HKV, L, D, DV = 1, 6, 3, 29, 7, 5
 PAIRS = 211

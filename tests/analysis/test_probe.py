@@ -10,8 +10,7 @@ from pretend import PretendModel, evenly
 from test_treebank import DONT, line, write
 from transformers import AutoModel
 
-from saccade.analysis import LabelledSentence, read_labels, study_probe
-from saccade.analysis import _probe as probe
+from saccade.analysis import LabelledSentence, _probe as probe, read_labels, study_probe
 from saccade.analysis._hidden import hidden_states
 from saccade.inspection import open_model, split_words
 from saccade.models import load

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pretend import PretendModel, evenly
 
-from saccade.analysis import Text, cut, read_files
-from saccade.analysis import _texts as texts
+from saccade.analysis import Text, _texts as texts, cut, read_files
 from saccade.analysis._texts import fitting
 
 

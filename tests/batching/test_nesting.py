@@ -7,8 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from saccade.batching import nested_like, packed_nested
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attention_statistics.py"
 

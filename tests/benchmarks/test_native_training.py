@@ -169,14 +169,14 @@ def test_the_page_has_losses_times_and_shares(backend, tiny, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [NATIVE])
 def test_losses_that_rounding_does_not_explain_are_not_written(backend, tiny, tmp_path, monkeypatch):
-    right = saccade._backends.native.run
+    right = saccade.operator._backends.native.run
 
     def wrong(call):
         out, lse = right(call)
         return out * (1 + 1e-4), lse
 
-    monkeypatch.setattr(saccade._backends.native, "quick", lambda *_: None)
-    monkeypatch.setattr(saccade._backends.native, "run", wrong)
+    monkeypatch.setattr(saccade.operator._backends.native, "quick", lambda *_: None)
+    monkeypatch.setattr(saccade.operator._backends.native, "run", wrong)
     with pytest.raises(AssertionError, match=r"^native: a loss differs by \d\.\de-0[3-6] from float64's"):
         training.main(tiny)
     assert not (tmp_path / "page.md").exists()
@@ -196,9 +196,9 @@ def test_bf16_is_autocast(backend, tiny, tmp_path):
 def test_what_is_bound_computes_every_layer(backend, monkeypatch):
     """The clock counts calls and backward passes of the backend it is given, and the modules are left as they were."""
     before, chosen = training.place.attention, []
-    module = saccade._attention.BACKENDS[backend]
+    module = saccade.operator._attention.BACKENDS[backend]
     run = module.run
-    monkeypatch.setattr(saccade._backends.native, "quick", lambda *_: None)  # the short way passes `run` by
+    monkeypatch.setattr(saccade.operator._backends.native, "quick", lambda *_: None)  # the short way passes `run` by
     monkeypatch.setattr(module, "run", lambda call: chosen.append(backend) or run(call))
     model, clock = training.Setting(13, 2, 1, 1, layers=3, heads=2, width=32).model(5), training.Clock()
     with training.bound(backend, clock):

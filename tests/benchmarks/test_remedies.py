@@ -126,8 +126,8 @@ def test_the_formula_counts_what_autograd_keeps(configuration):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_formula_counts_the_operations(checkpointing, monkeypatch):
     """Against PyTorch's count of every matrix product; the window's tiles are products, too, where PyTorch computes."""
-    monkeypatch.setattr("saccade._backends.native._kernels.module", None)
-    monkeypatch.setattr("saccade._backends.native._kernels.missing", "left out")
+    monkeypatch.setattr("saccade.operator._backends.native._kernels.module", None)
+    monkeypatch.setattr("saccade.operator._backends.native._kernels.missing", "left out")
     sizes = dataclasses.replace(TINY, context=512, window=64, vocabulary=23)
     configuration = remedies.Configuration("both", window=True, checkpointing=checkpointing)
     trainer = remedies.Trainer(sizes)

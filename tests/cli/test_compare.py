@@ -10,8 +10,7 @@ import torch
 from comparisons import full
 from saccade import cli
 from saccade.benchmark.attention import Budget
-from saccade.benchmark.variants import VariantComparison
-from saccade.benchmark.variants import measuring as work
+from saccade.benchmark.variants import VariantComparison, measuring as work
 from saccade.benchmark.variants.tables import text
 from saccade.benchmark.variants.weighing import CallWeight
 

@@ -8,7 +8,7 @@ import webbrowser
 import pytest
 
 from saccade import __version__, cli
-from saccade._documentation import _site
+from saccade.support._documentation import _site
 
 SECTIONS = {
     "look.html": ("What <code>saccade look</code> shows", "sentences, a map, a window"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade._backends.native import _kernels
 from saccade.cli import _installation
+from saccade.operator._backends.native import _kernels
 
 native = pytest.mark.skipif(_kernels.module is None, reason="this installation has no native kernels")
 

@@ -12,10 +12,10 @@ import pytest
 import typer
 
 from saccade import __version__, cli
-from saccade._extras import NotInstalled, installing
 from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require, with_options
 from saccade.cli._task_commands import TASK_COMMANDS
+from saccade.support._extras import NotInstalled, installing
 
 
 @pytest.fixture

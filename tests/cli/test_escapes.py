@@ -17,10 +17,10 @@ from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 import saccade
-from saccade._terminal import cleaned_streams, printable, uncleaned
-from saccade._terminal._console import Console
 from saccade.cli import _app, main
 from saccade.models import load, save
+from saccade.support._terminal import cleaned_streams, printable, uncleaned
+from saccade.support._terminal._console import Console
 
 TITLE = "\033]0;PWNED\033\\"  # sets a terminal's title
 EVIL = f"{TITLE}\x9b31m\x07\x7f\u202eabc\u2066"

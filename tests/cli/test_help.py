@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import typer
 
-from saccade._terminal import _console, standard_input
-from saccade._terminal._waiting import WaitingLine
 from saccade.analysis.tables import shown_progress
 from saccade.cli import _app, main
 from saccade.cli._examples import EXAMPLES
+from saccade.support._terminal import _console, standard_input
+from saccade.support._terminal._waiting import WaitingLine
 
 ESCAPE = "\x1b"
 
@@ -131,7 +131,7 @@ def test_in_a_pipe_progress_is_a_few_plain_lines(monkeypatch):
 
 @pytest.mark.parametrize("shown", ["a message", "a result", "an error", "what a user types"])
 def test_the_line_is_gone_before_other_output(shown, terminal, monkeypatch):
-    monkeypatch.setattr("saccade._terminal._waiting.BEGIN", 0.01)
+    monkeypatch.setattr("saccade.support._terminal._waiting.BEGIN", 0.01)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stdin", io.StringIO("typed"))

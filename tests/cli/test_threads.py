@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from saccade._shared_cores import WAITING
 from saccade.cli import main
+from saccade.support._shared_cores import WAITING
 
 SHOWN = """
 import os, sys

@@ -15,9 +15,9 @@ import torch
 
 import saccade
 from saccade import cli
-from saccade._numbers import size
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, save
 from saccade.models.tokenizers.own import train_bpe
+from saccade.support._numbers import size
 from saccade.viewer.server import _serve
 
 pytest.importorskip("uvicorn")

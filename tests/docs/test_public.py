@@ -8,7 +8,7 @@ from pathlib import Path
 
 import griffe
 import pytest
-from public import PUBLIC, homes, names
+from public import PUBLIC, every_name, homes, names
 
 import saccade
 
@@ -27,11 +27,10 @@ def test_every_public_class_and_function_has_an_example(package):
 def test_every_public_name_has_a_docstring():
     """Constants, too: the string below their assignment, which only a reader of the source sees."""
     read = griffe.load("saccade", search_paths=[SOURCES.parent], resolve_aliases=True)
-    lacking = [
-        f"{package}.{name}"
-        for package, name in homes()
-        if read[f"{package}.{name}".removeprefix("saccade.")].docstring is None
+    paths = [
+        value.__name__ if inspect.ismodule(value) else f"{package}.{name}" for package, name, value in every_name()
     ]
+    lacking = [path for path in paths if read[path.removeprefix("saccade.")].docstring is None]
     assert not lacking
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from pages import ROOT
 
-from saccade._documentation import _search, search
-from saccade._documentation._synonyms import SYNONYMS
+from saccade.support._documentation import _search, search
+from saccade.support._documentation._synonyms import SYNONYMS
 
 
 def sections() -> Iterator[dict[str, str]]:

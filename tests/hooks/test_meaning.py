@@ -10,14 +10,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import saccade
 from looped import looped
 from saccade import Causal, FromTensor, Padding
-from saccade._hooks import SdpaCall
+from saccade.interception._hooks import SdpaCall
 
 B, HQ, LQ, LK, D, DV = 2, 6, 5, 7, 3, 11
 

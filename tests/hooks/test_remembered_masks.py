@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from saccade import FromTensor, Padding
-from saccade._backends.native import _kernels
-from saccade._hooks import _masks
-from saccade._hooks._masks import hiding, mask_of
+from saccade.interception._hooks import _masks
+from saccade.interception._hooks._masks import hiding, mask_of
+from saccade.operator._backends.native import _kernels
 
 B, H, LQ, LK = 2, 3, 5, 7
 WHOLE = B, H, LQ, LK

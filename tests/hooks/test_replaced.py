@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from saccade._hooks import mha_handled_by, sdpa_handled_by
+from saccade.interception._hooks import mha_handled_by, sdpa_handled_by
 
 ORIGINAL = F.scaled_dot_product_attention
 SHAPE = 2, 3, 5, 7  # B, H, L, D

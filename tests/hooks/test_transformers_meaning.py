@@ -10,7 +10,7 @@ from integrations.transformers.families import BY_NAME, FAMILIES, batch, make
 from integrations.transformers.judge import judging
 from looped import looped
 from saccade import Causal, Documents, Padding, Predicate, Window
-from saccade._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
+from saccade.interception._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 5, 11, 7, 13
 NAMES = [family.name for family in FAMILIES]

@@ -9,7 +9,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from integrations.transformers.families import BY_NAME, batch, make
-from saccade._hooks.transformers import functions_wrapped_by
+from saccade.interception._hooks.transformers import functions_wrapped_by
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import torch
 
 import saccade
-from saccade._call import ObservedCall
 from saccade.inspection import TextModel, Tokens
 from saccade.nn import Observation
+from saccade.operator._call import ObservedCall
 
 ALWAYS = 60.0  # a logit so large that nothing else gets weight
 

@@ -9,11 +9,11 @@ from pretend_lm import PretendLM, PretendText, broad, following
 from pretend_random import KINDS
 
 import saccade
-from saccade._call import ObservedCall
 from saccade.inspection import look, weights_of
 from saccade.inspection._chance import LUCK, SHARED, SPREAD, UniformCalls, largest_mean, largest_weight, mean_of, uneven
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
 from saccade.models.tokenizers.own import train_bpe
+from saccade.operator._call import ObservedCall
 
 WORDS = (
     "The cat sat on the mat, and the dog sat on the cat. When the rain came, the old house was dark; when the "

@@ -14,13 +14,13 @@ from test_transformers import dense
 
 import saccade
 from saccade import step
-from saccade._call import AttentionCall
 from saccade.inspection import SWITCHES, Word, example, open_model, step_of_call, step_of_tokens
 from saccade.inspection._models import TextModel, Tokens
 from saccade.inspection._steps._chosen_word import find_word
 from saccade.inspection._steps._json import mathml
 from saccade.inspection._words import split_words
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder
+from saccade.operator._call import AttentionCall
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
 
 SENTENCE = "The cat sat on the mat because it was soft, and it was dark."

@@ -12,8 +12,7 @@ from pretend_lm import PretendText, at_ids, broad, following, itself, last, prev
 from pretend_random import KINDS, TEXTS, random_model
 
 from recording import Largest
-from saccade.inspection import _look as limits
-from saccade.inspection import collect, look, open_model, short_number
+from saccade.inspection import _look as limits, collect, look, open_model, short_number
 from saccade.inspection._collect import read
 from saccade.inspection._models import weights_of
 from saccade.inspection._token_map import look_again, survey

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade._biases import Span, as_bias
-from saccade._checks import make_call
-from saccade._masks import as_mask
+from saccade.operator._biases import Span, as_bias
+from saccade.operator._checks import make_call
+from saccade.operator._masks import as_mask
 
 Change = Callable[[Tensor], Tensor]
 

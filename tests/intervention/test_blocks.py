@@ -20,11 +20,11 @@ from torch.utils import checkpoint as checkpoints
 
 import saccade
 from edited_models import MODELS, REAL, B, E, H, L
-from saccade import _tap
 from saccade.acceleration import _rules
 from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
 from saccade.monitoring.calls import _thread
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, KVCache
+from saccade.operator import _tap
 
 EDITS = {"blocks.0": Scale([1], 0.3), "blocks.1": Ablate([0])}
 

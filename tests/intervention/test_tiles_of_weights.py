@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import saccade
-from saccade._backends.native import _kernels
-from saccade._call import AttentionCall
 from saccade.intervention import Scale, Weights
 from saccade.intervention._tiles_of_weights import TileValues, WeightTiles, tiles_of_rows
+from saccade.operator._backends.native import _kernels
+from saccade.operator._call import AttentionCall
 
 B, H, HKV, LQ, LK, D, DV = 2, 6, 3, 101, 131, 13, 17
 HEADS = [5, 0, 2]
@@ -24,7 +24,7 @@ WAYS = [
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr("saccade._backends.native._weight_tiles.refuses", lambda call: "not wanted")
+        monkeypatch.setattr("saccade.operator._backends.native._weight_tiles.refuses", lambda call: "not wanted")
     return request.param
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from saccade import _masks as masks
+from saccade.operator import _masks as masks
 
 BATCH, HEADS, REACH = 3, 2, 29
 Meaning = Callable[[int, int, int, int, int], bool]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from looped import looped
-from saccade._masks import (
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,

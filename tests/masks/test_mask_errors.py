@@ -9,7 +9,8 @@ import torch
 
 from looped import looped
 from saccade import ALiBi
-from saccade._masks import (
+from saccade.nn.cache import StaticLayer, WindowLayer
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,
@@ -29,7 +30,6 @@ from saccade._masks import (
     Window,
     as_mask,
 )
-from saccade.nn.cache import StaticLayer, WindowLayer
 
 BITS = torch.ones(5, 7, dtype=torch.bool)
 

@@ -8,7 +8,7 @@ import torch
 
 from looped import looped
 from masks.mask_sets import kind_of, tiles
-from saccade._masks import (
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,

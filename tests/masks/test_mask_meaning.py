@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from masks.mask_sets import (
     BATCH,
@@ -25,7 +24,7 @@ from masks.mask_sets import (
     table,
     tiles,
 )
-from saccade import _masks as masks
+from saccade.operator import _masks as masks
 
 
 @pytest.mark.parametrize("name", sorted(LEAVES))
@@ -121,7 +120,7 @@ def test_slices_taken_alike_combine_like_the_whole(problem, data):
 def test_seen_keys(sizes, problem):
     (mask, _), Lq, Lk = problem
     bits = full(mask, Lq, Lk)
-    with patch.multiple("saccade._masks._visible_keys", **sizes) if sizes else nullcontext():
+    with patch.multiple("saccade.operator._masks._visible_keys", **sizes) if sizes else nullcontext():
         found = masks.keys_seen(mask, Lq, Lk)
     assert bits.any(2).all() if found is None else torch.equal(found.expand(BATCH, HEADS, Lk), bits.any(2))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from saccade._masks import (
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from looped import looped
-from saccade._masks import Causal, Edges, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
+from saccade.operator._masks import Causal, Edges, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
 
 
 def test_text_of_every_pair():

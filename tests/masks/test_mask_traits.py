@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from looped import looped
-from saccade._masks import (
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,
@@ -28,8 +28,8 @@ from saccade._masks import (
     Window,
     mask_classes,
 )
-from saccade._masks._data import OwnedTensor, Subset
-from saccade._masks._program import Opcode
+from saccade.operator._masks._data import OwnedTensor, Subset
+from saccade.operator._masks._program import Opcode
 
 L = 23
 BLOCKS = (torch.arange(30).view(5, 6) % 4 > 0)[:, :5]
@@ -136,7 +136,7 @@ class Every(Causal):
 
 
 def test_a_subclass_has_no_program_but_its_own():
-    from saccade._backends.native._lowering import is_structured, lower
+    from saccade.operator._backends.native._lowering import is_structured, lower
 
     assert not is_structured(Every())
     assert lower(Every(), 3, 5).program[0] == Opcode.TILES

@@ -12,9 +12,9 @@ from torch import func
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from looped import looped
-from saccade import _masks as masks
 from saccade import attention
-from saccade._masks import (
+from saccade.operator import _masks as masks
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,

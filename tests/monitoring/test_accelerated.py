@@ -12,7 +12,7 @@ from torch import nn
 
 import saccade
 from attention_numbers import check, dense
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="the compiled kernels are not there")
 

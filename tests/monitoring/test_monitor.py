@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from saccade.models import DecoderLM, ModelConfig
 from saccade.monitoring import AttentionMonitor, Histogram, TensorBoardLog, Thresholds

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade._numbers import compact
 from saccade.monitoring import _tables
 from saccade.monitoring._aggregates import RunningSums
+from saccade.support._numbers import compact
 
 B, L, H, D = 3, 7, 2, 5
 

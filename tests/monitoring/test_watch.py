@@ -15,8 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import saccade
-from saccade import _tap
 from saccade.monitoring.calls import _thread
+from saccade.operator import _tap
 
 B, L, H, D = 3, 7, 2, 5
 E = H * D

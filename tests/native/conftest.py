@@ -7,7 +7,7 @@ import os
 import pytest
 
 from native import fuzzing
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 native = _kernels.module
 

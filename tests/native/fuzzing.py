@@ -20,7 +20,7 @@ from torch import Tensor
 
 import oracle
 import saccade
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from native.fuzzing import Draw, scale_of, seen_by
-from saccade._backends.native import _statistics
-from saccade._backends.native._statistics import NativeStatistics
-from saccade._biases import ALiBi, RelativeBias
-from saccade._checks import make_call
+from saccade.operator._backends.native import _statistics
+from saccade.operator._backends.native._statistics import NativeStatistics
+from saccade.operator._biases import ALiBi, RelativeBias
+from saccade.operator._checks import make_call
 
 U, TINY = 2.0**-24, 2.0**-125  # what is below is 0 on some instruction sets
 

@@ -12,8 +12,8 @@ import saccade
 from looped import looped
 from problems import CASES
 from saccade import Causal, Dropout
-from saccade._backends import native
-from saccade._backends.native import _kernels
+from saccade.operator._backends import native
+from saccade.operator._backends.native import _kernels
 
 
 def explained(problem, dtype=torch.float32, **more):

@@ -15,9 +15,9 @@ import saccade
 from looped import looped
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Dropout, Padding, RelativeBias, Window
-from saccade._backends import native
-from saccade._backends.native import _kernels
-from saccade._checks import make_call
+from saccade.operator._backends import native
+from saccade.operator._backends.native import _kernels
+from saccade.operator._checks import make_call
 
 every_case = looped("name", CASES)
 
@@ -379,7 +379,7 @@ def test_the_module_checks_sizes_again():
 
 
 def _kernels_mask(rows, keys):
-    from saccade._backends.native._lowering import native_mask
+    from saccade.operator._backends.native._lowering import native_mask
 
     return native_mask(Window(1, 1), rows, keys)
 

@@ -10,7 +10,7 @@ import saccade
 from looped import looped
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Documents, Dropout, Padding, PerHead, RelativeBias, Window
-from saccade._backends.native import _operator
+from saccade.operator._backends.native import _operator
 from slowly import slow_but
 
 

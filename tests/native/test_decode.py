@@ -9,8 +9,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import saccade
 from native import drawing, fuzzing

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from native.fuzzing import each_set
-from saccade import _products
 from saccade.nn._linear import Linear
+from saccade.operator import _products
 
 
 def layer_of(width, features, bias=True):

@@ -13,7 +13,7 @@ import torch
 import problems
 import saccade
 from looped import looped
-from saccade._backends.native._kernels import BF16_SETS
+from saccade.operator._backends.native._kernels import BF16_SETS
 
 # B, Hq, Hkv, Lq, Lk, D, Dv; the first two are the sample inputs PyTorch tests its own function with.
 SHAPES = [

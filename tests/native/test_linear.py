@@ -11,8 +11,7 @@ import torch
 from looped import looped
 from native.fuzzing import each_set
 from saccade import Causal, Padding
-from saccade.variants import LinearState, linear_attention, linear_step
-from saccade.variants import _causal_native as kernel
+from saccade.variants import LinearState, _causal_native as kernel, linear_attention, linear_step
 from saccade.variants._step_native import quick_step
 from saccade.variants.feature_maps import NAMES, EluPlusOne
 

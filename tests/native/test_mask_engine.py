@@ -15,15 +15,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import saccade
 from looped import looped
 from masks import mask_sets
-from saccade._backends.native import _lowering
-from saccade._backends.native._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
-from saccade._masks import (
+from saccade.operator._backends.native import _lowering
+from saccade.operator._backends.native._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
+from saccade.operator._masks import (
     Blocks,
     Causal,
     Chunks,

@@ -14,7 +14,7 @@ from torch import Tensor
 from looped import looped
 from native.fuzzing import DTYPES, Draw, check, each_set, error, floors, ours, plain_errors, truth
 from saccade import Causal, Documents, FromTensor, Global, Padding, Window
-from saccade._backends.native._kernels import BF16_SETS
+from saccade.operator._backends.native._kernels import BF16_SETS
 from slowly import slow_but
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from looped import looped
@@ -18,8 +17,8 @@ from native import drawing
 from native.fuzzing import DTYPES, Draw, each_set
 from native.statistics_oracle import Question, apart, ask, assert_equal, dense
 from saccade import Causal, Padding, Window
-from saccade._backends.native import _statistics
-from saccade._checks import make_call
+from saccade.operator._backends.native import _statistics
+from saccade.operator._checks import make_call
 from slowly import alternate
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
@@ -351,8 +350,8 @@ def test_the_lse_is_the_forward_pass_s(instructions):
 MEASURED = """
 import torch
 from saccade import Window
-from saccade._backends.native import _statistics
-from saccade._checks import make_call
+from saccade.operator._backends.native import _statistics
+from saccade.operator._checks import make_call
 from saccade.benchmark.attention.memory import growth
 
 def calling(length):

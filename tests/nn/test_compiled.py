@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from saccade import Causal, Padding, Window
-from saccade._backends.native import _kernels
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder, Transformer
+from saccade.operator._backends.native import _kernels
 from saccade.positions import RotaryConfig, T5Config
 
 B, L, WIDTH, HEADS = 2, 19, 32, 2  # heads of 64 bytes: what the fused kernel takes on a CPU

@@ -8,9 +8,9 @@ import pickle
 import pytest
 import torch
 
-from saccade._products import FUNCTIONS, dtypes
 from saccade.nn import AttentionConfig, BlockConfig, Encoder, packed_weights
 from saccade.nn._linear import Linear
+from saccade.operator._products import FUNCTIONS, dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 

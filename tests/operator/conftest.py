@@ -22,10 +22,10 @@ EXACT = (*DIFFERENTIABLE, NATIVE)  # they promise every line of the contract
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 rows by 5 keys and few batch items at once, so that 11 x 13 is walked in 9 tiles."""
-    import saccade._tiles as tiles
+    import saccade.operator._tiles as tiles
 
     assert {"ROWS", "KEYS", "GROUP"} <= set(vars(tiles)), "the chunked backend's tile sizes have moved"
-    for module in [m for name, m in sys.modules.items() if name.startswith("saccade._backends")]:
+    for module in [m for name, m in sys.modules.items() if name.startswith("saccade.operator._backends")]:
         for name, size in (("ROWS", 4), ("KEYS", 5), ("GROUP", 1)):
             if name in vars(module):
                 monkeypatch.setattr(module, name, size)

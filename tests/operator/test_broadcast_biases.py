@@ -20,8 +20,8 @@ import oracle
 import problems
 import saccade
 from problems import NATIVE, assert_close
-from saccade._backends import flex
-from saccade._checks import make_call
+from saccade.operator._backends import flex
+from saccade.operator._checks import make_call
 from slowly import slow_but
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 2, 1, 5, 7, 3, 2

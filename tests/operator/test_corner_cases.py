@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 import saccade
 from looped import looped
-from saccade import ALiBi, Causal, FromTensor, Padding, RelativeBias, _tiles
+from saccade import ALiBi, Causal, FromTensor, Padding, RelativeBias
+from saccade.operator import _tiles
 
 NAN, INF = float("nan"), float("inf")
 B, H, L, D = 2, 2, 5, 3
@@ -170,7 +171,7 @@ def test_sdpa_needs_no_dense_mask_for_padded_queries():
         return kernel(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saccade._backends.sdpa._SDPA", spy)
+        patch.setattr("saccade.operator._backends.sdpa._SDPA", spy)
         out = saccade.attention(query, key, value, mask, backend="sdpa")
     assert received[0].shape == (B, 1, 1, L)
     torch.testing.assert_close(
@@ -258,7 +259,7 @@ def test_half_precision_biases_are_cut_before_they_are_widened():
 @looped("make", [ALiBi, RelativeBias])
 def test_diagonals_are_the_distances(make, placement):
     """Tiles laid out from r + c - 1 scores equal each pair's own score, and `pull` is the transpose of `tile`."""
-    from saccade._biases import Span
+    from saccade.operator._biases import Span
 
     torch.manual_seed(2)
     shape = (H,) if make is ALiBi else (8, H)

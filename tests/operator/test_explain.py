@@ -160,7 +160,7 @@ def test_rows_without_keys_are_told():
 
 def test_no_silent_fallback(monkeypatch):
     # what a named backend raises must arrive, not be answered by another
-    import saccade._backends.chunked as chunked
+    import saccade.operator._backends.chunked as chunked
 
     def broken(*args, **kwargs):
         raise RuntimeError("broken on purpose")

@@ -6,13 +6,12 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from looped import looped
 from masks.mask_sets import table
 from saccade import Causal, Columns, Dilated, Edges, Fixed, FromTensor, Global, RandomBlocks, Strided, Window, attention
-from saccade._backends.native._lowering import is_structured, lower
+from saccade.operator._backends.native._lowering import is_structured, lower
 
 BATCH, LQ, LK = 3, 5, 11
 BACKENDS = ("native", "chunked")

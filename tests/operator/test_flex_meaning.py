@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import saccade
 from looped import looped
-from saccade._backends import flex
-from saccade._checks import make_call
+from saccade.operator._backends import flex
+from saccade.operator._checks import make_call
 from slowly import slow_but
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 23, 29, 17, 19

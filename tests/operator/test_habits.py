@@ -11,7 +11,6 @@ import torch
 import saccade
 from looped import looped
 from saccade import Causal, FromTensor, Padding, variants
-from saccade._checks import _looks_like_a_mask
 from saccade.nn import (
     AttentionConfig,
     BlockConfig,
@@ -21,6 +20,7 @@ from saccade.nn import (
     SelfAttention,
     Transformer,
 )
+from saccade.operator._checks import _looks_like_a_mask
 
 L = 7
 QUERY, KEY = torch.zeros(1, 2, L, 5), torch.zeros(1, 2, L, 5)

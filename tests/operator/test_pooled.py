@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import saccade
-from saccade import _pooled
-from saccade._backends.native import _pooled as native
-from saccade._checks import make_call
+from saccade.operator import _pooled
+from saccade.operator._backends.native import _pooled as native
+from saccade.operator._checks import make_call
 
 B, HQ, HKV, D = 2, 6, 3, 19
 

@@ -11,7 +11,7 @@ import problems
 import saccade
 from looped import looped
 from problems import assert_close
-from saccade._backends.native._kernels import BF16_SETS
+from saccade.operator._backends.native._kernels import BF16_SETS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import saccade
-from saccade import _tap
+from saccade.operator import _tap
 
 
 def inputs(*, grad=False, dtype=torch.float32):

@@ -14,7 +14,7 @@ import problems
 import saccade
 from looped import looped
 from problems import CASES, assert_close
-from saccade._backends.native import _kernels
+from saccade.operator._backends.native import _kernels
 
 every_case = looped("name", CASES)
 

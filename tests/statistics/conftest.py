@@ -14,12 +14,12 @@ from problems import NATIVE
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 rows by 5 keys and one item at a time, so that 11 x 13 is walked in 9 tiles."""
-    import saccade._statistics._visibility as sight
-    import saccade._tiles as tiles
+    import saccade.operator._statistics._visibility as sight
+    import saccade.operator._tiles as tiles
 
     for name, size in (("ROWS", 4), ("KEYS", 5), ("GROUP", 1)):
         assert name in vars(tiles), "the tile sizes have moved"
-        for module in [m for path, m in sys.modules.items() if path.startswith("saccade._backends")]:
+        for module in [m for path, m in sys.modules.items() if path.startswith("saccade.operator._backends")]:
             if name in vars(module):
                 monkeypatch.setattr(module, name, size)
     monkeypatch.setattr(sight, "_ROWS", 3)

@@ -99,7 +99,7 @@ def test_of_equal_logits_the_first_keys_are_named(dtype, backend):
 
 
 def test_the_order_of_floats_as_integers_is_that_of_a_stable_sort():
-    from saccade._statistics._tiled import _greatest
+    from saccade.operator._statistics._tiled import _greatest
 
     pool = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 3e38, -3e38, -math.inf, 2.5, -2.5])
     entries = pool[torch.randint(len(pool), (7, 5, 131))]

@@ -10,7 +10,7 @@ import torch
 import problems
 import saccade
 from looped import looped
-from saccade._backends.native import _statistics
+from saccade.operator._backends.native import _statistics
 
 
 def run(named=None, mask=None, **more):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import typer.main
 
 from saccade import cli, tasks
-from saccade._tap import padding_in_place
 from saccade.cli import _app
 from saccade.models import load
+from saccade.operator._tap import padding_in_place
 from saccade.tasks._runs._prepared import PreparedTaskRun
 from saccade.tasks._runs._request import read_data
 from saccade.tasks._runs._run_folder import TaskFile

@@ -27,9 +27,9 @@ from saccade.training import (
     Reporter,
     Settings,
     Stopped,
+    loop as training_loop,
     train_language_model,
 )
-from saccade.training import loop as training_loop
 from saccade.training.files import read_checkpoint
 from saccade.training.loop import Progress
 from saccade.training.progress import ConsoleReporter

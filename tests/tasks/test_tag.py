@@ -213,8 +213,7 @@ def test_entities_of_any_sequence_are_those_of_seqeval(prefixes):
 
 def test_repaired_tags_are_valid_in_their_scheme():
     """Strict evaluation, which takes nothing for an entity that the scheme does not allow, finds all of them."""
-    from seqeval.scheme import IOB2, Entities
-    from seqeval.scheme import IOBES as STRICT
+    from seqeval.scheme import IOB2, IOBES as STRICT, Entities
 
     draw = random.Random(3)
     for scheme, strict, prefixes in ((BIO, IOB2, "BI"), (IOBES, STRICT, "BIES")):

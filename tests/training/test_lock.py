@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from saccade.training import Reporter, train_language_model
-from saccade.training import lock as locking
+from saccade.training import Reporter, lock as locking, train_language_model
 from saccade.training.folder import make_folder
 from saccade.training.lock import FileLock
 from training.test_run import files_of

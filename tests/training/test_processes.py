@@ -18,9 +18,7 @@ from saccade.training import Execution, Settings, evaluate, gradient_norms
 from saccade.training.norms import weight_norms
 from saccade.training.processes import accelerator_for, own_parts
 from training.two_processes import run as run_here
-from training.two_shards import WINDOWS
-from training.two_shards import make as make_whole
-from training.two_shards import step as take_step
+from training.two_shards import WINDOWS, make as make_whole, step as take_step
 
 HERE = Path(__file__).parent
 

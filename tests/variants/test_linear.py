@@ -13,8 +13,7 @@ from dataclasses import asdict
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from looped import looped
 from saccade import Causal, Padding, Window

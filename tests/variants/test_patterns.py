@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import saccade
 from looped import looped
@@ -187,7 +186,7 @@ def test_it_is_a_value(name):
     mask, _ = CASES[name]
     twin = pickle.loads(pickle.dumps(mask))
     assert twin == mask and hash(twin) == hash(mask) and torch.equal(twin.dense(13, 17), mask.dense(13, 17))
-    names = {kind: getattr(saccade, kind) for kind in saccade._masks.__all__}
+    names = {kind: getattr(saccade, kind) for kind in saccade.operator._masks.__all__}
     assert eval(repr(mask), names) == mask
 
 

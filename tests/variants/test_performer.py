@@ -26,7 +26,7 @@ from saccade.variants import (
     performer_attention,
     random_features,
 )
-from saccade.variants.random_features import KINDS
+from saccade.variants._random_features import KINDS
 
 B, HKV, GROUPS, D, DV, VECTORS = 2, 3, 2, 5, 7, 11
 LENGTH = 149  # several chunks, and part of one
@@ -264,7 +264,7 @@ def test_blocks_are_the_whole(kind, mask, cached, monkeypatch):
         out = performer_attention(*tensors, mask, projection=projection, kind=kind)
         return [out, *torch.autograd.grad(out.square().sum(), tensors)]
 
-    module = importlib.import_module("saccade.variants.random_features")
+    module = importlib.import_module("saccade.variants._random_features")
     monkeypatch.setattr(module, "_CACHED", 2**40)
     whole = run()
     monkeypatch.setattr(module, "_CACHED", cached)

@@ -10,7 +10,7 @@ import torch
 
 from looped import looped
 from saccade.variants import draw_projection, random_features
-from saccade.variants.random_features import KINDS, haar_rotations, usual_features, vectors_for
+from saccade.variants._random_features import KINDS, haar_rotations, usual_features, vectors_for
 
 DRAWS = {4: 60_000, 16: 15_000}  # for each width; of as many vectors
 

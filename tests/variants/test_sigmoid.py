@@ -18,9 +18,9 @@ import saccade
 from looped import looped
 from problems import CASES, NATIVE, assert_close
 from recording import Largest, saved
-from saccade import _tiles
-from saccade._dropout import Dropout
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, GrowingLayer, KVCache
+from saccade.operator import _tiles
+from saccade.operator._dropout import Dropout
 from saccade.positions import AlibiConfig, RotaryConfig
 from saccade.variants import HeadSizes, SigmoidConfig, sigmoid_attention
 

@@ -7,11 +7,11 @@ import torch
 
 import saccade
 from saccade.verification import MaskReading, Reading, TargetError
-from saccade.verification.target._calling import mask_tensor
-from saccade.verification.target._inputs import NamedInputs
-from saccade.verification.target._reading import Hints, Promise
-from saccade.verification.target._subject import Subject
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._calling import mask_tensor
+from saccade.verification.subject._inputs import NamedInputs
+from saccade.verification.subject._reading import Hints, Promise
+from saccade.verification.subject._subject import Subject
+from saccade.verification.subject.discovery._discover import discover
 
 ATTEND = torch.tensor([[True, False, True], [True, True, False]])[None, None]
 

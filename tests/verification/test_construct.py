@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from saccade.verification import Promise, Undecided
-from saccade.verification.target._construct import construct
-from saccade.verification.target._reading import Hints
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._construct import construct
+from saccade.verification.subject._reading import Hints
+from saccade.verification.subject.discovery._discover import discover
 
 
 class Keeps(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Reading
-from saccade.verification.target._subject import Subject, copied
+from saccade.verification.subject._subject import Subject, copied
 
 
 class MinGPT(nn.Module):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from saccade.verification import Promise, Undecided
-from saccade.verification.target._reading import Hints
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._reading import Hints
+from saccade.verification.subject.discovery._discover import discover
 
 
 def expected(query, key, value, pairs=None):

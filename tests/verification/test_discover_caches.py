@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from saccade.verification import CacheReading, Finding, Inapplicable
 from saccade.verification.checks.cache import _check as cache
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject.discovery._discover import discover
 
 H, D = 3, 6
 E = H * D
@@ -361,7 +361,7 @@ def test_outputs_in_another_place_than_the_reading_says_are_no_error_of_the_targ
             return (out, kept) if past_kv is None else {"out": out, "kept": kept}
 
     from saccade.verification import Promise, Reading
-    from saccade.verification.target._subject import Subject
+    from saccade.verification.subject._subject import Subject
 
     reading = Reading("self", "BLD", E, out=0, cache=CacheReading("passed", "past_kv", 1))
     with pytest.raises(Inapplicable, match="say in Python how its cache is used"):

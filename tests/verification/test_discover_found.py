@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Undecided
 from saccade.verification._verify import verify
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject.discovery._discover import discover
 
 E, H, V = 24, 4, 61
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Promise
-from saccade.verification.target._reading import Hints
-from saccade.verification.target.discovery._discover import discover
-from saccade.verification.target.discovery._documentation import (
+from saccade.verification.subject._reading import Hints
+from saccade.verification.subject.discovery._discover import discover
+from saccade.verification.subject.discovery._documentation import (
     DocumentedSource,
     documented,
     documented_axes,

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from saccade.verification import TargetError, Undecided
-from saccade.verification.target._reading import Hints
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._reading import Hints
+from saccade.verification.subject.discovery._discover import discover
 
 
 def heads_of(x, heads):
@@ -371,7 +371,7 @@ class Keeping(Passing):
     ],
 )
 def test_caches_are_found(module, kind, argument, returned, reset, flag):
-    from saccade.verification.target._decoder import CachedDecoder, in_pieces
+    from saccade.verification.subject._decoder import CachedDecoder, in_pieces
 
     subject = discover(module)
     cache = subject.reading.cache

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from saccade.verification import Inapplicable, Reading
-from saccade.verification.target._steady import first_taken
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._steady import first_taken
+from saccade.verification.subject._subject import Subject
 
 
 def seven(x):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Finding, Report, TargetError
 from saccade.verification.checks import _robustness as robustness
-from saccade.verification.target._check import Check
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._check import Check
+from saccade.verification.subject.discovery._discover import discover
 from slowly import slow_but
 
 E, H = 24, 3

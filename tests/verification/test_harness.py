@@ -11,7 +11,7 @@ from wrong.fault import TEXTBOOK, Fault
 from saccade.verification import Check, Finding, Location, Reading, Report
 from saccade.verification.checks import CHECKS
 from saccade.verification.running._run import run_check
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 WRONG_LINE = "scores = torch.matmul(q, k.transpose(-2, -1))"
 NO_SCALE = Fault(

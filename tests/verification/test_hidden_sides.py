@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Report
 from saccade.verification.findings._finding import Finding
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject.discovery._discover import discover
 
 E, H = 24, 4
 

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from saccade.models import LanguageModel
-from saccade.verification.target._hugging import load
-from saccade.verification.target._models import token_subject
+from saccade.verification.subject._hugging import load
+from saccade.verification.subject._models import token_subject
 
 CONFIG = {
     "vocab_size": 97,

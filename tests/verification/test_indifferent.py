@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks import _scale as scale
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 H, D, E = 3, 7, 21
 ATTENTION = Reading("attention", "BHLD", D, H)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Promise, Reading
-from saccade.verification.target._influence import (
+from saccade.verification.subject._influence import (
     apart,
     dependence,
     direction,
@@ -23,8 +23,8 @@ from saccade.verification.target._influence import (
     later,
     steady,
 )
-from saccade.verification.target._inputs import NamedInputs, Side
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._inputs import NamedInputs, Side
+from saccade.verification.subject._subject import Subject
 
 D, E, H, L = 5, 12, 2, 7
 ATTENTION = Reading("attention", "BHLD", D, heads=H)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.verification import Finding, Reading
 from saccade.verification.checks import _gradients as gradients
 from saccade.verification.checks._gradients_initial import at_the_start
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 E, H = 33, 3
 

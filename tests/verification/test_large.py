@@ -10,11 +10,11 @@ from torch import nn
 from saccade.verification import Limits, Reading
 from saccade.verification.running import _child, _deaths
 from saccade.verification.running._run import run_check
-from saccade.verification.target import _shortened
-from saccade.verification.target._check import Check
-from saccade.verification.target._hugging import load, size_of_weights
-from saccade.verification.target._subject import Subject
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject import _shortened
+from saccade.verification.subject._check import Check
+from saccade.verification.subject._hugging import load, size_of_weights
+from saccade.verification.subject._subject import Subject
+from saccade.verification.subject.discovery._discover import discover
 
 TOKENS = torch.tensor([[3, 11, 2, 7, 5], [13, 1, 17, 4, 9]])
 

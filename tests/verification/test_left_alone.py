@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from saccade.verification import Hints, verify
-from saccade.verification.target._reading import Reading
-from saccade.verification.target._subject import Subject
-from saccade.verification.target._words import no_mask
+from saccade.verification.subject._reading import Reading
+from saccade.verification.subject._subject import Subject
+from saccade.verification.subject._words import no_mask
 
 
 def attend(q, k, v, keep=None):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from saccade.verification import Promise, Reading
 from saccade.verification.checks import _order as order
-from saccade.verification.target._source import thrown_away
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._source import thrown_away
+from saccade.verification.subject._subject import Subject
 from saccade.verification.tracing._positions import positions
 
 E = 12

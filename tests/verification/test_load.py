@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from saccade.verification import Undecided
-from saccade.verification.target._load import load, split
+from saccade.verification.subject._load import load, split
 
 CODE = """
 import dataclasses

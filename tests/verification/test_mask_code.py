@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.verification import MaskReading
-from saccade.verification.target._calling import mask_tensor
-from saccade.verification.target._inputs import NamedInputs
+from saccade.verification.subject._calling import mask_tensor
+from saccade.verification.subject._inputs import NamedInputs
 from saccade.verification.tracing._mask_code import MaskCode
 
 B, H, LQ, LK, D = 2, 3, 5, 7, 11

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import saccade
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject.discovery._discover import discover
 
 
 class Attention(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 
 import saccade
 from saccade.verification import Undecided
-from saccade.verification.target.discovery._discover import discover
-from saccade.verification.target.discovery._forms import HEADS, WIDTH
+from saccade.verification.subject.discovery._discover import discover
+from saccade.verification.subject.discovery._forms import HEADS, WIDTH
 
 
 def attention(q, k, v, mask=None):

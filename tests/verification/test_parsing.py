@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from saccade.verification.target._source import parsed_by
+from saccade.verification.subject._source import parsed_by
 
 
 class Fails:

@@ -11,7 +11,7 @@ from published import transformers, written
 from saccade import models
 from saccade.verification import Promise, Undecided
 from saccade.verification.checks import CHECKS
-from saccade.verification.target._models import token_subject
+from saccade.verification.subject._models import token_subject
 from saccade.verification.tracing._trace import measured
 
 PLAIN = dict(

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Location, Reading
-from saccade.verification.target._source import (
+from saccade.verification.subject._source import (
     line_with,
     return_after,
     return_of_several,
     sources,
 )
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 HERE = Path(__file__)
 

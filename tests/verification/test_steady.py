@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade._seeding import seeded
+from saccade.support._seeding import seeded
 from saccade.verification import Reading
-from saccade.verification.target._steady import exact, steady, tolerance, vivid
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._steady import exact, steady, tolerance, vivid
+from saccade.verification.subject._subject import Subject
 
 E = 7
 SELF = Reading("self", "BLD", E)

@@ -11,8 +11,8 @@ from torch import nn
 
 import saccade
 from saccade.models import load
-from saccade.verification.target._kinds import check, name_of, unwrapped
-from saccade.verification.target.discovery._discover import discover
+from saccade.verification.subject._kinds import check, name_of, unwrapped
+from saccade.verification.subject.discovery._discover import discover
 
 
 def attention(q, k, v, mask=None, *, factor=1.0):

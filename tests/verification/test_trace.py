@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import saccade.nn
 from saccade.verification import Inapplicable, Reading
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 from saccade.verification.tracing._trace import TracedAttention, measured, traced
 
 B, H, L, D = 2, 3, 5, 7

@@ -224,7 +224,7 @@ def test_candidates_reach_the_caller(monkeypatch, isolated):
     def undecided(*_):
         raise Undecided("two ways fit", [("(batch, heads, length, width)", "--layout BHLD")])
 
-    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", undecided)
+    monkeypatch.setattr("saccade.verification.subject.discovery._discover.discover", undecided)
     with pytest.raises(Undecided) as raised:
         verify(right, isolated=isolated)
     assert raised.value.message == "two ways fit"
@@ -236,7 +236,7 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
         raise KeyError("ours")
 
     broken.__code__ = broken.__code__.replace(co_filename=saccade.__file__)
-    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", broken)
+    monkeypatch.setattr("saccade.verification.subject.discovery._discover.discover", broken)
     with pytest.raises(KeyError, match="ours") as raised:
         verify(right)
     assert "in the child process" in str(raised.value.__cause__)
@@ -250,7 +250,7 @@ def test_hints_and_sizes_are_joined(monkeypatch):
         seen.append(hints)
         raise Undecided("seen")
 
-    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", discovered)
+    monkeypatch.setattr("saccade.verification.subject.discovery._discover.discover", discovered)
     with pytest.raises(Undecided):
         verify(right, embed_dim=13, how=Hints(form="attention", num_heads=7), isolated=False)
     assert seen == [Hints(form="attention", embed_dim=13, num_heads=7)]

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from saccade.verification import MaskReading, Reading
-from saccade.verification.target._subject import Subject
-from saccade.verification.target._words import call_in_words
+from saccade.verification.subject._subject import Subject
+from saccade.verification.subject._words import call_in_words
 
 
 class Cross(nn.Module):

@@ -27,7 +27,7 @@ def browser():
 def page_file(tmp_path_factory):
     """`client/dev.html` with the two committed files, which `test_client.py` holds to their sources."""
     page = (ROOT / "client" / "dev.html").read_text("utf8")
-    for place, path in (("client", ROOT / "src/saccade/viewer/client.js"), ("dev", ROOT / "client/dev.js")):
+    for place, path in (("client", ROOT / "src/saccade/see/viewer/client.js"), ("dev", ROOT / "client/dev.js")):
         code = path.read_text("utf8").replace("</script", "<\\/script")
         assert page.count(f"/* {place} */") == 1
         page = page.replace(f"/* {place} */", code)

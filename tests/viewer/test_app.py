@@ -10,8 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from saccade.viewer.server._app import LARGEST_BODY, Activity, Addresses, ViewerApp, framed
 from saccade.viewer.server._session import Reply, Session

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client"
-VIEWER = ROOT / "src" / "saccade" / "viewer"
+VIEWER = ROOT / "src" / "saccade" / "see" / "viewer"
 BUILT = (VIEWER / "client.js", VIEWER / "heads.js", VIEWER / "steps" / "step.js", CLIENT / "dev.js")
 
 
@@ -48,7 +48,7 @@ def copy(tmp_path_factory):
     root = tmp_path_factory.mktemp("copy")
     shutil.copytree(CLIENT, root / "client", ignore=shutil.ignore_patterns("node_modules", "build"))
     (root / "client" / "node_modules").symlink_to(modules)
-    (root / "src" / "saccade" / "viewer" / "steps").mkdir(parents=True)
+    (root / "src" / "saccade" / "see" / "viewer" / "steps").mkdir(parents=True)
     return root / "client"
 
 

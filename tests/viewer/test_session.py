@@ -9,8 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import saccade
 from saccade.inspection import open_model, weights_of

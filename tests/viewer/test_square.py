@@ -14,8 +14,7 @@ from pretend_random import TEXTS, random_model
 from rich.cells import cell_len
 from rich.console import Console
 
-from saccade.inspection import _look as limits
-from saccade.inspection import look, short_number
+from saccade.inspection import _look as limits, look, short_number
 from saccade.viewer import _report, as_json, print_look, render_report
 from slowly import slow_but
 

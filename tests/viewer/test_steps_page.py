@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import saccade
-from saccade._call import AttentionCall
 from saccade.inspection import example, step_of_call
+from saccade.operator._call import AttentionCall
 from saccade.viewer import framed_steps, render_steps
 
 TEXT = "The cat sat on the mat because it was soft."

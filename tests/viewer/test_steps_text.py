@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import saccade
-from saccade._call import AttentionCall
 from saccade.inspection import example, step_of_call
+from saccade.operator._call import AttentionCall
 from saccade.viewer import print_steps, steps_as_text
 
 TEXT = "The cat sat on the mat because it was soft."

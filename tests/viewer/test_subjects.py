@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import saccade
-from saccade._numbers import size
 from saccade.inspection import look, open_model
+from saccade.support._numbers import size
 from saccade.viewer.server import is_watch_file, open_session
 
 TEXT = "The hen met the fox."

@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import _tap
-from .._attention import attention
-from .._backends import native
-from .._call import AttentionCall
-from .._checks import make_call
-from .._hooks import SdpaCall, SdpaMeaning
+from ..interception._hooks import SdpaCall, SdpaMeaning
+from ..operator import _tap
+from ..operator._attention import attention
+from ..operator._backends import native
+from ..operator._call import AttentionCall
+from ..operator._checks import make_call
 from . import _rules
 from ._thread import THREAD, AttentionOfTokens, NotOfTokens, counted
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._derived import state
+from ..operator._derived import state
 from ._structure import OURS
 
 CHANGES = "changes attributes, its arguments or random numbers when it is called"

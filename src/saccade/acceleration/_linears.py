@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._backends.native._run import is_plain
-from .._derived import Derived
-from .._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, fits, multiply, packed
+from ..operator._backends.native._run import is_plain
+from ..operator._derived import Derived
+from ..operator._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, fits, multiply, packed
 from ._effects import Effects, reaches_outside, same_random_numbers, shadow
 from ._structure import has_own_forward
 

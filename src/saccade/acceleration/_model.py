@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from .._backends.native import _kernels
+from ..operator._backends.native import _kernels
 from ._finding import spots
 from ._padded import PaddedLayer
 from ._self_attention import SelfAttention

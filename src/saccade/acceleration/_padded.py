@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _tap
-from .._backends.native._run import interrupted, is_plain
-from .._derived import Snapshot, state
+from ..operator import _tap
+from ..operator._backends.native._run import interrupted, is_plain
+from ..operator._derived import Snapshot, state
 from ._effects import CHANGES, Effects, same_random_numbers
 from ._proof import next_proof, same
 from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot

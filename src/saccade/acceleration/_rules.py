@@ -25,9 +25,9 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
-from .. import _tap
-from .._backends.native import _kernels
-from .._hooks import SdpaCall, SdpaMeaning
+from ..interception._hooks import SdpaCall, SdpaMeaning
+from ..operator import _tap
+from ..operator._backends.native import _kernels
 
 SMALL = "too small for the kernels to be faster"
 EMPTY = "nothing to compute"

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
-from .. import _tap
-from .._backends.native._run import interrupted, is_plain
+from ..operator import _tap
+from ..operator._backends.native._run import interrupted, is_plain
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, is_linear
 from ._methods import ReplacedMethod

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from .._masks import Causal, Documents, Mask
+from ..operator._masks import Causal, Documents, Mask
 
 
 class CallCounts:

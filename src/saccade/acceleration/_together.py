@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as _of_all
 
-from .._backends.native._run import is_plain
-from .._derived import Derived, Snapshot
-from .._products import fits, multiply, packed
+from ..operator._backends.native._run import is_plain
+from ..operator._derived import Derived, Snapshot
+from ..operator._products import fits, multiply, packed
 from ._linears import PackedLinear
 
 _MISSES = 3  # parts that nobody took, after which layers compute their own again

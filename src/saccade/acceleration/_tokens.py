@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..batching.packing import has_holes, real_row
+from ..operator.batching.packing import has_holes, real_row
 from ._thread import AttentionOfTokens
 
 MOST = 0.9  # share of real tokens above which nothing is gained

@@ -10,9 +10,7 @@ _PARTS = ("attention", "tasks", "variants")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import attention as attention
-    from . import tasks as tasks
-    from . import variants as variants
+    from . import attention as attention, tasks as tasks, variants as variants
 else:
 
     def __getattr__(name: str) -> object:

@@ -133,7 +133,7 @@ def _progress(
     """Two bars on the terminal's standard error: runs, and the steps of the one that goes on."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import progress_bar
+    from ..support._terminal._console import progress_bar
 
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with progress_bar(*columns) as progress:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from .._extras import NotInstalled
+from ..support._extras import NotInstalled
 
 
 class UserError(Exception):

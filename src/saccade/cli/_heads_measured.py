@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._numbers import counted
+from ..support._numbers import counted
 from ._errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .._terminal._console import Console
-    from ..attribution import Attribution, WhyAttends
-    from ..attribution._two_texts import ReadText
-    from ..inspection import Predictor, TextModel
+    from ..see.attribution import Attribution, WhyAttends
+    from ..see.attribution._two_texts import ReadText
+    from ..see.inspection import Predictor, TextModel
+    from ..support._terminal._console import Console
 
 MOST_PARTS = 16  # of a text, over which the interval of a head's importance is taken
 Progress = Callable[[int, int], None]
@@ -64,7 +64,7 @@ def _told_as_options() -> Iterator[None]:
 @contextlib.contextmanager
 def why_offered(model: TextModel) -> Iterator[None]:
     """The error for a model without a head for tokens says what can be asked of it."""
-    from ..inspection._predicting import NoTokenHead
+    from ..see.inspection._predicting import NoTokenHead
 
     try:
         yield
@@ -77,9 +77,9 @@ def why_offered(model: TextModel) -> Iterator[None]:
 def importance(model: TextModel, text: str, by: str, target: str | None, told: Progress, *, alone: bool) -> Measured:
     """How much the text's own loss hangs on each head, and what heads write towards the predicted token."""
     from .. import head_importance
-    from ..attribution._two_texts import read_text, target_tokens
-    from ..inspection import as_predictor
-    from ..viewer import heads as shown
+    from ..see.attribution._two_texts import read_text, target_tokens
+    from ..see.inspection import as_predictor
+    from ..see.viewer import heads as shown
 
     predictor, given = as_predictor(model), read_text(model, text)
     wanted = target_tokens(predictor, target)
@@ -161,10 +161,10 @@ def patched(
     told: Progress,
 ) -> Measured:
     """Which heads carry what differs between two texts."""
-    from ..attribution._heads import by_sign
-    from ..attribution._patching import BY
-    from ..attribution._two_texts import listed_positions, patch_texts
-    from ..viewer import heads as shown
+    from ..see.attribution._heads import by_sign
+    from ..see.attribution._patching import BY
+    from ..see.attribution._two_texts import listed_positions, patch_texts
+    from ..see.viewer import heads as shown
 
     ways, places = (BY if by is None else by), listed_positions(positions)
     made = patch_texts(model, text, other, by=ways, target=target, positions=places, progress=told)
@@ -194,7 +194,7 @@ def explained(
 ) -> Measured:
     """Why one word attends to another."""
     from .. import why_attends
-    from ..viewer import heads as shown
+    from ..see.viewer import heads as shown
 
     if model.stack is None:
         raise UserError(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._extras import installing
-from .._machine import processor
-from .._shared_cores import WAITING
+from ..support._extras import installing
+from ..support._machine import processor
+from ..support._shared_cores import WAITING
 
 VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *WAITING, "CUDA_VISIBLE_DEVICES")
 EMBEDDED_MODEL = ("config.json", "heads.json", "model.safetensors", "tokenizer.json")
@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
     """The installation, as JSON takes it. `broken` has one line for each thing that does not work."""
     requirements = _requirements()
     needed = [] if requirements is None else lacking("", requirements)
-    missing_files = [name for name in EMBEDDED_MODEL if not (_FOLDER / "models" / "embedded" / name).is_file()]
+    missing_files = [name for name in EMBEDDED_MODEL if not (_FOLDER / "make" / "models" / "embedded" / name).is_file()]
     broken = [f"{requirement} is needed" for requirement in needed]
     if missing_files:
         broken.append(f"the embedded model lacks {', '.join(missing_files)}")
@@ -137,7 +137,7 @@ def _computing(broken: list[str]) -> dict[str, Any]:
 
 def _kernels(broken: list[str]) -> dict[str, Any]:
     """The native kernels: which instruction sets there are, which one runs, and how far its result is off."""
-    from .._backends.native import _kernels as native
+    from ..operator._backends.native import _kernels as native
 
     found: dict[str, Any] = {
         "present": native.module is not None,

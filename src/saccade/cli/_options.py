@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .._extras import NotInstalled
+from ..support._extras import NotInstalled
 from ._errors import with_options
 from ._examples import examples_of, write_examples
 from ._existing import existing_model
@@ -103,7 +103,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _reading() -> set[str]:
     """The options of all tasks that say how their data is read, as the command line has them."""
-    from ..tasks._runs._registry import TASKS
+    from ..make.tasks._runs._registry import TASKS
 
     return {name.replace("_", "-") for task in TASKS.values() for name in task.reading}
 
@@ -188,7 +188,7 @@ class GroupedCommand(TyperCommand):
         options = [one for one in self.get_params(context) if one.param_type_name == "option"]
         names = {one.name: one.opts[0] for one in options}
         if "--set" in names.values():  # of a run, whose task has options of its own
-            from ..tasks._runs._registry import TASKS
+            from ..make.tasks._runs._registry import TASKS
 
             reading = {name for task in TASKS.values() for name in task.reading}
             # Advice only: in a list of what may be set the name is right as it stands.

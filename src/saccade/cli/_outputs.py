@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ._errors import require
 
 if TYPE_CHECKING:
-    from .._terminal._console import Console
     from ..benchmark.attention import Budget
+    from ..support._terminal._console import Console
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class RoundOptions(Protocol):
 
 def checked_files(output: OutputOptions) -> dict[str, Path]:
     """The files to write, by kind: what is wrong with them is said before minutes of work."""
-    from ..viewer import check_target
+    from ..see.viewer import check_target
 
     if output.plot is not None:
         require("matplotlib", "plot")
@@ -55,7 +55,7 @@ def checked_files(output: OutputOptions) -> dict[str, Path]:
 
 def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
     """Write what each kind's function makes into its file, where there is one."""
-    from ..viewer import write_whole
+    from ..see.viewer import write_whole
 
     for kind, make in made.items():
         if kind in files:
@@ -64,7 +64,7 @@ def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
 
 def write_plot(files: dict[str, Path], draw: Callable[[str], bytes]) -> None:
     """Write the figure, which `draw` makes as "png" or "svg", where there is a file for it."""
-    from ..viewer import write_whole
+    from ..see.viewer import write_whole
 
     if "plot" in files:
         write_whole(files["plot"], draw(files["plot"].suffix.lower()[1:]))
@@ -93,7 +93,7 @@ def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar on the terminal's standard error; what it gives is called with the name of each piece that is done."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import progress_bar
+    from ..support._terminal._console import progress_bar
 
     with progress_bar(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}")) as bar:
         task = bar.add_task(title, total=total)
@@ -102,7 +102,7 @@ def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 def result_console() -> Console:
     """The console for results; a terminal that lacks a character shows a question mark."""
-    from .._terminal._console import Console
+    from ..support._terminal._console import Console
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")

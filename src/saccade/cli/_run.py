@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from .._extras import NotInstalled
-from .._terminal import cleaned_streams
+from ..support._extras import NotInstalled
+from ..support._terminal import cleaned_streams
 from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
 

@@ -48,7 +48,7 @@ def picture_target(picture: Path | None) -> Path | None:
     """The file to draw into, if one is given: errors in its name are raised before any work."""
     if picture is None:
         return None
-    from ..viewer import check_target
+    from ..see.viewer import check_target
 
     require("matplotlib", "tasks")
     if picture.suffix.lower() not in (".png", ".svg"):

@@ -15,7 +15,7 @@ from ._task_options import TaskFileOptions
 from ._training_run import ending
 
 if TYPE_CHECKING:
-    from ..tasks import SearchReporter
+    from ..make.tasks import SearchReporter
 
 
 def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], trials: int) -> None:
@@ -23,7 +23,7 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
     began = time.perf_counter()
     if trials < 1:
         raise UserError(f"--search {trials}: must be at least 1")
-    from ..tasks._searching._search import search_request, search_requested
+    from ..make.tasks._searching._search import search_request, search_requested
 
     minutes = options.pop("minutes", None)
     wanted = search_request(
@@ -47,9 +47,9 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
 
 def _reporter(trials: int) -> SearchReporter:
     """A line for each trial; in a terminal a bar for the one that runs."""
-    from ..tasks import SearchReporter
-    from ..training import Reporter
-    from ..training.progress import ConsoleReporter
+    from ..make.tasks import SearchReporter
+    from ..make.training import Reporter
+    from ..make.training.progress import ConsoleReporter
 
     class Brief(ConsoleReporter):
         """The bar, while the trial goes on, and what is wrong."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._terminal import standard_input
+from ..support._terminal import standard_input
 from ._errors import UserError
 from ._existing import existing
 
 if TYPE_CHECKING:
-    from ..inspection import TextModel
+    from ..see.inspection import TextModel
 
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
@@ -128,7 +128,7 @@ def word_range(given: InputText, first: int | None, last: int | None) -> InputTe
     """The words ``first`` to ``last``, both included and counted from 1."""
     if first is None and last is None:
         return given
-    from ..inspection import split_words
+    from ..see.inspection import split_words
 
     spans = split_words(given.text)
     for name, number in (("--from", first), ("--to", last)):
@@ -159,7 +159,7 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
 
     ``first``: the word it begins with. ``beyond``: the option that makes a model read further than it was trained to.
     """
-    from ..inspection import split_words, words_that_fit
+    from ..see.inspection import split_words, words_that_fit
 
     spans = split_words(text)
     fit = words_that_fit(model, text, spans)
@@ -184,8 +184,8 @@ def _memory(model: TextModel, tokens: int) -> str:
 
     Of an encoder-decoder it depends on the target, of modules that are not Saccade's on what they are.
     """
-    from .._numbers import size
-    from ..models.text.encoder_decoder import EncoderDecoder
+    from ..make.models.text.encoder_decoder import EncoderDecoder
+    from ..support._numbers import size
 
     if model.stack is None or isinstance(model.module, EncoderDecoder):
         return ""

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from .._shared_cores import shared_cores
+from ..support._shared_cores import shared_cores
 
 MEASURING = ("bench", "compare")  # what is measured waits as in the user's program
 

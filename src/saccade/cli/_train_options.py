@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .._plain_values import parsed_json
+from ..support._plain_values import parsed_json
 from ._errors import require
 from ._existing import existing
 from ._options import option
 
 if TYPE_CHECKING:
-    from ..training import LanguageSettings
+    from ..make.training import LanguageSettings
 
 Text = Annotated[
     Path,
@@ -79,7 +79,7 @@ class ModelOptions:
     @property
     def fields(self) -> dict[str, Any]:
         """As `ModelConfig` takes them; ValueError names mechanisms and settings that there are not."""
-        from ..variants import parse
+        from ..operator.variants import parse
 
         # A context that cannot be is refused by name when the model is made.
         mechanism = None if self.mechanism is None else parse(self.mechanism, max(self.context, 1))
@@ -88,7 +88,7 @@ class ModelOptions:
 
 def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
     """Those of a model folder that are among the names; none where it cannot be read, which its opening reports."""
-    from ..models.own.checkpoint import CONFIG
+    from ..make.models.own.checkpoint import CONFIG
 
     try:
         config = parsed_json((folder / CONFIG).read_bytes())
@@ -183,7 +183,7 @@ def settings_of(
     data: TextOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
 ) -> LanguageSettings:
     """The options as the training loop takes them."""
-    from ..training import EvaluationSettings, Execution, LanguageSettings
+    from ..make.training import EvaluationSettings, Execution, LanguageSettings
 
     looks = {} if keeping is None else {**vars(keeping), "tensorboard": log_wanted(keeping.tensorboard)}
     return LanguageSettings(

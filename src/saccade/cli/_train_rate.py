@@ -12,7 +12,7 @@ from ._errors import UserError, require
 from ._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextOptions, settings_of
 
 if TYPE_CHECKING:
-    from ..training import RangeTest
+    from ..make.training import RangeTest
 
 LINES = 20  # of the table
 
@@ -35,9 +35,9 @@ def learning_rate(
     require("accelerate", "train")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, expected a folder to write the curve into")
-    from ..training.language_run import LanguageRun
-    from ..training.prepared_language import range_test_of
-    from ..training.progress import rates_shown
+    from ..make.training.language_run import LanguageRun
+    from ..make.training.prepared_language import range_test_of
+    from ..make.training.progress import rates_shown
 
     run = LanguageRun(
         text,
@@ -87,7 +87,7 @@ def _table(result: RangeTest) -> str:
 def _write(out: Path, result: RangeTest, whole: dict[str, object]) -> None:
     import importlib.util
 
-    from ..models.own.checkpoint import write_text
+    from ..make.models.own.checkpoint import write_text
 
     out.mkdir(parents=True, exist_ok=True)
     rows = zip(result.rates, result.losses, result.smoothed, strict=True)

@@ -22,8 +22,8 @@ step, and --resume goes on from there.
 @contextlib.contextmanager
 def ending(out: Path) -> Iterator[None]:
     """A run into `out`: if a signal ended it, a line says so and how to continue."""
-    from ..training import Stopped
-    from ..training.processes import OtherProcessFailed, is_main_process
+    from ..make.training import Stopped
+    from ..make.training.processes import OtherProcessFailed, is_main_process
 
     try:
         yield

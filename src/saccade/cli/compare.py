@@ -81,8 +81,8 @@ def _list() -> None:
     """The table of abilities, drawn in a terminal and as Markdown in a pipe."""
     from rich.markdown import Markdown
 
-    from .._terminal._console import Console
-    from ..variants._table import capabilities
+    from ..operator.variants._table import capabilities
+    from ..support._terminal._console import Console
 
     console = Console()
     if console.is_terminal:
@@ -96,8 +96,7 @@ def _measured(
 ) -> tuple[VariantComparison, bool]:
     """What was measured, and whether Ctrl-C ended it."""
     from ..benchmark.attention.machine import describe
-    from ..benchmark.variants import VariantComparison
-    from ..benchmark.variants import measuring as work
+    from ..benchmark.variants import VariantComparison, measuring as work
     from ..benchmark.variants.catalogue import chosen_contenders as picked
     from ..benchmark.variants.distance import paths
 
@@ -160,9 +159,9 @@ def _print(comparison: VariantComparison) -> None:
     """Tables with styles in a terminal, the same lines without them in a pipe."""
     from rich.text import Text
 
-    from .._terminal._console import Console
     from ..benchmark.variants import tables
     from ..benchmark.variants.advice import advice
+    from ..support._terminal._console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -86,8 +86,8 @@ def diagram(
     if path.suffix.lower() == ".png":
         require("resvg_py", "plot")
 
-    from ..viewer import check_target
-    from ..viewer.diagrams import diagram as draw
+    from ..see.viewer import check_target
+    from ..see.viewer.diagrams import diagram as draw
 
     check_target(path, force=force)
     theme = "dark" if dark else "light" if light else "auto"

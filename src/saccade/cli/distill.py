@@ -19,7 +19,7 @@ from ._training_run import EPILOG
 from .train import train_runs
 
 if TYPE_CHECKING:
-    from ..tasks._runs._request import TaskRun
+    from ..make.tasks._runs._request import TaskRun
 
 # Which task it is, only the teacher's folder says.
 _USUAL = "as the task has"
@@ -100,7 +100,7 @@ def distill(
     unlabelled = options.pop("unlabelled")
 
     def ask(files: NewRunOptions, options: dict[str, Any]) -> TaskRun:
-        from ..tasks._smaller._distill import distill_request
+        from ..make.tasks._smaller._distill import distill_request
 
         return distill_request(
             teacher,

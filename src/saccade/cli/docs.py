@@ -34,7 +34,7 @@ def docs(
     import webbrowser
 
     from .. import __version__
-    from .._documentation import built_site, search
+    from ..support._documentation import built_site, search
 
     try:
         site = built_site(__version__, anew=build, begin=lambda: typer.echo(_BUILDING, err=True))

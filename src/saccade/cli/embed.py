@@ -18,7 +18,7 @@ from ._existing import existing, existing_model
 from ._options import GroupedCommand, flattened, option
 
 if TYPE_CHECKING:
-    from ..models.embedding_file import Corpus
+    from ..make.models.embedding_file import Corpus
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 
@@ -77,18 +77,18 @@ def embed(
     Texts are sorted by length and computed without padding. An interrupted command continues where it stopped: finished
     rows are kept in FILE.partial until FILE is complete.
     """
-    from ..models.embedding_file import ENDINGS
+    from ..make.models.embedding_file import ENDINGS
 
     if out.suffix.lower() not in ENDINGS:
         raise UserError(f"--out {out}: vectors are written to a name that ends in {' or '.join(ENDINGS)}")
-    from ..viewer import check_target
+    from ..see.viewer import check_target
 
     if out.is_file() and not force:
         raise UserError(f"{out} exists; --force replaces it, --out writes elsewhere")
     target = check_target(out, force=True)
     corpus = _read(texts, column)
-    from ..models.embedding import open_embedder
-    from ..models.embedding_file import embed_to_file
+    from ..make.models.embedding import open_embedder
+    from ..make.models.embedding_file import embed_to_file
 
     embedder = open_embedder(
         model, pooling=vectors.pooling, normalize=vectors.normalize, tokens_per_batch=vectors.tokens_per_batch
@@ -105,7 +105,7 @@ def embed(
 
 def _read(path: Path, column: str | None) -> Corpus:
     """The texts of a file or a folder."""
-    from ..models.embedding_file import Corpus
+    from ..make.models.embedding_file import Corpus
 
     if column is not None and path.suffix.lower() not in _TABLES:
         raise UserError(f"--column {column}: of a .csv or .tsv; {path} is none")
@@ -138,7 +138,7 @@ def _column(path: Path, content: str, column: str | None) -> list[str]:
         names = next(rows, [])
         if column is None or column not in names:
             told = "--column is missing" if column is None else f"no column {column!r}"
-            from ..tasks._examples import separated_otherwise
+            from ..make.tasks._examples import separated_otherwise
 
             advice = separated_otherwise(path, content)
             raise UserError(f"{path}: {told}; it has {', '.join(map(repr, names)) or 'none'}{advice}")
@@ -160,7 +160,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar with texts/s on standard error, where that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from .._terminal._console import progress_bar
+    from ..support._terminal._console import progress_bar
 
     left = TextColumn("left"), TimeRemainingColumn()
     rate = TextColumn("{task.fields[rate]}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .._terminal import uncleaned
+from ..support._terminal import uncleaned
 from ._existing import existing_model
 from ._options import GroupedCommand
 
@@ -49,9 +49,8 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
-    from ..models import Sampling, load
-    from ..models import generate as pieces
-    from ..models.decoding.generating import GeneratingModel
+    from ..make.models import Sampling, generate as pieces, load
+    from ..make.models.decoding.generating import GeneratingModel
 
     if tokens < 1:
         raise ValueError(f"tokens: must be at least 1, got {tokens}")

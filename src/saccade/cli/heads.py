@@ -17,7 +17,7 @@ from ._outputs import result_console
 from ._texts import command_line, existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
-    from ..inspection import TextModel
+    from ..see.inspection import TextModel
 
 FIGURES = (".svg", ".png", ".pdf")
 BY = {"importance": ("gradient", "ablation", "greedy"), "patch": ("gradient", "exact")}
@@ -123,7 +123,7 @@ def heads(
     given = given_text(text, "heads")
     _check_out(common)
     head = parse_head(how.head)
-    from ..inspection import open_model
+    from ..see.inspection import open_model
 
     opened = open_model(common.model)
     if question.why is not None:
@@ -172,7 +172,7 @@ def _check_out(common: CommonOptions) -> None:
     if common.out.suffix.lower() not in FIGURES:
         raise UserError(f"--out {common.out}: a figure is written to an .svg, .png or .pdf; --json prints numbers")
     require("matplotlib", "plot")
-    from ..viewer import check_target
+    from ..see.viewer import check_target
 
     check_target(common.out, force=common.force)
 
@@ -181,7 +181,7 @@ def _check_out(common: CommonOptions) -> None:
 
 
 def _important(opened: TextModel, text: str, question: QuestionOptions, how: HowOptions, *, quiet: bool) -> Measured:
-    from ..analysis.tables import shown_progress
+    from ..see.analysis.tables import shown_progress
     from ._heads_measured import importance, why_offered
 
     with why_offered(opened), shown_progress("heads", quiet=quiet) as told:
@@ -189,7 +189,7 @@ def _important(opened: TextModel, text: str, question: QuestionOptions, how: How
 
 
 def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet: bool) -> Measured:
-    from ..analysis.tables import shown_progress
+    from ..see.analysis.tables import shown_progress
     from ._heads_measured import patched, why_offered
     from ._texts import text_or_file
 
@@ -211,7 +211,7 @@ def _why(
 
 def _give(found: Measured, common: CommonOptions, again: list[str]) -> None:
     if common.out is not None:
-        from ..viewer import check_target, write_whole
+        from ..see.viewer import check_target, write_whole
 
         target = check_target(common.out, force=common.force)
         write_whole(target, found.draw(common.out.suffix.lower()[1:]))

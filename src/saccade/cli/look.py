@@ -27,7 +27,7 @@ from ._texts import (
 )
 
 if TYPE_CHECKING:
-    from ..inspection import Look, TextModel
+    from ..see.inspection import Look, TextModel
 
 REPORT = Path("saccade-report.html")
 REPORTS, FIGURES = (".html", ".htm"), (".png", ".svg")  # what --out writes, by the ending of its name
@@ -119,7 +119,7 @@ def look(
     seen = _look(opened, given, model, wanted, quiet=as_numbers)
     _write(seen, report, figure)
     if as_numbers:
-        from ..viewer import as_json
+        from ..see.viewer import as_json
 
         numbers = as_json(seen) | {"report": str(report), "figure": str(figure) if figure else None}
         typer.echo(json.dumps(numbers, separators=(",", ":"), allow_nan=False))
@@ -140,8 +140,8 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
 
 
 def _opened(model: str | None, targets: list[Path], *, force: bool) -> TextModel:
-    from ..inspection import open_model
-    from ..viewer import check_target
+    from ..see.inspection import open_model
+    from ..see.viewer import check_target
 
     for target in targets:
         check_target(target, force=force)
@@ -150,9 +150,9 @@ def _opened(model: str | None, targets: list[Path], *, force: bool) -> TextModel
 
 def _held(model: TextModel, given: InputText) -> InputText:
     """Of a text whose words are of several tokens, as many words as the model holds: no reader foresees that number."""
-    from ..inspection import split_words, words_that_fit
-    from ..inspection._collect import read
-    from ..inspection._words import about_tokens
+    from ..see.inspection import split_words, words_that_fit
+    from ..see.inspection._collect import read
+    from ..see.inspection._words import about_tokens
 
     spans = split_words(given.text)
     fit = words_that_fit(model, given.text, spans)
@@ -162,8 +162,8 @@ def _held(model: TextModel, given: InputText) -> InputText:
 
 
 def _look(opened: TextModel, given: InputText, model: str | None, wanted: MapOptions, *, quiet: bool) -> Look:
-    from ..analysis.tables import shown_progress
-    from ..inspection import look as look_through
+    from ..see.analysis.tables import shown_progress
+    from ..see.inspection import look as look_through
 
     check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
@@ -174,7 +174,7 @@ def _look(opened: TextModel, given: InputText, model: str | None, wanted: MapOpt
 
 
 def _write(seen: Look, report: Path, figure: Path | None) -> None:
-    from ..viewer import check_target, draw_figure, render_report, write_whole
+    from ..see.viewer import check_target, draw_figure, render_report, write_whole
 
     write_whole(check_target(report, force=True), render_report(seen, __version__).encode("utf-8"))
     if figure:
@@ -187,7 +187,7 @@ def _write(seen: Look, report: Path, figure: Path | None) -> None:
 def _print(seen: Look, given: InputText, model: str | None, report: Path, figure: Path | None) -> None:
     from rich.text import Text
 
-    from ..viewer import print_look
+    from ..see.viewer import print_look
 
     console = result_console()
     print_look(console, seen)

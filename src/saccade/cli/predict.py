@@ -41,10 +41,10 @@ def predict(
     ] = False,
 ) -> None:
     """Print the prediction of the model of RUN for each INPUT, with probabilities; piped output is JSON lines."""
-    from .._terminal import standard_input, uncleaned
-    from ..tasks._examples import text_lines
-    from ..tasks._runs._predicting import predicted
-    from ..training.verdict import untrained
+    from ..make.tasks._examples import text_lines
+    from ..make.tasks._runs._predicting import predicted
+    from ..make.training.verdict import untrained
+    from ..support._terminal import standard_input, uncleaned
 
     target = picture_target(picture)
     for line in untrained(run):

@@ -20,9 +20,9 @@ from ._texts import existing_text, text_or_file
 from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
-    from ..models import Model
-    from ..pruning import Comparison
-    from ..tasks import PrunedRun
+    from ..make.models import Model
+    from ..make.pruning import Comparison
+    from ..make.tasks import PrunedRun
 
 EMBEDDED = "embedded"
 
@@ -109,7 +109,7 @@ def prune(
     The smaller model computes the same as the model with those heads' outputs set to 0. A run of a task is evaluated by
     its metric on its validation data; it can be trained further, and stays a run of its task.
     """
-    from ..training.folder import LANGUAGE, task_of
+    from ..make.training.folder import LANGUAGE, task_of
 
     if task_of(Path(model)) not in (None, LANGUAGE):
         _prune_run(Path(model), chosen, judging, learning, common)
@@ -119,8 +119,8 @@ def prune(
         raise UserError(f"--{given[0]}: only of a run of a task, which {model} is not; go on with `saccade train`")
     _check(chosen, judging, common.out, force=common.force)
     text = None if judging.data is None else text_or_file(judging.data).text
-    from ..models import load
-    from ..pruning import compare_pruned
+    from ..make.models import load
+    from ..make.pruning import compare_pruned
 
     opened = load(None if model == EMBEDDED else model)
     with _progress() as told:
@@ -142,8 +142,8 @@ def _prune_run(
     if common.out is None:
         raise UserError("--out: missing; the folder to write the pruned run into")
     require("accelerate", "tasks")
-    from ..tasks._smaller._prune import PruneRequest, without_heads
-    from ..training.progress import ConsoleReporter
+    from ..make.tasks._smaller._prune import PruneRequest, without_heads
+    from ..make.training.progress import ConsoleReporter
 
     options = {name: value for name, value in vars(learning).items() if value is not None}
     resume = options.pop("resume")
@@ -225,7 +225,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on standard error, where that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import progress_bar
+    from ..support._terminal._console import progress_bar
 
     with progress_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("", total=None)

@@ -16,7 +16,7 @@ from ._outputs import result_console
 from ._texts import existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
-    from ..inspection import Steps
+    from ..see.inspection import Steps
 
 PAGES = (".html", ".htm")
 PARTS = ("encoder", "decoder", "cross")
@@ -100,7 +100,7 @@ def step(
 
         console.print(Text.assemble(("Page  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
         return
-    from ..viewer import print_steps
+    from ..see.viewer import print_steps
 
     print_steps(console, made)
 
@@ -111,7 +111,7 @@ def _example(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
         raise UserError(
             "--example has a text and a head of its own; leave TEXT, --head, --word, --nth, --target and --model out"
         )
-    from ..inspection import example
+    from ..see.inspection import example
 
     return example(without=_listed(chosen.without))
 
@@ -119,10 +119,10 @@ def _example(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
 def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions) -> Steps:
     given, head = given_text(text, "step"), _parsed(chosen.head)
     if common.out is not None:
-        from ..viewer import check_target
+        from ..see.viewer import check_target
 
         check_target(common.out, force=common.force)
-    from ..viewer import step as steps_of
+    from ..see.viewer import step as steps_of
 
     without = _listed(chosen.without)
     return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=without, target=chosen.target)
@@ -144,6 +144,6 @@ def _listed(without: str | None) -> list[str]:
 
 
 def _write(made: Steps, out: Path, *, force: bool) -> None:
-    from ..viewer import check_target, write_whole
+    from ..see.viewer import check_target, write_whole
 
     write_whole(check_target(out, force=force), made.html().encode("utf-8"))

@@ -40,9 +40,8 @@ def test(
     If the baseline is better, the first line says so. For runs with several seeds, the report shows mean and spread.
     """
     target = picture_target(picture)
-    from ..tasks import test as judge
-    from ..tasks import test_seeds
-    from ..tasks._runs._seeds import seed_folders
+    from ..make.tasks import test as judge, test_seeds
+    from ..make.tasks._runs._seeds import seed_folders
 
     report = (test_seeds if seed_folders(run) else judge)(run, data, baseline=baseline, **changes_of(changes))
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))

@@ -42,9 +42,9 @@ from ._train_rate import learning_rate
 from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
-    from ..models import LanguageModel
-    from ..tasks._runs._request import TaskRun
-    from ..training import Evaluation, LanguageRun
+    from ..make.models import LanguageModel
+    from ..make.tasks._runs._request import TaskRun
+    from ..make.training import Evaluation, LanguageRun
 
 F = TypeVar("F", bound=NewRunOptions | FileOptions)
 
@@ -82,9 +82,9 @@ def language_model(
     The best weights are saved during training, also at Ctrl-C. The same command with --resume continues the run.
     """
     require("accelerate", "train")
-    from ..training import LanguageRun, train_language_model
-    from ..training.processes import is_main_process
-    from ..training.progress import ConsoleReporter
+    from ..make.training import LanguageRun, train_language_model
+    from ..make.training.processes import is_main_process
+    from ..make.training.progress import ConsoleReporter
 
     sizes = shape.fields
     if files.initial is not None:
@@ -145,7 +145,7 @@ def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str
         return
 
     def ask(files: TaskFileOptions, options: dict[str, Any]) -> TaskRun:
-        from ..tasks._runs._training import request
+        from ..make.tasks._runs._training import request
 
         return request(
             task,
@@ -170,7 +170,7 @@ def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
 
 
 def _told_what_next(out: Path, runs: Sequence[Path]) -> None:
-    from ..training.processes import is_main_process
+    from ..make.training.processes import is_main_process
 
     if is_main_process():
         typer.echo(f"{_written(out, runs)} Next:")
@@ -182,9 +182,9 @@ def _told_what_next(out: Path, runs: Sequence[Path]) -> None:
 
 def _explains(run: Path) -> bool:
     """Whether the task of a run draws why it predicts what it does."""
-    from ..tasks import Task
-    from ..tasks._runs._registry import TASKS
-    from ..training.folder import task_of
+    from ..make.tasks import Task
+    from ..make.tasks._runs._registry import TASKS
+    from ..make.training.folder import task_of
 
     kind = TASKS.get(task_of(run) or "")
     return kind is not None and kind.predicted_picture is not Task.predicted_picture
@@ -213,7 +213,7 @@ def _train_seeds(
         return [files.out]
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    from ..tasks._runs._seeds import check_for_seeds, seed_folder, spread
+    from ..make.tasks._runs._seeds import check_for_seeds, seed_folder, spread
 
     numbers = range(options["seed"], options["seed"] + seeds)
     check_for_seeds(files.out, numbers)
@@ -233,9 +233,9 @@ def _train_seeds(
 def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:
     """How good the best weights are, in the main process."""
     began = time.perf_counter()
-    from ..tasks._runs._training import train_requested
-    from ..training.processes import is_main_process
-    from ..training.progress import ConsoleReporter
+    from ..make.tasks._runs._training import train_requested
+    from ..make.training.processes import is_main_process
+    from ..make.training.progress import ConsoleReporter
 
     run = ask(files, options)
     with ending(run.out), ConsoleReporter(run, quiet=not is_main_process()) as reporter:
@@ -247,9 +247,9 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights; a mechanism has no weights."""
     if lm.model.config.mechanism is not None:
         return
-    from ..inspection import measure_roles
-    from ..models.own.checkpoint import HEADS, write_text
-    from ..training.prepared_language import texts
+    from ..make.models.own.checkpoint import HEADS, write_text
+    from ..make.training.prepared_language import texts
+    from ..see.inspection import measure_roles
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))
     write_text(run.out / HEADS, json.dumps(heads, indent=1) + "\n")

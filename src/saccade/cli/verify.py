@@ -21,7 +21,7 @@ from ._outputs import result_console
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided
-    from ..verification.target._check import Check
+    from ..verification.subject._check import Check
 
 # As `saccade.verification` has them, which loads PyTorch; a test holds the two together.
 CHECKS = (
@@ -166,8 +166,7 @@ def verify(
 def _verified(
     target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions, outputs: OutputOptions
 ) -> Report:
-    from ..verification import Hints, Limits, Promise, Undecided
-    from ..verification import verify as verify_target
+    from ..verification import Hints, Limits, Promise, Undecided, verify as verify_target
 
     hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
     promise = Promise(*vars(promised).values())
@@ -228,7 +227,7 @@ def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
 
 def _checked(outputs: OutputOptions, target: str) -> dict[str, Path]:
     """The files to write, by kind: whether they can be written is known before any work is done."""
-    from ..viewer import check_target
+    from ..see.viewer import check_target
 
     if outputs.out is not None and outputs.out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {outputs.out}: the page is written to an .html; --json and --junit give other forms")
@@ -251,7 +250,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error where that is a terminal, with what is being done."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import progress_bar
+    from ..support._terminal._console import progress_bar
 
     columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with progress_bar(*columns, quiet=quiet) as bar:
@@ -263,8 +262,8 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def _write(report: Report, files: dict[str, Path], *, is_told: bool) -> None:
+    from ..see.viewer import check_target, write_whole
     from ..verification import as_junit, as_page
-    from ..viewer import check_target, write_whole
 
     for at, (kind, path) in enumerate(files.items()):
         content = as_page(report, f"Saccade {__version__}") if kind == "Page" else as_junit(report)

@@ -22,8 +22,8 @@ from ._outputs import result_console
 from ._texts import check_length, existing_text, given_text, parse_head, text_or_file, word_range
 
 if TYPE_CHECKING:
-    from ..viewer.server import Viewer
-    from ..viewer.server._session import Session
+    from ..see.viewer.server import Viewer
+    from ..see.viewer.server._session import Session
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
 _NAMES = {"first": "from", "last": "to"}
@@ -124,7 +124,7 @@ def view(
     require("starlette", "view")
     require("uvicorn", "view")
     head, budget = parse_head(shown.head), _bytes(server.budget)
-    from ..viewer.server import MOST_IDLE, start
+    from ..see.viewer.server import MOST_IDLE, start
 
     with _ended_by_sigterm():
         session = _session(subject, shown, head, budget, server.folder)
@@ -157,7 +157,7 @@ def _tell_and_wait(viewer: Viewer, server: ServerOptions) -> None:
     _print_address(viewer.url)
     for note in viewer.session.notes:
         typer.echo(f"saccade: {note}", err=True)
-    from ..viewer.server import OTHERS
+    from ..see.viewer.server import OTHERS
 
     if viewer.lets_others_in:
         typer.echo(f"saccade: {OTHERS}", err=True)
@@ -199,8 +199,8 @@ def _session(
     arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None, budget: int | None, folder: Any
 ) -> Session:
     """Everything read; a bar shows the layers that are done."""
-    from ..analysis.tables import shown_progress
-    from ..viewer.server import open_session
+    from ..see.analysis.tables import shown_progress
+    from ..see.viewer.server import open_session
 
     if any(map(_reads_no_text, shown.model or ())):
         return _session_of_input(arguments, shown, head)
@@ -220,19 +220,19 @@ def _session(
 
 def _reads_no_text(model: str) -> bool:
     """Whether this is a run of a task whose inputs are images, sounds, series or nodes."""
-    from ..training.folder import TASK
+    from ..make.training.folder import TASK
 
     if not (Path(model) / TASK).is_file():
         return False
-    from ..tasks import reads_no_text
+    from ..make.tasks import reads_no_text
 
     return reads_no_text(model)
 
 
 def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None) -> Session:
     """One input through one run, watched: what `view` shows of any model."""
-    from ..tasks import observe
-    from ..viewer.server import open_session
+    from ..make.tasks import observe
+    from ..see.viewer.server import open_session
 
     runs = shown.model or []
     given = {name: getattr(shown, name) for name in ("against", "target", "context", "first", "last")}
@@ -250,7 +250,7 @@ def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tu
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
     """The text or the watch file, and what it is compared with."""
-    from ..viewer.server import is_watch_file
+    from ..see.viewer.server import is_watch_file
 
     more = [] if shown.against is None else [shown.against]
     first = arguments[0] if arguments and len(arguments) == 1 else ""
@@ -273,7 +273,7 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     """The models, opened, with room for the texts; none for what watch kept."""
     if isinstance(subjects[0], Path):
         return list(shown.model or [])
-    from ..inspection import open_model
+    from ..see.inspection import open_model
 
     models = [open_model(model) for model in shown.model or (None,)]
     if shown.context is not None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import lightning as lightning
-    from . import trainer as trainer
-    from . import transformers as transformers
+    from . import lightning as lightning, trainer as trainer, transformers as transformers
 else:
 
     def __getattr__(name: str) -> object:

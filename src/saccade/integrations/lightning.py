@@ -7,8 +7,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._extras import installing
-from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, TensorBoardLog
+from ..see.monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, TensorBoardLog
+from ..support._extras import installing
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._extras import installing
-from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings
-from ..monitoring._monitor_log import tensorboard_in
+from ..see.monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings
+from ..see.monitoring._monitor_log import tensorboard_in
+from ..support._extras import installing
 
 try:
     from transformers import TrainerCallback

@@ -1,6 +1,6 @@
 """Verifying any implementation of attention against the contract: what it breaks, where, and how to fix it.
 
-Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (the messages), `target`
+Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (the messages), `subject`
 (finding, reading and calling what is verified), `tracing` (what happens inside a call), `checks`, `running` (a process
 of its own, time, deaths) and `report`. From outside it imports the operator, `inspection` and `models`.
 """
@@ -15,8 +15,8 @@ from .report._junit import as_junit
 from .report._report import Report
 from .report._text import report_lines
 from .running._child import Limits
-from .target._check import Check
-from .target._reading import CacheReading, Hints, MaskReading, Promise, Reading
+from .subject._check import Check
+from .subject._reading import CacheReading, Hints, MaskReading, Promise, Reading
 
 __all__ = [
     "CacheReading",

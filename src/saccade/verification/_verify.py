@@ -11,14 +11,13 @@ import torch
 
 from .findings._finding import FAMILIES, Finding, Outcome
 from .report._report import Report
-from .target._kinds import check as check_target
-from .target._kinds import name_of
-from .target._reading import Hints, Promise, Reading
+from .subject._kinds import check as check_target, name_of
+from .subject._reading import Hints, Promise, Reading
 
 if TYPE_CHECKING:
     from .running._child import ChildOutput, Limits
     from .running._job import Message, TargetUnusable
-    from .target._check import Check
+    from .subject._check import Check
 
 Progress = Callable[[int, int, str], None]
 
@@ -105,7 +104,7 @@ def verify(
     )
     for named in (target, how):
         if isinstance(named, str) and not named.startswith("hf:"):
-            from .target._load import split
+            from .subject._load import split
 
             split(named)
     return _report(job, chosen, limits or Limits(), isolated, progress)

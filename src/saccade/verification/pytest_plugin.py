@@ -27,7 +27,7 @@ from ._verify import assert_correct, verify
 from .findings._finding import FAMILIES
 from .report._report import Report
 from .report._text import finding_as_text
-from .target._load import split
+from .subject._load import split
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,8 +20,8 @@ from saccade.benchmark.attention import (
     SaccadeAttention,
     SdpaAttention,
     measuring,
+    targets as attention_targets,
 )
-from saccade.benchmark.attention import targets as attention_targets
 from saccade.benchmark.attention.targets import catalogue
 from saccade.benchmark.attention.targets.requirements import NeverSlower
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from looped import looped
-from saccade import _numbers
 from saccade.benchmark.attention import (
     BenchmarkReport,
     Case,
@@ -20,6 +19,7 @@ from saccade.benchmark.attention import (
 )
 from saccade.benchmark.attention.growth import exponents, series
 from saccade.benchmark.attention.results import LimitReadings
+from saccade.support import _numbers
 
 CASE = Case(100, 100, heads=2, kv_heads=1, width=5, value_width=5)  # 2 * 10 * 10^4 * 2 = 400,000 operations
 PEAK = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (8e9, 4e9, 8e9))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from saccade.benchmark.attention import Case
 from saccade.benchmark.attention.tiles import multiplied_pairs, visited, visited_tiles

@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from looped import looped
-from saccade._numbers import percent_rounded_down
 from saccade.benchmark.tasks import (
     TASKS as ALL,
-)
-from saccade.benchmark.tasks import (
     FinishedRun,
     Induction,
     ModelShape,
@@ -32,6 +29,7 @@ from saccade.benchmark.tasks import (
     missing,
     tables,
 )
+from saccade.support._numbers import percent_rounded_down
 
 BUDGET = TrainingBudget(steps=3, batch=4, rates=(1e-2,), every=3, held=8)
 TASKS = [Induction(symbols=3, length=5), Recall(vocabulary=12, length=8, pairs=(1, 2))]

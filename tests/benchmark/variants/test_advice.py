@@ -6,14 +6,13 @@ import math
 import re
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from comparisons import comparison, exact, line
 from looped import looped
-from saccade import _numbers
 from saccade.benchmark.variants.advice import FASTER, about, advice, choose
 from saccade.benchmark.variants.trends import FLATTEST, OFF, STEEPEST, crossover
+from saccade.support import _numbers
 
 EXACT = {512: 1.0, 1024: 4.0, 2048: 16.0}
 

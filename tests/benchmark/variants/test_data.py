@@ -165,8 +165,8 @@ def test_a_model_that_cannot_be_read(tmp_path):
 @pytest.mark.slow
 def test_scale_goes_into_the_query_and_the_rest_is_named(monkeypatch):
     """Logits with the standard scale are those of the call; what mechanisms do not know is told."""
-    from saccade._call import ObservedCall
     from saccade.benchmark.variants import data as module
+    from saccade.operator._call import ObservedCall
 
     query, key, value = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
     call = ObservedCall(query, key, value, None, None, 0.7, 30.0, torch.zeros(2), out=value, source="")

@@ -6,8 +6,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from comparisons import comparison, exact, full, line
 from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison

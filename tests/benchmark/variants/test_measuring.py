@@ -11,8 +11,7 @@ import torch
 
 from comparisons import comparison
 from saccade.benchmark.attention import Budget
-from saccade.benchmark.variants import ApproximationError, random_data
-from saccade.benchmark.variants import measuring as module
+from saccade.benchmark.variants import ApproximationError, measuring as module, random_data
 from saccade.benchmark.variants.catalogue import chosen_contenders, contender_named
 from saccade.benchmark.variants.contenders import Decoding
 from saccade.benchmark.variants.measuring import ComparisonSettings, OutputJudge, distance, measure

@@ -9,11 +9,11 @@ import pytest
 
 from comparisons import comparison, exact, full, line, point
 from looped import looped
-from saccade._numbers import relative_error
 from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison
 from saccade.benchmark.variants.advice import advice
 from saccade.benchmark.variants.tables import crossed, missing, page, path_table, sections, text
 from saccade.benchmark.variants.trends import Crossover
+from saccade.support._numbers import relative_error
 
 RESULTS = FilePath(__file__).parents[3] / "benchmarks" / "results"
 

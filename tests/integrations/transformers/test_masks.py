@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
@@ -26,10 +25,9 @@ from transformers.masking_utils import (
 
 import saccade
 from saccade import Causal
-from saccade._hooks.transformers import MaskTensor, UnknownAttention
-from saccade._hooks.transformers import _mask_functions as reading
 from saccade.integrations.transformers import register, unregister
 from saccade.integrations.transformers._masks import saccade_mask
+from saccade.interception._hooks.transformers import MaskTensor, UnknownAttention, _mask_functions as reading
 
 BATCH = 3
 

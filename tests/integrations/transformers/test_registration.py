@@ -11,8 +11,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from integrations.transformers.families import BY_NAME, batch, make
-from saccade._hooks.transformers import UnknownAttention
 from saccade.integrations.transformers import register, unregister
+from saccade.interception._hooks.transformers import UnknownAttention
 
 
 @pytest.fixture(autouse=True)

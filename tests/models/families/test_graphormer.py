@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade import attention, attention_weights, models
-from saccade._masks import Documents
 from saccade.models.graphs.pair_bias import PairBias
 from saccade.models.graphs.structure import check_graphs, shortest_paths
+from saccade.operator._masks import Documents
 
 SETTINGS = dict(
     node_types=17,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-HOME = "src/saccade/attribution"
+HOME = "src/saccade/see/attribution"
 TESTS = ("tests/attribution/test_attribution.py", "tests/attribution/test_attributed_models.py")
 
 FAULTS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-SDPA, CHUNKED = "src/saccade/_backends/sdpa.py", "src/saccade/_backends/chunked.py"
-DERIVATIVES, REFERENCE = "src/saccade/_backends/_derivatives.py", "src/saccade/_reference.py"
+SDPA, CHUNKED = "src/saccade/operator/_backends/sdpa.py", "src/saccade/operator/_backends/chunked.py"
+DERIVATIVES, REFERENCE = "src/saccade/operator/_backends/_derivatives.py", "src/saccade/operator/_reference.py"
 EXPLAIN, VALUES, POISON, CORNERS = (
     "tests/operator/test_explain.py",
     "tests/operator/test_values.py",
@@ -96,7 +96,7 @@ FAULTS = (
     ),
     Fault(
         "sink-gradient",
-        "src/saccade/_call.py",
+        "src/saccade/operator/_call.py",
         "sink = sink.to(lse.dtype)[None, :, None]",
         "sink = sink.detach().to(lse.dtype)[None, :, None]",
         (VALUES,),
@@ -104,7 +104,7 @@ FAULTS = (
     ),
     Fault(
         "bias-placement",
-        "src/saccade/_call.py",
+        "src/saccade/operator/_call.py",
         "return _standing(self.mask, self.length_k - self.length_q, self.device)",
         "return _standing(self.mask, 0, self.device)",
         ("tests/operator/test_masks_and_biases.py", VALUES),
@@ -112,7 +112,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-scale",
-        "src/saccade/_dropout.py",
+        "src/saccade/operator/_dropout.py",
         "return kept.to(dtype) * (1.0 / (1.0 - self.p))",
         "return kept.to(dtype)",
         ("tests/operator/test_weight_dropout.py",),
@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-high-seed",
-        "src/saccade/_dropout.py",
+        "src/saccade/operator/_dropout.py",
         "self.seed & _WORD, (self.seed >> 32) & _WORD",
         "self.seed & _WORD, 0",
         ("tests/operator/test_weight_dropout.py", "tests/native/test_backend.py"),
@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         "broadcast-bias-gradient",
-        "src/saccade/_biases.py",
+        "src/saccade/operator/_biases.py",
         "dims = [d for d in range(4) if",
         "dims = [d for d in range(3) if",
         ("tests/operator/test_broadcast_biases.py",),

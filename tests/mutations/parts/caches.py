@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-LAYER, WINDOW = "src/saccade/nn/cache/layer.py", "src/saccade/nn/cache/window.py"
+LAYER, WINDOW = "src/saccade/operator/nn/cache/layer.py", "src/saccade/operator/nn/cache/window.py"
 EQUALITY, SEQUENCES, BOUNDS = (
     "tests/nn/cache/test_equality.py",
     "tests/nn/cache/test_sequences.py",
@@ -22,7 +22,7 @@ FAULTS = (
     ),
     Fault(
         "left-padding-slot",
-        "src/saccade/nn/cache/fitting.py",
+        "src/saccade/operator/nn/cache/fitting.py",
         "first = np.broadcast_to(self._before - self._arriving.left, self._batch)",
         "first = np.broadcast_to(self._before, self._batch)",
         (EQUALITY, SEQUENCES),
@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         "rollback-halfway",
-        "src/saccade/nn/cache/layers.py",
+        "src/saccade/operator/nn/cache/layers.py",
         "layer._rolled_back(count)\n",
         "...\n",
         (SEQUENCES, BOUNDS),
@@ -78,7 +78,7 @@ FAULTS = (
     ),
     Fault(
         "static-room",
-        "src/saccade/nn/cache/static.py",
+        "src/saccade/operator/nn/cache/static.py",
         "if after.max(initial=0) > self.capacity:",
         "if after.max(initial=0) >= self.capacity:",
         (BOUNDS,),
@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         "cache-bias-rows",
-        "src/saccade/nn/cache/fitting.py",
+        "src/saccade/operator/nn/cache/fitting.py",
         "rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)\n    return _picked",
         "rows = (before * 0)[:, None] + np.arange(arriving.rows)\n    return _picked",
         (EQUALITY,),
@@ -94,7 +94,7 @@ FAULTS = (
     ),
     Fault(
         "aligned-direction",
-        "src/saccade/nn/cache/aligning.py",
+        "src/saccade/operator/nn/cache/aligning.py",
         "(np.arange(length) + by[:, None]) % length",
         "(np.arange(length) - by[:, None]) % length",
         ("tests/nn/test_mechanism.py",),
@@ -102,7 +102,7 @@ FAULTS = (
     ),
     Fault(
         "post-norm",
-        "src/saccade/nn/blocks.py",
+        "src/saccade/operator/nn/blocks.py",
         "return norm(x + dropped(self.dropout, layer(x)))",
         "return x + dropped(self.dropout, norm(layer(x)))",
         ("tests/nn/test_blocks.py",),
@@ -110,7 +110,7 @@ FAULTS = (
     ),
     Fault(
         "torch-mask-inverted",
-        "src/saccade/nn/_torch_masks.py",
+        "src/saccade/operator/nn/_torch_masks.py",
         "return ~given, None",
         "return given, None",
         ("tests/nn/test_from_torch.py", "tests/nn"),
@@ -118,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         "left-padding-position",
-        "src/saccade/nn/masking.py",
+        "src/saccade/operator/nn/masking.py",
         "torch.from_numpy(-first)",
         "torch.from_numpy(first)",
         ("tests/nn/test_attention.py", "tests/nn"),

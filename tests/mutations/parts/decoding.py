@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-BEAM, TARGETS = "src/saccade/models/decoding/beam.py", "src/saccade/models/decoding/targets.py"
-CONSTRAINTS, PAIR = "src/saccade/models/decoding/constraints.py", "src/saccade/models/text/encoder_decoder.py"
+BEAM, TARGETS = "src/saccade/make/models/decoding/beam.py", "src/saccade/make/models/decoding/targets.py"
+CONSTRAINTS, PAIR = "src/saccade/make/models/decoding/constraints.py", "src/saccade/make/models/text/encoder_decoder.py"
 SEARCH, T5 = ("tests/models/test_beam_search.py",), ("tests/models/families/test_t5.py",)
 BART = ("tests/models/families/test_bart.py",)
 
@@ -68,7 +68,7 @@ FAULTS = (
     ),
     Fault(
         "lengths-begun",
-        "src/saccade/models/decoding/published.py",
+        "src/saccade/make/models/decoding/published.py",
         "DEFAULT_TOKENS + begun, least=2) - begun",
         "DEFAULT_TOKENS + begun, least=2) - 1",
         SEARCH,
@@ -84,7 +84,7 @@ FAULTS = (
     ),
     Fault(
         "inferred-mask",
-        "src/saccade/models/decoding/generating.py",
+        "src/saccade/make/models/decoding/generating.py",
         "if len(pads) != 1 or pads[0] in self.end_tokens:",
         "if len(pads) != 1:",
         ("tests/models/test_decoding.py",),
@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         "classified-padding",
-        "src/saccade/models/text/decoder.py",
+        "src/saccade/make/models/text/decoder.py",
         'told = input_ids != self.settings.get("pad_token_id", -1)',
         "told = input_ids != -1",
         ("tests/models/families/test_gpt2.py",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-EDITS, PATCH, CHOICE = (f"src/saccade/intervention/_{name}.py" for name in ("edits", "patch", "choice"))
-TWO_TEXTS = "src/saccade/attribution/_two_texts.py"
+EDITS, PATCH, CHOICE = (f"src/saccade/see/intervention/_{name}.py" for name in ("edits", "patch", "choice"))
+TWO_TEXTS = "src/saccade/see/attribution/_two_texts.py"
 OF_EDITS = ("tests/intervention/test_edits.py",)
 OF_HEADS = ("tests/viewer/test_heads.py", "tests/cli/test_heads.py")
 
@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         "prediction-beside",
-        "src/saccade/viewer/server/_rereading.py",
+        "src/saccade/see/viewer/server/_rereading.py",
         "rows = tuple(place - 1 for place in places)",
         "rows = places",
         OF_HEADS,
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         "rise-of-a-gradient",
-        "src/saccade/viewer/heads/_sentences.py",
+        "src/saccade/see/viewer/heads/_sentences.py",
         "HeadMap(found.signed.calls, -found.signed.values)",
         "HeadMap(found.signed.calls, found.signed.values)",
         ("tests/viewer/test_head_maps.py",),
@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         "first-round-counts",
-        "src/saccade/pruning/_timing.py",
+        "src/saccade/make/pruning/_timing.py",
         "statistics.median(found[1:])",
         "statistics.mean(found)",
         ("tests/pruning/test_choice.py",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-RELATIVE = "src/saccade/_masks/_relative.py"
-RESIDUES = "src/saccade/_masks/_residues.py"
+RELATIVE = "src/saccade/operator/_masks/_relative.py"
+RESIDUES = "src/saccade/operator/_masks/_residues.py"
 KINDS, MEANING = "tests/masks/test_mask_kinds.py", "tests/masks/test_mask_meaning.py"
 
 FAULTS = (
@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         "padding-inverted",
-        "src/saccade/_masks/_padding.py",
+        "src/saccade/operator/_masks/_padding.py",
         "real = self.keys.contains(b, key)",
         "real = ~self.keys.contains(b, key)",
         (MEANING,),
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         "band-full",
-        "src/saccade/_masks/_intervals.py",
+        "src/saccade/operator/_masks/_intervals.py",
         "(most is None or high <= most)",
         "(most is None or high <= most + 1)",
         (KINDS,),
@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         "columns-full",
-        "src/saccade/_masks/_intervals.py",
+        "src/saccade/operator/_masks/_intervals.py",
         "(first >= stride - columns and first + size <= stride)",
         "first >= stride - columns",
         (KINDS,),
@@ -67,7 +67,7 @@ FAULTS = (
     ),
     Fault(
         "complement-kind",
-        "src/saccade/_masks/_intervals.py",
+        "src/saccade/operator/_masks/_intervals.py",
         'return "full" if kind == "empty" else "empty"',
         'return "empty" if kind == "empty" else "full"',
         (KINDS,),
@@ -75,7 +75,7 @@ FAULTS = (
     ),
     Fault(
         "documents-item",
-        "src/saccade/_masks/_documents.py",
+        "src/saccade/operator/_masks/_documents.py",
         "ids[b if ids.shape[0] > 1 else torch.zeros_like(b), index]",
         "ids[torch.zeros_like(b), index]",
         (MEANING,),
@@ -83,7 +83,7 @@ FAULTS = (
     ),
     Fault(
         "documents-message",
-        "src/saccade/_masks/_documents.py",
+        "src/saccade/operator/_masks/_documents.py",
         "queries and keys reach position {reached - 1}",
         "queries and keys reach position {reached}",
         ("tests/masks/test_mask_errors.py",),
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         "per-head-region",
-        "src/saccade/_masks/_heads.py",
+        "src/saccade/operator/_masks/_heads.py",
         "return self.masks[region.head].region_kind(region)",
         "return self._distinct[0].region_kind(region)",
         (KINDS,),
@@ -115,7 +115,7 @@ FAULTS = (
     ),
     Fault(
         "blocks-count",
-        "src/saccade/_masks/_blocks.py",
+        "src/saccade/operator/_masks/_blocks.py",
         "counts[:, bottom, left] + counts[:, top, left]",
         "counts[:, bottom, left] - counts[:, top, left]",
         (KINDS,),
@@ -123,7 +123,7 @@ FAULTS = (
     ),
     Fault(
         "slice-origin",
-        "src/saccade/_masks/_placement.py",
+        "src/saccade/operator/_masks/_placement.py",
         "return row + self.rows[0], key + self.keys[0]",
         "return row, key",
         ("tests/operator/test_weight_dropout.py",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..fault import Fault
 
 RUNS, IMPORTANCE, RESULT, PATCHING, PATCH_RUNS, PATHS, PATCHES = (
-    f"src/saccade/attribution/_{name}.py"
+    f"src/saccade/see/attribution/_{name}.py"
     for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "paths", "patching_result")
 )
-KEYS = "src/saccade/intervention/_intervene.py"
+KEYS = "src/saccade/see/intervention/_intervene.py"
 OF_IMPORTANCE, OF_PATCHING, OF_PATHS = (
     f"tests/attribution/test_{name}.py" for name in ("importance", "patching", "paths")
 )
@@ -32,7 +32,7 @@ FAULTS = (
     ),
     Fault(
         "modes-back",
-        "src/saccade/_evaluating.py",
+        "src/saccade/support/_evaluating.py",
         "            module.training = True",
         "            model.train()",
         (OF_IMPORTANCE,),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-SIGMOID, DIFFERENTIAL = "src/saccade/variants/sigmoid.py", "src/saccade/variants/differential.py"
-PACKING, PADDING = "src/saccade/batching/packing.py", "src/saccade/batching/padding.py"
+SIGMOID, DIFFERENTIAL = "src/saccade/operator/variants/sigmoid.py", "src/saccade/operator/variants/differential.py"
+PACKING, PADDING = "src/saccade/operator/batching/packing.py", "src/saccade/operator/batching/padding.py"
 
 FAULTS = (
     Fault(
@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "blocks-own",
-        "src/saccade/variants/block_topk.py",
+        "src/saccade/operator/variants/block_topk.py",
         "open_ = number < own if limits is None",
         "open_ = number <= own if limits is None",
         ("tests/variants/test_block_topk.py",),
@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         "token-budget",
-        "src/saccade/batching/sampler.py",
+        "src/saccade/operator/batching/sampler.py",
         "if (at + 1 - start) * longest > self.tokens:",
         "if (at - start) * longest > self.tokens:",
         ("tests/batching/test_sampler.py",),
@@ -82,7 +82,7 @@ FAULTS = (
     ),
     Fault(
         "rank",
-        "src/saccade/batching/sampler.py",
+        "src/saccade/operator/batching/sampler.py",
         "return [step[self.rank].tolist() for step",
         "return [step[0].tolist() for step",
         ("tests/batching/test_sampler.py",),
@@ -106,7 +106,7 @@ FAULTS = (
     ),
     Fault(
         "top-p",
-        "src/saccade/models/decoding/sampling.py",
+        "src/saccade/make/models/decoding/sampling.py",
         "reached_before = probabilities.cumsum(-1) - probabilities >= p",
         "reached_before = probabilities.cumsum(-1) >= p",
         ("tests/models/test_generation.py",),
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "top-k-ties",
-        "src/saccade/models/decoding/sampling.py",
+        "src/saccade/make/models/decoding/sampling.py",
         "logits < logits.topk(k).values[..., -1:]",
         "logits <= logits.topk(k).values[..., -1:]",
         ("tests/models/test_generation.py",),
@@ -122,7 +122,7 @@ FAULTS = (
     ),
     Fault(
         "full-context",
-        "src/saccade/models/decoding/generating.py",
+        "src/saccade/make/models/decoding/generating.py",
         "key=lambda n: cache.reach(length + n)",
         "key=lambda n: cache.reach(length + n + 1)",
         ("tests/models/test_generation.py",),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-RULES, TALLY = "src/saccade/monitoring/_alarms_rules.py", "src/saccade/monitoring/_monitor_tally.py"
+RULES, TALLY = "src/saccade/see/monitoring/_alarms_rules.py", "src/saccade/see/monitoring/_monitor_tally.py"
 ALARMS, MONITOR = "tests/monitoring/test_alarms.py", "tests/monitoring/test_monitor.py"
-SCORES = "src/saccade/inspection/_scores.py"
+SCORES = "src/saccade/see/inspection/_scores.py"
 
 FAULTS = (
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         "alarm-over",
-        "src/saccade/monitoring/_alarms.py",
+        "src/saccade/see/monitoring/_alarms.py",
         "        self.absent = 0\n",
         "",
         (ALARMS,),
@@ -83,7 +83,7 @@ FAULTS = (
     ),
     Fault(
         "previous-token",
-        "src/saccade/inspection/_roles.py",
+        "src/saccade/see/inspection/_roles.py",
         '"previous": _head_mean(w[:, :, i, rows - 1])',
         '"previous": _head_mean(w[:, :, i, rows])',
         ("tests/inspection/test_roles.py",),
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         "luck-of-many",
-        "src/saccade/inspection/_chance.py",
+        "src/saccade/see/inspection/_chance.py",
         "inv_cdf(LUCK / max(count, 1))",
         "inv_cdf(LUCK)",
         ("tests/inspection/test_chance.py", "tests/inspection"),
@@ -99,7 +99,7 @@ FAULTS = (
     ),
     Fault(
         "bootstrap-level",
-        "src/saccade/_uncertainty.py",
+        "src/saccade/support/_uncertainty.py",
         "[(1 - LEVEL) / 2, (1 + LEVEL) / 2]",
         "[1 - LEVEL, LEVEL]",
         ("tests/test_uncertainty.py",),

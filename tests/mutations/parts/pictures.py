@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-POOLED, KERNEL = "src/saccade/_pooled.py", "native/pooled.h"
-HEAD, OVERVIEW, SIDE = (f"src/saccade/viewer/maps/_{name}.py" for name in ("head", "overview", "side"))
-APP = "src/saccade/viewer/server/_app.py"
+POOLED, KERNEL = "src/saccade/operator/_pooled.py", "native/pooled.h"
+HEAD, OVERVIEW, SIDE = (f"src/saccade/see/viewer/maps/_{name}.py" for name in ("head", "overview", "side"))
+APP = "src/saccade/see/viewer/server/_app.py"
 POOLS, MAPS, SERVER = "tests/operator/test_pooled.py", "tests/viewer/test_maps.py", "tests/viewer/test_app.py"
 
 FAULTS = (
@@ -68,7 +68,7 @@ FAULTS = (
     ),
     Fault(
         "lse-of-a-block",
-        "src/saccade/viewer/maps/_lse.py",
+        "src/saccade/see/viewer/maps/_lse.py",
         "if not self._known[first:last].all():",
         "if not self._known[first:last].any():",
         (MAPS,),
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     Fault(
         "causal-here-and-there",
-        "src/saccade/viewer/maps/_call.py",
+        "src/saccade/see/viewer/maps/_call.py",
         "for start in range(0, rows, _BLOCK):",
         "for start in range(0, rows, 2 * _BLOCK):",
         (MAPS,),
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         "generated-from",
-        "src/saccade/viewer/maps/_reading.py",
+        "src/saccade/see/viewer/maps/_reading.py",
         "generated = len(reader.before) + sum(",
         "generated = sum(",
         (MAPS,),
@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "file-of-the-address",
-        "src/saccade/viewer/server/_address_file.py",
+        "src/saccade/see/viewer/server/_address_file.py",
         "os.O_EXCL, 0o600",
         "os.O_EXCL, 0o644",
         ("tests/viewer/test_serve.py",),
@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fault(
         "threads-of-walks",
-        "src/saccade/viewer/server/_workers.py",
+        "src/saccade/see/viewer/server/_workers.py",
         'return "part" if fine or params.get("exact") is False else "walk"',
         'return "part"',
         (SERVER,),
@@ -140,7 +140,7 @@ FAULTS = (
     ),
     Fault(
         "names-of-files",
-        "src/saccade/viewer/maps/_budget.py",
+        "src/saccade/see/viewer/maps/_budget.py",
         "if self._named is None:\n                path.unlink()",
         "if False:\n                path.unlink()",
         (MAPS,),
@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         "steps-of-another-thread",
-        "src/saccade/inspection/_steps/_inputs.py",
+        "src/saccade/see/inspection/_steps/_inputs.py",
         "if threading.get_ident() == thread:",
         "if True:",
         ("tests/viewer/test_session.py",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-ROTARY, SCALING, WAVES = (f"src/saccade/positions/{name}.py" for name in ("rotary", "scaling", "waves"))
+ROTARY, SCALING, WAVES = (f"src/saccade/operator/positions/{name}.py" for name in ("rotary", "scaling", "waves"))
 TURNING, STRETCHING = "tests/positions/test_rotary.py", "tests/positions/test_scaling.py"
 OFFSETS = "tests/positions/test_offsets.py"
 
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         "learned-last",
-        "src/saccade/positions/learned.py",
+        "src/saccade/operator/positions/learned.py",
         "if start + length > self.length:",
         "if start + length >= self.length:",
         ("tests/positions/test_learned.py",),
@@ -99,7 +99,7 @@ FAULTS = (
     ),
     Fault(
         "sine-cosine",
-        "src/saccade/positions/sinusoidal.py",
+        "src/saccade/operator/positions/sinusoidal.py",
         "torch.stack((sin, cos), dim=-1)",
         "torch.stack((cos, sin), dim=-1)",
         ("tests/positions/test_sinusoidal.py",),
@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         "alibi-cast",
-        "src/saccade/positions/biases.py",
+        "src/saccade/operator/positions/biases.py",
         "        if not self.learned:\n            self.slopes =",
         "        if self.learned:\n            self.slopes =",
         ("tests/positions/test_biases.py",),
@@ -115,7 +115,7 @@ FAULTS = (
     ),
     Fault(
         "t5-later-keys",
-        "src/saccade/_biases.py",
+        "src/saccade/operator/_biases.py",
         "first = (distance > 0).to(torch.int64) * count",
         "first = (distance >= 0).to(torch.int64) * count",
         ("tests/positions/test_biases.py", "tests/operator/test_values.py"),

@@ -7,7 +7,7 @@ from ..fault import Fault
 FAULTS = (
     Fault(
         "vit-grid",
-        "src/saccade/models/families/vit.py",
+        "src/saccade/make/models/families/vit.py",
         "table = patches.unflatten(1, self.grid)",
         "table = patches.unflatten(1, self.grid[::-1])",
         ("tests/models/families/test_vit.py",),
@@ -15,7 +15,7 @@ FAULTS = (
     ),
     Fault(
         "vit-special",
-        "src/saccade/models/families/vit.py",
+        "src/saccade/make/models/families/vit.py",
         "self.positions[:, : self.special], self.positions[:, self.special :]",
         "self.positions[:, :1], self.positions[:, 1:]",
         ("tests/models/families/test_vit.py",),
@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "image-mean",
-        "src/saccade/models/signals/images.py",
+        "src/saccade/make/models/signals/images.py",
         "values = (values - mean) / deviation",
         "values = values / deviation - mean",
         ("tests/models/test_images.py",),
@@ -31,7 +31,7 @@ FAULTS = (
     ),
     Fault(
         "image-white",
-        "src/saccade/models/signals/images.py",
+        "src/saccade/make/models/signals/images.py",
         '.new("RGBA", image.size, (255, 255, 255, 255))',
         '.new("RGBA", image.size, (0, 0, 0, 255))',
         ("tests/models/test_images.py",),
@@ -39,7 +39,7 @@ FAULTS = (
     ),
     Fault(
         "image-crop",
-        "src/saccade/models/signals/images.py",
+        "src/saccade/make/models/signals/images.py",
         "before = ceil((wanted - there) / 2)",
         "before = (wanted - there) // 2",
         ("tests/models/test_images.py",),
@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         "sound-real-length",
-        "src/saccade/models/signals/sound.py",
+        "src/saccade/make/models/signals/sound.py",
         "real = row[:length]",
         "real = row",
         ("tests/models/test_sound.py",),
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "sound-cut",
-        "src/saccade/models/signals/sound.py",
+        "src/saccade/make/models/signals/sound.py",
         "if len(samples) != expected or _cut(path):",
         "if len(samples) != expected:",
         ("tests/models/test_sound.py",),
@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "weight-norm",
-        "src/saccade/models/signals/sound_layers.py",
+        "src/saccade/make/models/signals/sound_layers.py",
         "dim=(0, 1), keepdim=True",
         "dim=(1, 2), keepdim=True",
         ("tests/models/families/test_wav2vec2.py",),
@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "even-kernel",
-        "src/saccade/models/signals/sound_layers.py",
+        "src/saccade/make/models/signals/sound_layers.py",
         "x.shape[-1] - 1 + kernel % 2",
         "x.shape[-1]",
         ("tests/models/families/test_wav2vec2.py",),
@@ -79,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "spans-length",
-        "src/saccade/models/signals/sound_layers.py",
+        "src/saccade/make/models/signals/sound_layers.py",
         "starts = length - span + 1",
         "starts = most - span + 1",
         ("tests/models/families/test_wav2vec2.py",),
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "ctc-double",
-        "src/saccade/models/decoding/ctc.py",
+        "src/saccade/make/models/decoding/ctc.py",
         "longer[rows, last] = blanks + row[last]",
         "longer[rows, last] = total + row[last]",
         ("tests/models/decoding/test_ctc.py",),
@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         "ctc-merge",
-        "src/saccade/models/decoding/ctc.py",
+        "src/saccade/make/models/decoding/ctc.py",
         "stay_tokens[n] = np.logaddexp(stay_tokens[n], longer[shorter, prefix[-1]])",
         "stay_tokens[n] = max(stay_tokens[n], longer[shorter, prefix[-1]])",
         ("tests/models/decoding/test_ctc.py",),
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "layer-drop",
-        "src/saccade/nn/stacks.py",
+        "src/saccade/operator/nn/stacks.py",
         "if self.training and self.layer_drop and not",
         "if self.layer_drop and not",
         ("tests/nn/test_blocks.py",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-TILED, HEADS = "src/saccade/_statistics/_tiled.py", "src/saccade/_statistics/_heads.py"
-PLACES, HISTOGRAMS = "src/saccade/_statistics/_places.py", "src/saccade/_statistics/_histograms.py"
+TILED, HEADS = "src/saccade/operator/_statistics/_tiled.py", "src/saccade/operator/_statistics/_heads.py"
+PLACES, HISTOGRAMS = "src/saccade/operator/_statistics/_places.py", "src/saccade/operator/_statistics/_histograms.py"
 NUMBERS, POISON = "tests/statistics/test_numbers.py", "tests/statistics/test_poison.py"
 BINS = "tests/statistics/test_histograms.py"
 
@@ -60,7 +60,7 @@ FAULTS = (
     ),
     Fault(
         "native-previous-next",
-        "src/saccade/_statistics/_fused.py",
+        "src/saccade/operator/_statistics/_fused.py",
         '"previous": found.previous, "next": found.next',
         '"previous": found.next, "next": found.previous',
         (NUMBERS,),

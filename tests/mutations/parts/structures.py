@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-MODELS, FAMILIES = "src/saccade/models", "src/saccade/models/families"
+MODELS, FAMILIES = "src/saccade/make/models", "src/saccade/make/models/families"
 ESM, PATCHTST = ("tests/models/families/test_esm.py",), ("tests/models/families/test_patchtst.py",)
 GAT, GRAPHORMER = ("tests/models/families/test_gat.py",), ("tests/models/families/test_graphormer.py",)
 
@@ -19,7 +19,7 @@ FAULTS = (
     ),
     Fault(
         "esm-frequencies",
-        "src/saccade/positions/waves.py",
+        "src/saccade/operator/positions/waves.py",
         "if frequencies is not self._held or now is None or now != self._state:",
         "if frequencies is not self._held:",
         ESM,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CLASS_TASK, EXAMPLES = "src/saccade/tasks/_classes/_class_task.py", "src/saccade/tasks/_example_task.py"
-CLASSIFY, EXAMPLES = "src/saccade/tasks/classify.py", "src/saccade/tasks/_example_task.py"
-TAG, ANSWER = "src/saccade/tasks/tag.py", "src/saccade/tasks/answer.py"
+CLASS_TASK, EXAMPLES = "src/saccade/make/tasks/_classes/_class_task.py", "src/saccade/make/tasks/_example_task.py"
+CLASSIFY, EXAMPLES = "src/saccade/make/tasks/classify.py", "src/saccade/make/tasks/_example_task.py"
+TAG, ANSWER = "src/saccade/make/tasks/tag.py", "src/saccade/make/tasks/answer.py"
 TAGS, ANSWERS = "tests/tasks/test_tag.py", "tests/tasks/test_answer.py"
-LOOP, REQUEST = "src/saccade/training/loop.py", "src/saccade/tasks/_runs/_request.py"
-MLM, TUNING = "src/saccade/tasks/mlm.py", "src/saccade/tasks/_runs/_tuning.py"
+LOOP, REQUEST = "src/saccade/make/training/loop.py", "src/saccade/make/tasks/_runs/_request.py"
+MLM, TUNING = "src/saccade/make/tasks/mlm.py", "src/saccade/make/tasks/_runs/_tuning.py"
 OF_MLM, OF_TUNING = "tests/tasks/test_mlm.py", "tests/tasks/test_tuning.py"
-FORECAST, SERIES = "src/saccade/tasks/forecast.py", "tests/tasks/test_forecast.py"
+FORECAST, SERIES = "src/saccade/make/tasks/forecast.py", "tests/tasks/test_forecast.py"
 CLASSES, RUNS = "tests/tasks/test_classify.py", "tests/tasks/test_runs.py"
 GRAPHS = "tests/tasks/test_graph.py"
 IMAGES = "tests/tasks/test_image.py"
-CHARACTERS, SPEECH = "src/saccade/tasks/_media/_characters.py", "tests/tasks/test_speech.py"
-TRANSLATE, TRANSLATION = "src/saccade/tasks/translate.py", "tests/tasks/test_translate.py"
+CHARACTERS, SPEECH = "src/saccade/make/tasks/_media/_characters.py", "tests/tasks/test_speech.py"
+TRANSLATE, TRANSLATION = "src/saccade/make/tasks/translate.py", "tests/tasks/test_translate.py"
 DISTILL = "tests/tasks/test_distill.py"
 SEARCH, SEVERAL, WORDS = (f"tests/tasks/test_{name}.py" for name in ("search", "several_labels", "words"))
 
@@ -39,7 +39,7 @@ FAULTS = (
     ),
     Fault(
         "unstratified-split",
-        "src/saccade/tasks/_classes/_results.py",
+        "src/saccade/make/tasks/_classes/_results.py",
         'classes.setdefault(label or "", []).append(n)',
         'classes.setdefault("", []).append(n)',
         (CLASSES,),
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-while-judging",
-        "src/saccade/_evaluating.py",
+        "src/saccade/support/_evaluating.py",
         "    model.eval()\n",
         "    model.train()\n",
         (CLASSES, RUNS),
@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "calibration-bin",
-        "src/saccade/tasks/_classes/_calibration.py",
+        "src/saccade/make/tasks/_classes/_calibration.py",
         "np.ceil(confidence * bins).astype(int) - 1",
         "np.ceil(confidence * bins).astype(int)",
         (CLASSES,),
@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "piece-order",
-        "src/saccade/models/tokenizers/word_pieces.py",
+        "src/saccade/make/models/tokenizers/word_pieces.py",
         "special_tokens=fixed,",
         "special_tokens=list(SPECIAL),",
         (CLASSES,),
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "task-of-a-folder",
-        "src/saccade/training/resume.py",
+        "src/saccade/make/training/resume.py",
         "if found != asked:",
         "if False:",
         (RUNS,),
@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         "pooled-centre",
-        "src/saccade/tasks/_series/_linear.py",
+        "src/saccade/make/tasks/_series/_linear.py",
         "self.xy / self.count - np.outer(x, y)",
         "self.xy / self.count",
         (SERIES,),
@@ -167,7 +167,7 @@ FAULTS = (
     ),
     Fault(
         "uneven-later-tables",
-        "src/saccade/tasks/_series/_dates.py",
+        "src/saccade/make/tasks/_series/_dates.py",
         "    if not len(odd) and len(grid) <= 2 * len(dates):\n",
         "    if not len(odd):\n",
         (SERIES,),
@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         "test-nodes-to-learn-from",
-        "src/saccade/tasks/_graphs/_data.py",
+        "src/saccade/make/tasks/_graphs/_data.py",
         'return np.setdiff1d(labelled, self.parts.get("test", []))',
         "return labelled",
         (GRAPHS,),
@@ -183,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "loop-counted-twice",
-        "src/saccade/tasks/_graphs/_baselines.py",
+        "src/saccade/make/tasks/_graphs/_baselines.py",
         "pairs = torch.cat((edges, edges.flip(0), own), 1).unique(dim=1)",
         "pairs = torch.cat((torch.cat((edges, edges.flip(0)), 1).unique(dim=1), own), 1)",
         (GRAPHS,),
@@ -191,7 +191,7 @@ FAULTS = (
     ),
     Fault(
         "penalty-of-vectors",
-        "src/saccade/tasks/_graphs/_objective.py",
+        "src/saccade/make/tasks/_graphs/_objective.py",
         "if p.ndim >= 2]",
         "]",
         (GRAPHS,),
@@ -199,7 +199,7 @@ FAULTS = (
     ),
     Fault(
         "weights-of-those-who-read",
-        "src/saccade/tasks/_graphs/_picture.py",
+        "src/saccade/make/tasks/_graphs/_picture.py",
         "return [(edges[0, edges[1] == node], weights[edges[1] == node]) for node in nodes]",
         "return [(edges[1, edges[0] == node], weights[edges[0] == node]) for node in nodes]",
         (GRAPHS,),
@@ -207,7 +207,7 @@ FAULTS = (
     ),
     Fault(
         "rotation-in-units-of-a-side",
-        "src/saccade/tasks/_media/_augmenting.py",
+        "src/saccade/make/tasks/_media/_augmenting.py",
         "aspect = np.cos(turn) / larger, np.sin(turn) / larger, height / width",
         "aspect = np.cos(turn) / larger, np.sin(turn) / larger, 1.0",
         (f"{IMAGES}::test_images_are_changed_as_geometry_has_it",),
@@ -215,7 +215,7 @@ FAULTS = (
     ),
     Fault(
         "lower-half-of-sixteen-bits",
-        "src/saccade/tasks/_media/_images.py",
+        "src/saccade/make/tasks/_media/_images.py",
         "(values >> 8)",
         "values",
         (f"{IMAGES}::test_every_mode_becomes_what_it_shows",),
@@ -223,7 +223,7 @@ FAULTS = (
     ),
     Fault(
         "normalisation-of-a-checkpoint",
-        "src/saccade/tasks/image.py",
+        "src/saccade/make/tasks/image.py",
         "PixelStore(ImageInputs.of_folder(model.folder, model.channels), examples)",
         "PixelStore(ImageInputs(model.channels, model.size), examples)",
         (f"{IMAGES}::test_a_new_model_reads_images_as_large_as_they_are",),
@@ -231,7 +231,7 @@ FAULTS = (
     ),
     Fault(
         "neighbours-of-the-farthest",
-        "src/saccade/tasks/_media/_neighbours.py",
+        "src/saccade/make/tasks/_media/_neighbours.py",
         "found[:, :k, None]",
         "found[:, -k:, None]",
         (f"{IMAGES}::test_the_baseline_is_nearest_neighbours",),
@@ -255,7 +255,7 @@ FAULTS = (
     ),
     Fault(
         "lexicon-normalised-by-target",
-        "src/saccade/tasks/_texts/_lexicon.py",
+        "src/saccade/make/tasks/_texts/_lexicon.py",
         "np.bincount(source, counts, minlength=known)[source]",
         "np.bincount(target, counts, minlength=written)[target]",
         (TRANSLATION,),
@@ -263,7 +263,7 @@ FAULTS = (
     ),
     Fault(
         "words-of-several-tokens",
-        "src/saccade/tasks/_texts/_alignment.py",
+        "src/saccade/make/tasks/_texts/_alignment.py",
         "summed[word.first : word.last].mean(0)",
         "summed[word.first : word.last].sum(0)",
         (TRANSLATION,),
@@ -279,7 +279,7 @@ FAULTS = (
     ),
     Fault(
         "window-edge",
-        "src/saccade/tasks/_texts/_windows.py",
+        "src/saccade/make/tasks/_texts/_windows.py",
         "return min(before, after) if place in part else -1.0",
         "return 0.0 if place in part else -1.0",
         (TAGS,),
@@ -287,7 +287,7 @@ FAULTS = (
     ),
     Fault(
         "entity-after-another",
-        "src/saccade/tasks/_texts/_entities.py",
+        "src/saccade/make/tasks/_texts/_entities.py",
         'or before in (OUTSIDE, "E", "S") or kind != last:',
         "or before == OUTSIDE or kind != last:",
         (TAGS,),
@@ -295,7 +295,7 @@ FAULTS = (
     ),
     Fault(
         "kind-of-the-validation",
-        "src/saccade/tasks/_classes/_results.py",
+        "src/saccade/make/tasks/_classes/_results.py",
         "and all(left[kind] > 1 for kind in kinds[n]):",
         "and kinds:",
         (SEVERAL, TAGS),
@@ -327,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "softened-without-its-factor",
-        "src/saccade/tasks/_smaller/_soft_losses.py",
+        "src/saccade/make/tasks/_smaller/_soft_losses.py",
         "return temperature**2 * torch.where(",
         "return torch.where(",
         (DISTILL,),
@@ -335,7 +335,7 @@ FAULTS = (
     ),
     Fault(
         "relations-of-padding",
-        "src/saccade/tasks/_smaller/_soft_losses.py",
+        "src/saccade/make/tasks/_smaller/_soft_losses.py",
         "return rows.sum() / (teacher.sum(-1) > 0).sum()",
         "return rows.mean()",
         (DISTILL,),
@@ -343,7 +343,7 @@ FAULTS = (
     ),
     Fault(
         "states-by-parts",
-        "src/saccade/tasks/_smaller/_distillation.py",
+        "src/saccade/make/tasks/_smaller/_distillation.py",
         "_RATIO: torch.tensor(ratio)}",
         "_RATIO: torch.tensor(1.0)}",
         (DISTILL,),
@@ -351,7 +351,7 @@ FAULTS = (
     ),
     Fault(
         "heads-ranked-together",
-        "src/saccade/tasks/_smaller/_prune.py",
+        "src/saccade/make/tasks/_smaller/_prune.py",
         "batches = [task.collate(model, [item]) for item in items]",
         "batches = [task.collate(model, items)]",
         ("tests/tasks/test_prune_runs.py",),
@@ -359,7 +359,7 @@ FAULTS = (
     ),
     Fault(
         "trials-by-metric-alone",
-        "src/saccade/tasks/_searching/_trials.py",
+        "src/saccade/make/tasks/_searching/_trials.py",
         "key=lambda trial: (trial.cost, trial.loss)",
         "key=lambda trial: trial.cost",
         (SEARCH,),
@@ -367,7 +367,7 @@ FAULTS = (
     ),
     Fault(
         "trials-of-two-runs",
-        "src/saccade/tasks/_searching/_folder.py",
+        "src/saccade/make/tasks/_searching/_folder.py",
         "        clear(out)\n        _remove_run(out)\n    name, card",
         "        pass\n    name, card",
         (SEARCH,),
@@ -375,7 +375,7 @@ FAULTS = (
     ),
     Fault(
         "rare-labels-count-less",
-        "src/saccade/tasks/_several_labels.py",
+        "src/saccade/make/tasks/_several_labels.py",
         "max(len(training) - counts[label], 1) / counts[label]",
         "counts[label] / (len(training) - counts[label])",
         (SEVERAL,),
@@ -383,7 +383,7 @@ FAULTS = (
     ),
     Fault(
         "special-tokens-moved",
-        "src/saccade/tasks/_texts/_word_shares.py",
+        "src/saccade/make/tasks/_texts/_word_shares.py",
         "torch.where(ordinary.to(output.device)[:, None], output - embedding.weight.mean(0), 0.0)",
         "(output - embedding.weight.mean(0))",
         (WORDS,),
@@ -407,7 +407,7 @@ FAULTS = (
     ),
     Fault(
         "faster-than-its-text",
-        "src/saccade/tasks/speech.py",
+        "src/saccade/make/tasks/speech.py",
         "return changed if model.frames(len(changed)) >= needed else samples",
         "return changed",
         (f"{SPEECH}::test_no_change_makes_a_sound_too_short_for_its_text",),
@@ -415,7 +415,7 @@ FAULTS = (
     ),
     Fault(
         "patience-of-chance",
-        "src/saccade/tasks/_media/_transcript_task.py",
+        "src/saccade/make/tasks/_media/_transcript_task.py",
         "cost=min(found.cost, CHANCE)",
         "cost=found.cost",
         (f"{SPEECH}::test_the_loss_decides_while_texts_are_chance",),

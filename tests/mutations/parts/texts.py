@@ -7,7 +7,7 @@ from ..fault import Fault
 FAULTS = (
     Fault(
         "roberta-positions",
-        "src/saccade/models/families/roberta.py",
+        "src/saccade/make/models/families/roberta.py",
         "return layout.counted(real) * real + self.padding",
         "return layout.positions().to(input_ids.device) + self.padding + 1",
         ("tests/models/families/test_roberta.py",),
@@ -15,7 +15,7 @@ FAULTS = (
     ),
     Fault(
         "roberta-longest",
-        "src/saccade/models/families/roberta.py",
+        "src/saccade/make/models/families/roberta.py",
         "self.longest = self.places.num_embeddings - self.padding - 1",
         "self.longest = self.places.num_embeddings",
         ("tests/models/families/test_roberta.py",),
@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "electra-gelu",
-        "src/saccade/models/families/electra.py",
+        "src/saccade/make/models/families/electra.py",
         "Classifier(width, request.labels, dropout, F.gelu)",
         "Classifier(width, request.labels, dropout, torch.tanh)",
         ("tests/models/families/test_electra.py",),
@@ -31,7 +31,7 @@ FAULTS = (
     ),
     Fault(
         "electra-loss",
-        "src/saccade/models/families/electra.py",
+        "src/saccade/make/models/families/electra.py",
         "loss = (each * real).sum() / real.sum()",
         "loss = each.sum() / layout.batch / layout.length",
         ("tests/models/families/test_electra.py",),
@@ -39,7 +39,7 @@ FAULTS = (
     ),
     Fault(
         "packed-count",
-        "src/saccade/models/token_layout.py",
+        "src/saccade/make/models/token_layout.py",
         "return total - (total - flags.long())[:, starts][:, items]",
         "return total - total[:, starts][:, items]",
         ("tests/models/families/test_roberta.py",),
@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         "tokenizer-pairs",
-        "src/saccade/models/tokenizers/text.py",
+        "src/saccade/make/models/tokenizers/text.py",
         "kept = min(len(short.ids), room // 2)",
         "kept = len(short.ids) * room // (len(short.ids) + len(long.ids))",
         ("tests/models/test_text_tokenizer.py",),
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "tokenizer-cut",
-        "src/saccade/models/tokenizers/text.py",
+        "src/saccade/make/models/tokenizers/text.py",
         "return [*self.before, *kept, *self.after]",
         "return ids[:limit]",
         ("tests/models/test_text_tokenizer.py",),
@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "tokenizer-types",
-        "src/saccade/models/checkpoints/tokenizer_files.py",
+        "src/saccade/make/models/checkpoints/tokenizer_files.py",
         '"cls" in named and 1 in inner.encode("a", "a").type_ids',
         '"cls" in named',
         ("tests/models/test_text_tokenizer.py",),
@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "vectors-order",
-        "src/saccade/models/embedding.py",
+        "src/saccade/make/models/embedding.py",
         "vectors[batch] = found",
         "vectors[sorted(batch)] = found",
         ("tests/models/test_embedding.py",),
@@ -79,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "vectors-resume",
-        "src/saccade/models/embedding_file.py",
+        "src/saccade/make/models/embedding_file.py",
         "rows -= rows % embedding.CHUNK",
         "rows -= 0",
         ("tests/cli/test_embed.py",),
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "vectors-options",
-        "src/saccade/models/embedding_file.py",
+        "src/saccade/make/models/embedding_file.py",
         "options = [list(files.pooling), files.normalize,",
         "options = [files.normalize,",
         ("tests/cli/test_embed.py",),
@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         "weights-parts",
-        "src/saccade/models/loading.py",
+        "src/saccade/make/models/loading.py",
         "held.narrow(0, start, len(tensor))",
         "held.narrow(0, 0, len(tensor))",
         ("tests/models/test_loading.py",),
@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "weights-code",
-        "src/saccade/models/checkpoints/reading.py",
+        "src/saccade/make/models/checkpoints/reading.py",
         'map_location="cpu", weights_only=True',
         'map_location="cpu", weights_only=False',
         ("tests/models/test_loading.py",),

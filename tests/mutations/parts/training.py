@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-SCHEDULE, STATE, LOOP = (f"src/saccade/training/{name}.py" for name in ("schedule", "state", "loop"))
-FILES, KEEPER = "src/saccade/training/files.py", "src/saccade/training/run_writer.py"
+SCHEDULE, STATE, LOOP = (f"src/saccade/make/training/{name}.py" for name in ("schedule", "state", "loop"))
+FILES, KEEPER = "src/saccade/make/training/files.py", "src/saccade/make/training/run_writer.py"
 LOOPS, RESUME, RUN = (f"tests/training/test_{name}.py" for name in ("loop", "resume", "run"))
 EVERY = "tests/training"
 
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     Fault(
         "evaluation-mode",
-        "src/saccade/training/evaluation.py",
+        "src/saccade/make/training/evaluation.py",
         "model.train(was_training)",
         "...",
         (LOOPS, EVERY),
@@ -84,7 +84,7 @@ FAULTS = (
     ),
     Fault(
         "shared-lock",
-        "src/saccade/training/lock.py",
+        "src/saccade/make/training/lock.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         ("tests/training/test_lock.py",),
@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         "temporary-left",
-        "src/saccade/_whole_file.py",
+        "src/saccade/support/_whole_file.py",
         "temporary.unlink(missing_ok=True)",
         "...",
         ("tests/test_whole_file.py",),
@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "last-window",
-        "src/saccade/training/windows.py",
+        "src/saccade/make/training/windows.py",
         "tokens.shape[0] - context + 1, size=batch",
         "tokens.shape[0] - context, size=batch",
         ("tests/training/test_data.py", EVERY),
@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fault(
         "signal-handlers",
-        "src/saccade/training/stopping.py",
+        "src/saccade/make/training/stopping.py",
         "signal.signal(number, handler)",
         "...",
         (RESUME + "::test_signals_are_handled_as_before_afterwards", EVERY),
@@ -140,7 +140,7 @@ FAULTS = (
     ),
     Fault(
         "rate-edge",
-        "src/saccade/training/rising_rates.py",
+        "src/saccade/make/training/rising_rates.py",
         "return self.rates[max(lowest - 1, 0)]",
         "return self.rates[lowest]",
         ("tests/training/test_rising_rates.py",),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Check, Finding, MaskReading, Promise, Reading
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 D, E, H = 11, 24, 3
 INF = float("-inf")

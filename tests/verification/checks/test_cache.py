@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from saccade.verification import CacheReading, Finding, Inapplicable, MaskReading, Promise, Reading
 from saccade.verification.checks.cache import _check as cache
-from saccade.verification.target._decoder import CachedDecoder, in_pieces
-from saccade.verification.target._steady import exact
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._decoder import CachedDecoder, in_pieces
+from saccade.verification.subject._steady import exact
+from saccade.verification.subject._subject import Subject
 
 H, D = 3, 6
 E = H * D

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading
 from saccade.verification.checks import _dropout as dropout
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 E, H = 33, 3
 

@@ -19,8 +19,8 @@ from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks.mixing import _check as mixing
 from saccade.verification.checks.mixing._heads import heads
 from saccade.verification.findings._words import spans
-from saccade.verification.target._steady import exact
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._steady import exact
+from saccade.verification.subject._subject import Subject
 from saccade.verification.tracing._wiring import wiring
 
 H, D = 3, 5

@@ -15,16 +15,16 @@ from wrong.fault import HF_DECODER, HF_ENCODER, HF_SEQ2SEQ
 from saccade.models import load
 from saccade.verification.checks.model._check import CHECK
 from saccade.verification.findings._finding import Inapplicable, Undecided
-from saccade.verification.target._families import promised
-from saccade.verification.target._layers import layer_subject
-from saccade.verification.target._models import (
+from saccade.verification.subject._families import promised
+from saccade.verification.subject._layers import layer_subject
+from saccade.verification.subject._models import (
     EncoderDecoderModel,
     PatchModel,
     WithTargets,
     takes_tokens,
     token_subject,
 )
-from saccade.verification.target._reading import Promise
+from saccade.verification.subject._reading import Promise
 
 WORDS, WIDTH, HEADS, LONGEST = 53, 20, 5, 31
 
@@ -317,8 +317,8 @@ def test_images_that_meet():
 
 
 def test_a_module_is_no_whole_model():
-    from saccade.verification.target._reading import Reading
-    from saccade.verification.target._subject import Subject
+    from saccade.verification.subject._reading import Reading
+    from saccade.verification.subject._subject import Subject
 
     with pytest.raises(Inapplicable, match="not a whole model"):
         list(CHECK.run(Subject(nn.Linear(5, 5), Reading("self", "BLD", 5))))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks import _order as order
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 E = 15
 SELF = Reading("self", "BLD", E)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import MaskReading, Reading
 from saccade.verification.checks import _placement as placement
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 E, H = 33, 3
 SELF = Reading("self", "BLD", E, heads=H)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Inapplicable, MaskReading, Reading
 from saccade.verification.checks import _precision as precision
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 HEADS = Reading("attention", "BHLD", 7, heads=3)
 MASKED = Reading("attention", "BHLD", 7, heads=3, masks=(MaskReading("mask", "QK", "attend"),))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Reading
 from saccade.verification.checks import _robustness as robustness
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 E, H = 33, 3
 SELF = Reading("self", "BLD", E, heads=H)

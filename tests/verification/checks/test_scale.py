@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks import _scale as scale
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 H, D, E = textbook.HEADS, 7, textbook.WIDTH
 DIVIDED = "scores / math.sqrt(self.d_k)"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import saccade.nn
 from saccade.verification import Finding, Inapplicable, Reading
 from saccade.verification.checks import _softmax as softmax
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 H, D, E = textbook.HEADS, 7, textbook.WIDTH
 RIGHT = "torch.softmax(scores, dim=-1)"

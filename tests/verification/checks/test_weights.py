@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, MaskReading, Reading
 from saccade.verification.checks import _weights as weights
-from saccade.verification.target._subject import Subject
+from saccade.verification.subject._subject import Subject
 
 H, D, E = textbook.HEADS, 7, textbook.WIDTH
 PAIRS = (MaskReading("mask", "B1QK", "attend"),)

@@ -151,7 +151,7 @@ class CaseInputs:
     @classmethod
     def make(cls, case: Case, seed: int = 0) -> CaseInputs:
         """Standard normal values, the same for the same case."""
-        from ..._biases import ALiBi
+        from ...operator._biases import ALiBi
 
         generator = torch.Generator().manual_seed(seed)
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._attention import attention
-from ..._biases import ALiBi
+from ...operator._attention import attention
+from ...operator._biases import ALiBi
 from .cases import Case, CaseInputs
 from .sets import forced
 

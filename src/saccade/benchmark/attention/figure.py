@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ... import _numbers
+from ...support import _numbers
 from .._figures import MARKS, new_figure, rendered, style, without_zeros
 from .growth import Series, series
 from .results import BenchmarkReport

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..._machine import processor
+from ...support._machine import processor
 from . import sets
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..._machine import watch_others
+from ...support._machine import watch_others
 from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender

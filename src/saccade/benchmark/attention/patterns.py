@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._masks import Causal, Documents, Mask, Padding, Prefix, Window
+from ...operator._masks import Causal, Documents, Mask, Padding, Prefix, Window
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, row, key) -> attends
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..._plain_values import parsed_json, plain_values
+from ...support._plain_values import parsed_json, plain_values
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ... import _numbers
+from ...support import _numbers
 from .limits import EMPTY_CALL
 from .results import DISTURBED, BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import NOISY, Quartiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ... import variants
+from ...operator import variants
 from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
 from .examples import Task
 from .recall import Recall

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..._masks import Window
-from ...nn import AttentionConfig, BlockConfig, Decoder
-from ...nn.norm import make_norm
-from ...variants import MechanismConfig, Recurrent
+from ...operator._masks import Window
+from ...operator.nn import AttentionConfig, BlockConfig, Decoder
+from ...operator.nn.norm import make_norm
+from ...operator.variants import MechanismConfig, Recurrent
 
 
 @dataclass(frozen=True)

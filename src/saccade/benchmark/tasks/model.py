@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...nn.config import check_count, check_positive
-from ...positions import Sinusoidal
+from ...operator.nn.config import check_count, check_positive
+from ...operator.positions import Sinusoidal
 from .contenders import TaskContender
 from .examples import Task
 

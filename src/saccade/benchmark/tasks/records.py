@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..._numbers import rounded
-from ..._plain_values import NotJson, parsed_json, plain_values
+from ...support._numbers import rounded
+from ...support._plain_values import NotJson, parsed_json, plain_values
 from .examples import Task
 from .model import ModelShape
 from .training import TrainingBudget, TrainingOutcome

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..._numbers import percent_rounded_down
+from ...support._numbers import percent_rounded_down
 from ..attention.tables import markdown
 from .copying import Copy, Duplication
 from .examples import Task

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._seeding import seeded
-from ...nn.config import check_count, check_number, check_positive
+from ...operator.nn.config import check_count, check_number, check_positive
+from ...support._seeding import seeded
 from .contenders import TaskContender
 from .examples import UNASKED, Examples, Task, digests, never_seen
 from .model import ModelShape, SequenceModel, answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ... import _numbers
+from ...support import _numbers
 from .results import READING, ApproximationError, ContenderResults, VariantComparison
 from .trends import crossover, sound
 

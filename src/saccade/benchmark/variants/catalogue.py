@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ... import variants
+from ...operator import variants
 from .contenders import VariantContender
 from .data import ProblemSizes
 from .layers import OTHERS, attention_layer

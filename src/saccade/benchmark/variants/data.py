@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._call import ObservedCall
-from ..._masks import Causal, as_mask
-from ...analysis import read_files
-from ...inspection import TextModel, open_model
+from ...operator._call import ObservedCall
+from ...operator._masks import Causal, as_mask
+from ...see.analysis import read_files
+from ...see.inspection import TextModel, open_model
 
 NAMES = ("query", "key", "value")
 SUFFIXES = (".safetensors", ".pt", ".pth")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ... import _numbers
+from ...support import _numbers
 from .._figures import new_figure, rendered, style, without_zeros
 from .advice import advice
 from .results import LAYER, READING, ContenderResults, GradientReach, VariantComparison

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._masks import Causal, Mask
-from ..._seeding import seeded
-from ...nn import AttentionConfig, MultiHeadAttention
-from ...variants import MechanismConfig
+from ...operator._masks import Causal, Mask
+from ...operator.nn import AttentionConfig, MultiHeadAttention
+from ...operator.variants import MechanismConfig
+from ...support._seeding import seeded
 from .contenders import ContenderRunner, Decoding, VariantContender, counted
 from .data import ProblemSizes
 from .readings import NO_STEP, described, refused

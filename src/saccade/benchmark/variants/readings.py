@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._attention import attention
-from ..._masks import Causal, Mask
-from ..._seeding import seeded
-from ...variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
+from ...operator._attention import attention
+from ...operator._masks import Causal, Mask
+from ...operator.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
+from ...support._seeding import seeded
 from .contenders import ContenderRunner, Decoding, VariantContender, counted
 from .data import ProblemSizes
 from .results import READING

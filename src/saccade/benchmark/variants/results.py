@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..._plain_values import parsed_json, plain_values
+from ...support._plain_values import parsed_json, plain_values
 from ..attention.statistics import quartiles
 
 CALLS = ("forward", "training", "decode")  # training: forward and backward

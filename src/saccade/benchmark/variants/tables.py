@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ... import _numbers
+from ...support import _numbers
 from ..attention.tables import Table, aligned, disturbances, machine_line, markdown
 from .advice import about, advice
 from .results import CALLS, LAYER, READING, ContenderResults, GradientReach, LengthResult, VariantComparison

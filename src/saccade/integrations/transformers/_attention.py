@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..._attention import attention
-from ..._call import AttentionCall
-from ..._hooks.transformers import meaning_of
-from ..._weights import attention_weights
+from ...interception._hooks.transformers import meaning_of
+from ...operator._attention import attention
+from ...operator._call import AttentionCall
+from ...operator._weights import attention_weights
 
 Attentions = Literal["weights", "statistics"]
 Second = Callable[[AttentionCall], Any]
@@ -55,6 +55,6 @@ def weights(meaning: AttentionCall) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def statistics(meaning: AttentionCall) -> Any:
     """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
-    from ..._statistics import statistics as of
+    from ...operator._statistics import statistics as of
 
     return of(meaning.query, meaning.key, value=meaning.value, **{**meaning.scoring(), "mask": meaning.counted_mask})

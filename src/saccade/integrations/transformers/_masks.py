@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._hooks.transformers import MaskTensor, UnknownAttention
-from ..._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, joined, placed, read
-from ..._masks import FromTensor, Padding
+from ...interception._hooks.transformers import MaskTensor, UnknownAttention
+from ...interception._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, joined, placed, read
+from ...operator._masks import FromTensor, Padding
 
 
 def saccade_mask(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..target._check import Check
-from . import _causal_blindness as causal_blindness
-from . import _causal_leak as causal_leak
-from . import _compile as compile
-from . import _dropout as dropout
-from . import _gradients as gradients
-from . import _order as order
-from . import _padding as padding
-from . import _placement as placement
-from . import _precision as precision
-from . import _robustness as robustness
-from . import _scale as scale
-from . import _softmax as softmax
-from . import _weights as weights
-from . import cache, mask_meaning, mixing, model
+from ..subject._check import Check
+from . import (
+    _causal_blindness as causal_blindness,
+    _causal_leak as causal_leak,
+    _compile as compile,
+    _dropout as dropout,
+    _gradients as gradients,
+    _order as order,
+    _padding as padding,
+    _placement as placement,
+    _precision as precision,
+    _robustness as robustness,
+    _scale as scale,
+    _softmax as softmax,
+    _weights as weights,
+    cache,
+    mask_meaning,
+    mixing,
+    model,
+)
 
 _IN_ORDER: tuple[Any, ...] = (
     *(scale, softmax, causal_leak, causal_blindness, mask_meaning, padding, mixing, order, cache, precision, gradients),

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, Severity
 from ..findings._words import TRIANGLE
-from ..target import _influence as influence
-from ..target._check import Check
-from ..target._source import parsed_by
-from ..target._subject import Subject
+from ..subject import _influence as influence
+from ..subject._check import Check
+from ..subject._source import parsed_by
+from ..subject._subject import Subject
 from ..tracing._visible import masking_line, one_sequence, self_attentions, shaping_line, steps_of
 
 _BATCH = 2

@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..._numbers import rounded
+from ...support._numbers import rounded
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..findings._words import TRIANGLE
-from ..target import _influence as influence
-from ..target._check import Check
-from ..target._subject import Subject
+from ..subject import _influence as influence
+from ..subject._check import Check
+from ..subject._subject import Subject
 from ..tracing._trace import TraceStep
 from ..tracing._visible import (
     VisibleAttention,

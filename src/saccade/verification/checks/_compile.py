@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._source import line_with
-from ..target._steady import exact, steady, tolerance
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._source import line_with
+from ..subject._steady import exact, steady, tolerance
+from ..subject._subject import Subject
 
 _error = partial(Finding, "compile", "robustness", "error")
 _warning = partial(Finding, "compile", "robustness", "warning")

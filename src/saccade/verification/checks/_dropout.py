@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..findings._finding import Finding, Inapplicable, TargetError
-from ..target._check import Check
-from ..target._source import DropoutRate, attribute_line, rates_of, with_rates
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._source import DropoutRate, attribute_line, rates_of, with_rates
+from ..subject._subject import Subject
 from ..tracing._randomness import FollowedCall, RandomDraw, WeightedValues, drops, follow_randomness
 
 _error = partial(Finding, "dropout", "dropout", "error")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..._numbers import rounded
+from ...support._numbers import rounded
 from ..findings._finding import Finding
 from ..tracing._trace import TracedAttention
 from ..tracing._visible import attends

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..._seeding import seeded
-from ..._tracing import FunctionCall, FunctionMode
+from ...interception._tracing import FunctionCall, FunctionMode
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._current_line import location_here
-from ..target._inputs import NamedInputs
-from ..target._operations import WatchedOperations
-from ..target._source import block_around, function_line, rates_of, with_rates
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._current_line import location_here
+from ..subject._inputs import NamedInputs
+from ..subject._operations import WatchedOperations
+from ..subject._source import block_around, function_line, rates_of, with_rates
+from ..subject._subject import Subject
 from ..tracing._visible import steps_of
 from ._gradients_initial import at_the_start
 from ._precision import jumps_of

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Location
-from ..target._source import line_with
-from ..target._subject import Subject
+from ..subject._source import line_with
+from ..subject._subject import Subject
 from ..tracing._trace import measured
 from ..tracing._visible import attentions_of
 

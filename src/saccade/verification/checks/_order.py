@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._influence import direction, is_causal
-from ..target._inputs import NamedInputs, Side
-from ..target._source import thrown_away
-from ..target._steady import exact, steady, tolerance
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._influence import direction, is_causal
+from ..subject._inputs import NamedInputs, Side
+from ..subject._source import thrown_away
+from ..subject._steady import exact, steady, tolerance
+from ..subject._subject import Subject
 from ..tracing._mode import ElementwiseFactor
 from ..tracing._positions import positions
 from ..tracing._shadow import UNKNOWN, varying

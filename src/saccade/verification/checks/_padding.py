@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..._numbers import rounded
-from ..._seeding import seeded
+from ...support._numbers import rounded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
-from ..target import _influence as influence
-from ..target._check import Check
-from ..target._inputs import NamedInputs, Side
-from ..target._reading import MaskReading
-from ..target._subject import Subject
-from ..target._words import no_mask
+from ..subject import _influence as influence
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs, Side
+from ..subject._reading import MaskReading
+from ..subject._subject import Subject
+from ..subject._words import no_mask
 from ..tracing._mask_code import MaskCode, mask_code
 from ..tracing._trace import TracedAttention
 from ..tracing._visible import attentions_of, line_over_sequence, masking_line, steps_of

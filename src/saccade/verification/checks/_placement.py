@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._source import attribute_line, line_with
-from ..target._steady import steady, tolerance
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._source import attribute_line, line_with
+from ..subject._steady import steady, tolerance
+from ..subject._subject import Subject
 
 _finding = partial(Finding, "dtype and device", "robustness")
 _error = partial(Finding, "dtype and device", "robustness", "error")

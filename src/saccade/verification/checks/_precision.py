@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._operations import WatchedOperations
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._operations import WatchedOperations
+from ..subject._subject import Subject
 from ..tracing._visible import steps_of
 
 _finding = partial(Finding, "precision", "precision")

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..findings._words import TRIANGLE
-from ..target._check import Check
-from ..target._learned_positions import ends_learned_positions
-from ..target._operations import WatchedOperations
-from ..target._source import attribute_line, line_with, rates_of, with_rates
-from ..target._steady import exact, steady, tolerance
-from ..target._subject import Subject
-from ..target.discovery._squares import sliced_square
+from ..subject._check import Check
+from ..subject._learned_positions import ends_learned_positions
+from ..subject._operations import WatchedOperations
+from ..subject._source import attribute_line, line_with, rates_of, with_rates
+from ..subject._steady import exact, steady, tolerance
+from ..subject._subject import Subject
+from ..subject.discovery._squares import sliced_square
 from ..tracing._randomness import drops, follow_randomness
 
 _finding = partial(Finding, "robustness", "robustness")

@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..._numbers import significant
+from ...support._numbers import significant
 from ..findings._finding import Finding, Location, Unmeasured
 from ..findings._words import spans
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._steady import first_taken
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._steady import first_taken
+from ..subject._subject import Subject
 from ..tracing._trace import TracedAttention, measured
 from ..tracing._visible import attentions_of
 from ._scale_indifferent import ScaleIndifference, indifferent

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._inputs import NamedInputs
-from ..target._source import function_line
-from ..target._steady import exact, steady
-from ..target._subject import Subject
+from ..subject._inputs import NamedInputs
+from ..subject._source import function_line
+from ..subject._steady import exact, steady
+from ..subject._subject import Subject
 from ..tracing._flow import FlowStep, followed
 from ..tracing._trace import TracedAttention, measured
 

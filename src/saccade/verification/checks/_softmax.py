@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._steady import first_taken
-from ..target._subject import Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._steady import first_taken
+from ..subject._subject import Subject
 from ..tracing._trace import TracedAttention, measured, traced
 from ..tracing._visible import attentions_of
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
-from ..target._check import Check
-from ..target._inputs import NamedInputs
-from ..target._source import rates_of, return_of_several, with_rates
-from ..target._subject import CallResult, Subject
+from ..subject._check import Check
+from ..subject._inputs import NamedInputs
+from ..subject._source import rates_of, return_of_several, with_rates
+from ..subject._subject import CallResult, Subject
 from ..tracing._probe import copied
 from ..tracing._trace import TracedAttention, measured, traced
 

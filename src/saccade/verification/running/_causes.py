@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..findings._finding import Finding, Outcome
 from ..findings._words import joined
-from ..target._check import Check
+from ..subject._check import Check
 
 _SIZES = {"batch", "length"}
 _MASKS = ("mask-meaning", "padding")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..target._shortened import size_of
+from ..subject._shortened import size_of
 from ._deaths import ENTRY, ChildDeath, as_message, left_out
 from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable, work
 
@@ -268,7 +268,7 @@ def _known_size(target: Any) -> int:
         return size_of(target)
     if not target.startswith("hf:"):
         return 0
-    from ..target._hugging import size_of_weights
+    from ..subject._hugging import size_of_weights
 
     return size_of_weights(target.removeprefix("hf:"))
 

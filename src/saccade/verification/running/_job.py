@@ -11,13 +11,13 @@ from typing import Any
 
 from ..findings._finding import Finding, Location, Outcome, TargetError, Undecided
 from ..findings._locate import error_in_words, is_own, line_of, location_of
-from ..target._check import Check
-from ..target._influence import direction_of, off_diagonal, own_dependence
-from ..target._reading import Hints, Promise, Reading
-from ..target._shortened import size_of
-from ..target._subject import Subject
-from ..target._variants import CallVariant, variants
-from ..target._words import call_in_words
+from ..subject._check import Check
+from ..subject._influence import direction_of, off_diagonal, own_dependence
+from ..subject._reading import Hints, Promise, Reading
+from ..subject._shortened import size_of
+from ..subject._subject import Subject
+from ..subject._variants import CallVariant, variants
+from ..subject._words import call_in_words
 from ._run import run_check
 
 
@@ -92,7 +92,7 @@ Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusab
 
 def work(job: Job) -> Iterator[Message]:
     """Do the job. Warnings of the target's are not shown: the report is what there is to read."""
-    from ..target.discovery._discover import discover
+    from ..subject.discovery._discover import discover
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -144,7 +144,7 @@ def chosen(names: tuple[str, ...]) -> list[Check]:
 def _loaded(named: Any) -> Any:
     if not isinstance(named, str):
         return named
-    from ..target._load import load
+    from ..subject._load import load
 
     return load(named)
 

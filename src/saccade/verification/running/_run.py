@@ -12,10 +12,10 @@ from typing import Literal
 from ..findings._finding import Finding, Inapplicable, Location, Outcome, Severity, TargetError, Unmeasured
 from ..findings._locate import error_in_words, location_of
 from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE, plain
-from ..target._check import Check
-from ..target._shortened import size_of
-from ..target._subject import Subject
-from ..target._variants import CallVariant
+from ..subject._check import Check
+from ..subject._shortened import size_of
+from ..subject._subject import Subject
+from ..subject._variants import CallVariant
 
 
 def run_check(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._inputs import NamedInputs
-from ..target._subject import Subject
+from ..subject._inputs import NamedInputs
+from ..subject._subject import Subject
 from ._flow import followed
 
 

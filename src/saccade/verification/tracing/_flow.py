@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._seeding import seeded
-from ..._tracing import SDPA, FunctionCall, FunctionMode, TensorLabels, memory_of
+from ...interception._tracing import SDPA, FunctionCall, FunctionMode, TensorLabels, memory_of
+from ...support._seeding import seeded
 from ..findings._finding import Location, Unmeasured
-from ..target._current_line import location_here
-from ..target._inputs import NamedInputs
-from ..target._subject import CallResult, Subject
+from ..subject._current_line import location_here
+from ..subject._inputs import NamedInputs
+from ..subject._subject import CallResult, Subject
 
 _PRODUCTS = frozenset("linear matmul rmatmul mm bmm addmm baddbmm einsum tensordot conv1d".split())
 

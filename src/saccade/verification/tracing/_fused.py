@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._attention import attention_with_lse
-from ..._call import ObservedCall
-from ..._weights import attention_weights
+from ...operator._attention import attention_with_lse
+from ...operator._call import ObservedCall
+from ...operator._weights import attention_weights
 from ._scores import ScoreProduct, rows_of
 from ._shadow import TensorShadow
 

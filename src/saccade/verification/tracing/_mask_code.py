@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..target._inputs import NamedInputs
-from ..target._reading import MaskReading
+from ..subject._inputs import NamedInputs
+from ..subject._reading import MaskReading
 from ._trace import TraceStep
 
 _SAYS = {"attend": "True = attend", "ignore": "True = ignore", "additive": "-inf = ignore"}

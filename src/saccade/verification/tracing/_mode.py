@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._call import ObservedCall
-from ..._tracing import (
+from ...interception._tracing import (
     EinsumSpec,
     FunctionCall,
     FunctionMode,
@@ -29,8 +28,9 @@ from ..._tracing import (
     spelled,
     tensors_in,
 )
+from ...operator._call import ObservedCall
 from ..findings._finding import Location
-from ..target._current_line import location_here
+from ..subject._current_line import location_here
 from ._calls import (
     CASTS,
     EXP,

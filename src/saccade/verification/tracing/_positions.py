@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._seeding import seeded
-from ..._tracing import FunctionCall, FunctionMode, TensorLabels
+from ...interception._tracing import FunctionCall, FunctionMode, TensorLabels
+from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._current_line import location_here, module_here
-from ..target._inputs import NamedInputs
-from ..target._subject import Subject
+from ..subject._current_line import location_here, module_here
+from ..subject._inputs import NamedInputs
+from ..subject._subject import Subject
 
 _COUNTING = ("arange", "linspace", "range", "cumsum")
 _TABLE = r"(^|[._])(pos|position|positions|pe|wpe)([._]|$)|position|pos_"

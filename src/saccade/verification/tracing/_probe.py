@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..target._inputs import NamedInputs
-from ..target._subject import Subject
+from ..subject._inputs import NamedInputs
+from ..subject._subject import Subject
 from ._units import TracedAttention, summed_axis
 
 

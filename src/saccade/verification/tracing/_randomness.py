@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._seeding import seeded
-from ..._tracing import TensorLabels, memory_of, tensors_in
+from ...interception._tracing import TensorLabels, memory_of, tensors_in
+from ...support._seeding import seeded
 from ..findings._finding import Location
-from ..target._current_line import location_here
-from ..target._inputs import NamedInputs
-from ..target._operations import EagerOperations
-from ..target._subject import Subject
+from ..subject._current_line import location_here
+from ..subject._inputs import NamedInputs
+from ..subject._operations import EagerOperations
+from ..subject._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
 _LAYOUT = frozenset(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ... import _tap
+from ...operator import _tap
 from ..findings._finding import Location, Unmeasured
-from ..target._inputs import NamedInputs
-from ..target._subject import CallResult, Subject
+from ..subject._inputs import NamedInputs
+from ..subject._subject import CallResult, Subject
 from ._fused import told
 from ._mode import ElementwiseFactor, TraceMode, TraceStep
 from ._probe import copied, probed

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Location
-from ..target._inputs import NamedInputs
+from ..subject._inputs import NamedInputs
 from ._scores import ScoreProduct
 from ._shadow import UNKNOWN, TensorShadow
 

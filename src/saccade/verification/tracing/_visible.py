@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..._seeding import seeded
+from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._influence import SEED
-from ..target._inputs import NamedInputs
-from ..target._subject import Subject
+from ..subject._influence import SEED
+from ..subject._inputs import NamedInputs
+from ..subject._subject import Subject
 from ._trace import TracedAttention, TraceStep, measured, traced
 
 _UNDERFLOW = 80.0  # exp(-88) is the smallest normal number of float32

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..._tracing import memory_of
+from ...interception._tracing import memory_of
 from ..findings._finding import Inapplicable, Location, Unmeasured
-from ..target._inputs import NamedInputs
-from ..target._subject import Subject
+from ..subject._inputs import NamedInputs
+from ..subject._subject import Subject
 from ._flow import LinearMap, TargetFlow, followed
 
 _MOST_ELEMENTS = 128  # of a row; of wider ones every so many are looked at

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from .... import _numbers
+from ....support import _numbers
 from ..results import Measurement, MeasurementGroup, RequirementOutcome
 from ..statistics import Quartiles, median_error
 from ..tiles import visited_tiles

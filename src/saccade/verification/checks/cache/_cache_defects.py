@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Inapplicable, TargetError
-from ...target._decoder import CachedDecoder, pieces
-from ...target._inputs import NamedInputs
-from ...target._subject import Subject
+from ...subject._decoder import CachedDecoder, pieces
+from ...subject._inputs import NamedInputs
+from ...subject._subject import Subject
 from ...tracing._trace import TracedAttention, traced
 
 _CLOSE = 1e-5  # of the largest number: some targets hold keys in float32

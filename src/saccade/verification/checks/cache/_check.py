@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured, UnreadableResult
-from ...target._check import Check
-from ...target._decoder import CachedDecoder, capacity, in_pieces, pieces
-from ...target._influence import is_causal
-from ...target._inputs import NamedInputs
-from ...target._steady import exact, steady, tolerance
-from ...target._subject import Subject
+from ...subject._check import Check
+from ...subject._decoder import CachedDecoder, capacity, in_pieces, pieces
+from ...subject._influence import is_causal
+from ...subject._inputs import NamedInputs
+from ...subject._steady import exact, steady, tolerance
+from ...subject._subject import Subject
 from ...tracing._trace import TraceStep, traced
 from ._cache_defects import POSITIONS, wrongly_kept
 from ._inside import not_emptied_line, written_line

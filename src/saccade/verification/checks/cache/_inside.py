@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ...findings._finding import Inapplicable, Location, TargetError
-from ...target._decoder import CachedDecoder, in_pieces
-from ...target._inputs import NamedInputs
-from ...target._source import source_of
-from ...target._subject import Subject
+from ...subject._decoder import CachedDecoder, in_pieces
+from ...subject._inputs import NamedInputs
+from ...subject._source import source_of
+from ...subject._subject import Subject
 
 _OF_MODULES = vars(nn.Module())  # attributes that every module has
 _Held = dict[tuple[str, str], Any]  # by module and attribute

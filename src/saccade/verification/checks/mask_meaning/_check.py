@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, Inapplicable, Location, Severity, TargetError, Unmeasured
-from ...target import _influence as influence
-from ...target._check import Check
-from ...target._influence import is_causal
-from ...target._inputs import NamedInputs, Side
-from ...target._reading import MaskReading, Meaning
-from ...target._source import line_with
-from ...target._subject import Subject
-from ...target._words import no_mask
+from ...subject import _influence as influence
+from ...subject._check import Check
+from ...subject._influence import is_causal
+from ...subject._inputs import NamedInputs, Side
+from ...subject._reading import MaskReading, Meaning
+from ...subject._source import line_with
+from ...subject._subject import Subject
+from ...subject._words import no_mask
 from ...tracing._mask_code import MaskCode
 from ...tracing._visible import attentions_of
 from .._fills import averages_all, averaging, weak_fill

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Location, Severity
-from ...target import _influence as influence
-from ...target._inputs import NamedInputs
-from ...target._reading import MaskReading
-from ...target._subject import Subject
+from ...subject import _influence as influence
+from ...subject._inputs import NamedInputs
+from ...subject._reading import MaskReading
+from ...subject._subject import Subject
 from ...tracing._mask_code import MaskCode, mask_code
 from ...tracing._trace import TracedAttention, TraceStep
 from ...tracing._visible import attends, attentions_of, masking_line, steps_of

@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...._seeding import seeded
+from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
-from ...target._check import Check
-from ...target._inputs import NamedInputs
-from ...target._steady import exact, steady, tolerance
-from ...target._subject import Subject
+from ...subject._check import Check
+from ...subject._inputs import NamedInputs
+from ...subject._steady import exact, steady, tolerance
+from ...subject._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
 from ...tracing._visible import attentions_of
 from ...tracing._wiring import wiring

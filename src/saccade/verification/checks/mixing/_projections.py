@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...findings._words import spans
-from ...target._source import line_with, return_after, taken_twice
+from ...subject._source import line_with, return_after, taken_twice
 from ...tracing._flow import TargetFlow, followed
 from ...tracing._trace import traced
 from ...tracing._visible import steps_of

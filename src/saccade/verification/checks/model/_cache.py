@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, Location, TargetError, UnreadableResult
-from ...target._decoder import CachedDecoder, in_pieces
-from ...target._influence import is_causal
-from ...target._inputs import NamedInputs
-from ...target._subject import Subject
+from ...subject._decoder import CachedDecoder, in_pieces
+from ...subject._influence import is_causal
+from ...subject._inputs import NamedInputs
+from ...subject._subject import Subject
 from ._common import LargestDifference, counting_line, error, fitting, judged, largest
 
 _LONGEST_WINDOW = 64

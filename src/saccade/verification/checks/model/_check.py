@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import torch
 
 from ...findings._finding import Finding, Inapplicable
-from ...target._calling import guarded
-from ...target._check import Check
-from ...target._influence import is_causal
-from ...target._models import PatchModel
-from ...target._subject import Subject
+from ...subject._calling import guarded
+from ...subject._check import Check
+from ...subject._influence import is_causal
+from ...subject._models import PatchModel
+from ...subject._subject import Subject
 from ._cache import caches
 from ._common import NAME, NOISE, error, largest
 from ._pad_ids import pad_ids

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
-from ...target._calling import entered, picked
-from ...target._decoder import CachedDecoder, pieces
-from ...target._inputs import NamedInputs
-from ...target._models import EncoderDecoderModel
-from ...target._source import thrown_away
-from ...target._subject import Subject
+from ...subject._calling import entered, picked
+from ...subject._decoder import CachedDecoder, pieces
+from ...subject._inputs import NamedInputs
+from ...subject._models import EncoderDecoderModel
+from ...subject._source import thrown_away
+from ...subject._subject import Subject
 from ...tracing._positions import PositionFollower
 from ...tracing._visible import masking_line, shaping_line, steps_of
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
-from ...target._inputs import NamedInputs
-from ...target._operations import WatchedOperations
-from ...target._subject import Subject
+from ...subject._inputs import NamedInputs
+from ...subject._operations import WatchedOperations
+from ...subject._subject import Subject
 from ._common import NAME, LargestDifference, fitting, judged, largest
 
 _COMPARED = ("eq", "ne")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding
-from ...target._influence import is_causal
-from ...target._inputs import NamedInputs
-from ...target._models import EncoderDecoderModel
-from ...target._subject import Subject
+from ...subject._influence import is_causal
+from ...subject._inputs import NamedInputs
+from ...subject._models import EncoderDecoderModel
+from ...subject._subject import Subject
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output, padding_line
 
 _warning = partial(Finding, NAME, NAME, "warning")

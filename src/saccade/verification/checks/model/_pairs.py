@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, TargetError
-from ...target._calling import guarded
-from ...target._inputs import NamedInputs
-from ...target._models import EncoderDecoderModel
-from ...target._subject import Subject
+from ...subject._calling import guarded
+from ...subject._inputs import NamedInputs
+from ...subject._models import EncoderDecoderModel
+from ...subject._subject import Subject
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, lost_line, output
 
 _warning = partial(Finding, NAME, NAME, "warning")

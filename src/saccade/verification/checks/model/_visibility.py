@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...._numbers import rounded
+from ....support._numbers import rounded
 from ...findings._finding import Finding
 from ...findings._words import TRIANGLE
-from ...target._inputs import NamedInputs
-from ...target._subject import Subject
+from ...subject._inputs import NamedInputs
+from ...subject._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
 from ._common import NOISE, error, fitting, judged, largest, pattern_line, whose
 

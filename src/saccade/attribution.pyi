@@ -1,0 +1,16 @@
+from .see.attribution import (
+    Agreement as Agreement,
+    Attribution as Attribution,
+    CallHeads as CallHeads,
+    Component as Component,
+    Head as Head,
+    HeadImportance as HeadImportance,
+    HeadMap as HeadMap,
+    Patching as Patching,
+    Removal as Removal,
+    WhyAttends as WhyAttends,
+    attribute as attribute,
+    head_importance as head_importance,
+    patching as patching,
+    why_attends as why_attends,
+)

@@ -1,0 +1,1 @@
+from .see.intervention import *

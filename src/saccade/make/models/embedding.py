@@ -1,0 +1,243 @@
+"""One vector for each text: a whole corpus through an encoder, sorted by length and packed, without any padding.
+
+Shape legend: N texts, T tokens of a row, E width of the model, D numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...operator.nn import packed_weights
+from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
+from .loading import load_body
+from .model import Model
+from .text.decoder import TextDecoder
+from .text.encoder import TextEncoder
+from .token_layout import TokenLayout, token_layout
+from .tokenizers.sentencepiece import SentencePieceTokenizer
+from .tokenizers.text import TextTokenizer
+
+TOKENS = 4096  # of a row, where nothing else is asked for
+CHUNK = 4096  # texts that are sorted and packed together; more would only cost memory
+_MANY = 1000  # tokens, from which on packed copies of the weights pay for themselves
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A model, its tokenizer, and how its hidden states become one vector.
+
+    Args:
+        model: an encoder of text, or another published model that reads text.
+        files: what the folder says of its vectors.
+    """
+
+    model: Model
+    tokenizer: TextTokenizer | SentencePieceTokenizer
+    files: SentenceFiles
+    tokens_per_batch: int = TOKENS
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a text that are read, the special ones included."""
+        limits = [limit for limit in (self.files.longest, self.tokenizer.longest) if limit is not None]
+        return min(limits) if limits else None
+
+    def chunk(self, texts: Sequence[str], told: Callable[[int], None] | None = None) -> np.ndarray:
+        """float32 (N, D), a row a text, 0 where a text has no token. TypeError where one is no text.
+
+        `told` gets how many more texts are done, again and again.
+        """
+        texts = [self.files.prompt + _text(text) for text in texts]
+        ids = self.tokenizer.whole_many([text.lower() for text in texts] if self.files.lower else texts, self.longest)
+        empty = [n for n, row in enumerate(ids) if not row]
+        ids = [row or [0] for row in ids]
+        vectors: np.ndarray | None = None
+        # A packed copy of the weights pays for itself after some hundred tokens.
+        many = sum(map(len, ids)) >= _MANY
+        with _reading(self.model), packed_weights(self.model) if many else nullcontext():
+            for batch in batches([len(row) for row in ids], self.tokens_per_batch):
+                found = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
+                if vectors is None:
+                    vectors = np.empty((len(ids), found.shape[1]), np.float32)
+                vectors[batch] = found
+                if told is not None:
+                    told(len(batch))
+        assert vectors is not None
+        vectors[empty] = 0
+        return vectors
+
+    def _vectors(self, ids: list[list[int]]) -> Tensor:
+        states, layout = self._states(ids)
+        vectors = torch.cat([_POOLS[name](states, layout) for name in self.files.pooling], -1)
+        for dense in self.files.dense:
+            vectors = apply_dense(dense, vectors)
+        return F.normalize(vectors, dim=-1) if self.files.normalize else vectors
+
+    def _states(self, ids: list[list[int]]) -> tuple[Tensor, TokenLayout]:
+        """The last hidden states (1, T, E) of texts one behind the other, and where each text is."""
+        lengths = torch.tensor([len(row) for row in ids])
+        real = torch.arange(int(lengths.max())) < lengths[:, None]
+        padded = torch.full(real.shape, self.tokenizer.pad)  # the only padding there is: numbers of tokens
+        padded[real] = torch.tensor([token for row in ids for token in row])
+        padded, real = padded.to(self.model.device), real.to(self.model.device)
+        if isinstance(self.model, TextEncoder) and self.model.request.mechanism is None:
+            return self.model.packed_states(padded, real)
+        layout = token_layout(len(ids), real.shape[1], real).packed(real.device)
+        return layout.take(self.model(padded, real).last_hidden_state), layout
+
+
+def embed(
+    texts: Sequence[str],
+    model: Model | str | Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    tokens_per_batch: int = TOKENS,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    r"""A vector for each text, in float32.
+
+    Texts are sorted by length and computed without padding, one behind the other in one row. Pooling, normalisation,
+    the longest text, a dense layer and a prompt before each text are as the files of sentence-transformers in the
+    model's folder say; otherwise a vector is the mean of all tokens' last hidden states, special tokens included.
+    Longer texts are cut. A text without any token, such as "" for a tokenizer without special ones, has the vector 0.
+
+    Args:
+        texts: N texts.
+        model: from `load`, or what `load` takes. Its head is not used.
+        pooling: "mean", "first", "last", "max", "mean-sqrt" (sum / sqrt(n)) or "weighted-mean" (the n-th token n
+            times); None: as the files say.
+        normalize: whether vectors have length 1; None: as the files say.
+        tokens_per_batch: the most tokens computed at once, unless one text is longer.
+        progress: `progress(done, total)` after every row, in texts.
+
+    Returns:
+        (N, D) float32; row n is the vector of `texts[n]`.
+
+    Raises:
+        TypeError: no texts, or not a model of text.
+        ValueError: an empty list, an unknown pooling, a step in the files that is not supported.
+        FileNotFoundError: no such model, or no files of its tokenizer.
+
+    Example:
+        >>> import tempfile, transformers, saccade
+        >>> sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:  # as a published model's folder
+        ...     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
+        ...     with open(folder + "/vocab.txt", "w") as file:
+        ...         print("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", sep="\n", file=file)
+        ...     vectors = saccade.models.embed(["a cat", "a dog", "dog"], folder)
+        >>> vectors.shape
+        (3, 8)
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
+    if not texts:
+        raise ValueError("texts: empty, expected at least one text")
+    embedder = open_embedder(model, pooling=pooling, normalize=normalize, tokens_per_batch=tokens_per_batch)
+    done = 0
+
+    def told(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, len(texts))
+
+    return np.concatenate([embedder.chunk(texts[n : n + CHUNK], told) for n in range(0, len(texts), CHUNK)])
+
+
+def open_embedder(
+    model: Model | str | Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    tokens_per_batch: int = TOKENS,
+) -> Embedder:
+    """The model with its tokenizer and its way to a vector; arguments and errors as of `embed`."""
+    if pooling is not None and pooling not in POOLINGS:
+        raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if isinstance(tokens_per_batch, bool) or not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
+        raise ValueError(f"tokens_per_batch: expected an int above 0, got {tokens_per_batch!r}")
+    if isinstance(model, (str, Path)):
+        model = load_body(model)
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
+    if not isinstance(model, (TextEncoder, TextDecoder)):
+        raise TypeError(f"model: expected a published encoder or decoder of text, got {type(model).__name__}")
+    files = SentenceFiles() if model.folder is None else read_sentence_files(model.folder)
+    if pooling is not None:
+        files = replace(files, pooling=(pooling,))
+    if normalize is not None:
+        files = replace(files, normalize=normalize)
+    return Embedder(model, model.tokenizer, files, tokens_per_batch)
+
+
+def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Numbers of texts, longest first, in groups of at most `tokens` tokens, or of one text that has more."""
+    group: list[int] = []
+    room = tokens
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if group and lengths[n] > room:
+            yield group
+            group, room = [], tokens
+        group.append(n)
+        room -= lengths[n]
+    if group:
+        yield group
+
+
+def _counts(layout: TokenLayout) -> Tensor:
+    return torch.bincount(layout.items, minlength=layout.batch)
+
+
+def _maximum(states: Tensor, layout: TokenLayout) -> Tensor:
+    return torch.stack([text.amax(0) for text in states[0].split(_counts(layout).tolist())])
+
+
+def _mean_sqrt(states: Tensor, layout: TokenLayout) -> Tensor:
+    return layout.mean(states) * _counts(layout).to(states).sqrt()[:, None]
+
+
+def _weighted_mean(states: Tensor, layout: TokenLayout) -> Tensor:
+    weights = (layout.positions() + 1)[..., None].to(states)
+    return layout.mean(states * weights) / layout.mean(weights)
+
+
+_POOLS: dict[str, Callable[[Tensor, TokenLayout], Tensor]] = {
+    "first": lambda states, layout: layout.first(states),
+    "max": _maximum,
+    "mean": lambda states, layout: layout.mean(states),
+    "mean-sqrt": _mean_sqrt,
+    "weighted-mean": _weighted_mean,
+    "last": lambda states, layout: layout.last(states),
+}
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"texts: expected texts, got {type(text).__name__}")
+    return text
+
+
+@contextmanager
+def _reading(model: Model) -> Iterator[None]:
+    """In evaluation mode without gradients meanwhile."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for part in training:
+            part.training = True

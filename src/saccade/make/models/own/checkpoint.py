@@ -1,0 +1,282 @@
+"""A language model on disk: a folder of config.json, model.safetensors, tokenizer.json, and what was learned about it.
+
+config.json        the fields of `ModelConfig`
+model.safetensors  the weights, bfloat16; what a mechanism drew once, as it is
+tokenizer.json     of the `tokenizers` library
+heads.json         what each attention head does, with scores (may be absent)
+README.md          the model card (may be absent)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ....operator.nn import KVCache
+from ....operator.nn.stacks import LayerObserver
+from ....operator.variants import MechanismConfig
+from ....support._seeding import seeded
+from ....support._whole_file import whole_file
+from .._shortened import shortened
+from ..checkpoints.materialised import materialised
+from ..checkpoints.reading import read_json
+from ..checkpoints.settings import Settings
+from ..decoding.generating import GeneratingModel
+from ..heads import next_token_loss
+from ..inputs import check_ids
+from ..model import Family, Request
+from ..output import ModelOutput
+from ..token_layout import token_layout
+from ..tokenizers.own import Tokenizer
+from .config import ModelConfig
+from .language_model import DecoderLM
+
+EMBEDDED = Path(__file__).parents[1] / "embedded"
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+HEADS, CARD = "heads.json", "README.md"
+
+
+def _unbuilt(*given: Any) -> Any:
+    raise NotImplementedError("Saccade's own folders have names and settings of their own")
+
+
+class LanguageModel(GeneratingModel):
+    """A model of Saccade's own, its tokenizer, and what is known of its heads.
+
+    Args:
+        model: the decoder.
+        tokenizer: the one it was trained with.
+        heads: `heads.json`, None if unmeasured.
+
+    Example:
+        >>> import torch, saccade
+        >>> lm = saccade.models.load()  # the embedded language model
+        >>> lm.longest, lm.vocabulary
+        (256, 2048)
+        >>> batch = torch.tensor([[lm.tokenizer.start, *lm.tokenizer.encode("the cat").ids]])
+        >>> lm(batch).logits.shape
+        torch.Size([1, 4, 2048])
+    """
+
+    def __init__(
+        self, model: DecoderLM, tokenizer: Tokenizer, heads: dict[str, Any] | None = None, name: str = "unnamed"
+    ):
+        super().__init__()
+        self.model, self.heads, self.name = model, heads, name
+        self._tokenizer = tokenizer
+        self.settings = Settings(model.config.to_dict(), Path(name) / CONFIG)
+        self.request, self.family = Request("causal-lm", mechanism=model.config.mechanism), OWN
+
+    @property
+    def tokenizer(self) -> Tokenizer:  # type: ignore[override]  # its own, which knows one special token
+        return self._tokenizer
+
+    @property
+    def longest(self) -> int:  # type: ignore[override]
+        """The context: tokens the model takes, the start token included."""
+        return self.model.config.context
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocabulary
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The start token, which means the end of a text where it is drawn."""
+        return (self.tokenizer.start,)
+
+    def cache(self) -> KVCache:
+        return self.model.cache()
+
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        return self.model.next_logits(ids, attention_mask, cache)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        cache: KVCache | None = None,
+        hidden_states: bool = False,
+        observe: LayerObserver | None = None,
+    ) -> ModelOutput:
+        """The logits of each next token; arguments as in the published families.
+
+        Args:
+            input_ids: (B, L) ints.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            labels: (B, L): `input_ids`, -100 where nothing is to be learned; they are moved by one here.
+            cache: from `cache()`, which these tokens join.
+            hidden_states: whether to return what each layer reads and the last one gives.
+            observe: `observe(layer, observation)` is called in each layer.
+        """
+        batch, length = check_ids("input_ids", input_ids, self.model.config.vocabulary)
+        layout = token_layout(batch, length, attention_mask, packed=False)
+        states: list[Tensor] = []
+        logits = self.model(input_ids, padding=layout.padding, cache=cache, observe=observe, hidden_states=states)
+        return ModelOutput(
+            last_hidden_state=layout.put(states[-1]),
+            logits=layout.put(logits),
+            loss=None if labels is None else next_token_loss(logits, labels, layout),
+            hidden_states=tuple(map(layout.put, states)) if hidden_states else None,
+            cache=cache,
+        )
+
+    def save(self, folder: str | Path, *, weights: str = WEIGHTS) -> None:
+        """Write the folder that `load` opens, weights in bfloat16."""
+        save(self, folder, weights=weights)
+
+
+OWN = Family("Saccade", {}, {"causal-lm": "DecoderLM"}, _unbuilt, _unbuilt)
+
+
+def load_own(
+    path: str | Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    mechanism: MechanismConfig | None = None,
+) -> LanguageModel:
+    """The language model in the folder `path`, in evaluation mode; None is the embedded one.
+
+    Args:
+        dtype: None is float32, in which it was trained.
+        device: None is the CPU.
+        mechanism: instead of the one it was trained with; None keeps that.
+
+    Raises FileNotFoundError or ValueError, in one line that names the file, when a file is missing, damaged, or does
+    not fit the configuration.
+    """
+    folder = EMBEDDED if path is None else Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such model folder (expected a folder with {CONFIG} and {WEIGHTS})")
+    config = _read_config(folder / CONFIG)
+    tokenizer = _read_tokenizer(folder / TOKENIZER, config)
+    changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
+    with seeded(None):  # whoever opens a model finds the random state as it was
+        empty = _checked_shapes(config, folder / WEIGHTS)
+        # Weights that the file replaces are not drawn: that takes longer than reading them.
+        model = materialised(empty, torch.float32, "cpu") if mechanism is None else DecoderLM(changed)
+    _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
+    heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
+    lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))
+    return lm.to(device=device, dtype=dtype).eval()
+
+
+def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None:
+    """Write the language model into the folder `path`. Each file appears whole or not at all.
+
+    An unfinished write (a full disk, a kill) leaves the old file.
+
+    Example:
+        >>> import tempfile, saccade
+        >>> lm = saccade.models.load()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saccade.models.save(lm, folder)
+        ...     again = saccade.models.load(folder)
+        >>> again.model.config == lm.model.config
+        True
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / CONFIG, json.dumps(lm.model.config.to_dict(), indent=2) + "\n")
+    write_text(folder / TOKENIZER, lm.tokenizer.to_json())
+    if lm.heads is not None:
+        write_text(folder / HEADS, json.dumps(lm.heads, indent=1) + "\n")
+    tensors = as_stored(lm.model, lm.model.state_dict())
+    with whole_file(folder / weights) as temporary:
+        safetensors.torch.save_file(tensors, temporary)
+
+
+def as_stored(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of `weights`, its state, as files hold it: on the CPU, what is learned in bfloat16.
+
+    What is not learned stays as it is: it may be exact (a seed), or drawn with care (vectors of random features).
+    """
+    kept = {name for name, _ in model.named_buffers()}
+    return {
+        name: tensor.detach().to("cpu", tensor.dtype if name in kept else torch.bfloat16, copy=True).contiguous()
+        for name, tensor in weights.items()
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _read_config(path: Path) -> ModelConfig:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: damaged, expected an object of model settings")
+    try:
+        return ModelConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.load(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: missing from the model folder") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged, {shortened(error)}") from None
+    if tokenizer.vocabulary != config.vocabulary:
+        raise ValueError(
+            f"{path}: has {tokenizer.vocabulary} tokens, but the model's configuration says {config.vocabulary}"
+        )
+    return tokenizer
+
+
+def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
+    """The model on the meta device; ValueError unless the file has its names and shapes."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: missing from the model folder") from None
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: damaged, not a safetensors file ({shortened(error)})") from None
+    told = f"{path}: does not fit the configuration"
+    if config.layers > len(given):  # even modules without memory take time
+        raise ValueError(f"{told}: layers is {config.layers}, and it holds {len(given)} tensors")
+    try:
+        with torch.device("meta"):
+            model = DecoderLM(config)
+    except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size that no int64 holds
+        raise ValueError(f"{told}: {shortened(error)}") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    problems = [f"{name} is missing" for name in expected if name not in given]
+    problems += [f"{name} is not part of the model" for name in given if name not in expected]
+    problems += [
+        f"{name} has shape {given[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in given and given[name] != shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+        raise ValueError(f"{told}: {shortened('; '.join(problems[:2]))}{more}")
+    return model
+
+
+def _load_weights(model: DecoderLM, path: Path, *, partly: bool) -> None:
+    tensors = safetensors.torch.load_file(path)
+    spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if spoilt:
+        raise ValueError(
+            f"{path}: damaged, {shortened(', '.join(spoilt[:3]))} holds weights that are not finite numbers"
+        )
+    # A mechanism's own tensors are not in the files of a model with another one.
+    mine = set(model.state_dict()) if partly else set(tensors)
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in mine}, strict=not partly)

@@ -1,0 +1,284 @@
+"""Images as a model reads them: `pixel_values` from files, PIL images and arrays, as preprocessor_config.json says.
+
+Shape legend: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....support._extras import installing
+from ..checkpoints.processors import processor_settings
+from ..checkpoints.settings import Settings
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+KINDS = {"ViT": (224, None, 2), "DeiT": (256, 224, 3)}  # size, crop and filter, where the file leaves them out
+FILTERS = range(6)  # Pillow's numbers of its filters
+MOST = 2**14  # pixels of a side that a file may ask for
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+"""Pillow's names of what a file may hold, whatever its name. Of all others some start programs, as EPS does."""
+EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """How an image becomes numbers: resized, cropped at its centre, times a factor, less a mean, by a deviation.
+
+    Equal to transformers' ViTImageProcessor and DeiTImageProcessor on Pillow. Models of three channels get RGB of every
+    image; what is transparent becomes white.
+
+    Attributes:
+        channels: C, of the model.
+        resize: (H, W) that every image gets; an int is its shorter side; None keeps its size.
+        longest: what the longer side may have where `resize` is an int; None is any.
+        resample: number of Pillow's filter.
+        crop: (H, W); smaller images get a border of 0. None crops nothing.
+        factor: of the values 0 ... 255; None is 1.
+        mean, deviation: of each channel; None leaves values as they are.
+    """
+
+    channels: int = 3
+    resize: tuple[int, int] | int | None = (224, 224)
+    longest: int | None = None
+    resample: int = 2
+    crop: tuple[int, int] | None = None
+    factor: float | None = 1 / 255
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[float, ...] | None = None
+
+    @classmethod
+    def of_folder(cls, folder: Path | None, channels: int) -> ImageInputs:
+        """What the processor's file of a model's folder says.
+
+        Raises:
+            FileNotFoundError: no such file. ValueError: another kind of processor, or settings that are not computed.
+        """
+        settings, kind = processor_settings(folder, "image_processor", KINDS)
+        size, crop, resample = KINDS[kind]
+        settings.only("do_pad", False)
+        settings.only("crop_pct", None)
+        scaled, normal = settings.flag("do_rescale", True), settings.flag("do_normalize", True)
+        resized, cropped = settings.flag("do_resize", True), settings.flag("do_center_crop", crop is not None)
+        square = _size(settings, "crop_size", crop or size) if cropped else None
+        if isinstance(square, int):
+            raise settings.error("crop_size", "a height and a width")
+        return cls(
+            channels,
+            _size(settings, "size", size) if resized else None,
+            _longest(settings),
+            settings.choice("resample", {n: n for n in FILTERS}, resample),
+            square,
+            settings.number("rescale_factor", 1 / 255) if scaled else None,
+            _by_channel(settings, "image_mean", channels) if normal else None,
+            _by_channel(settings, "image_std", channels) if normal else None,
+        )
+
+    def __call__(self, images: Any) -> Tensor:
+        """float32 (B, C, H, W).
+
+        Args:
+            images: a path, a PIL image, a uint8 array or tensor (H, W), (H, W, C) or (C, H, W), one or a list.
+
+        Raises:
+            ImportError: without Pillow. FileNotFoundError: no such file. TypeError: no images, or arrays of floats.
+            ValueError: damaged files, an empty list, other channels, more than 8 bits, images of unequal sizes where
+                nothing resizes them.
+        """
+        if not isinstance(images, (list, tuple)):
+            images = list(images) if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4 else [images]
+        if not len(images):
+            raise ValueError("images: empty, expected at least one image")
+        found = [self._one(image, f"images[{n}]") for n, image in enumerate(images)]
+        shapes = {values.shape for values in found}
+        if len(shapes) > 1:
+            told = ", ".join(str(shape[1:]) for shape in sorted(shapes))
+            raise ValueError(f"images: of unequal sizes {told}, and the model's file does not resize them to one")
+        return torch.from_numpy(np.stack(found))
+
+    def _one(self, source: Any, name: str) -> np.ndarray[Any, Any]:
+        return self.values(self.pixels(source, name)[None])[0]
+
+    def pixels(self, source: Any, name: str) -> np.ndarray[Any, Any]:
+        """uint8 (H, W, C) of one image, resized and cropped; `name` is what errors call it. Errors as of a call."""
+        if self.channels not in (1, 3, 4):
+            raise ValueError(f"{name}: only models of 1, 3 or 4 channels read images, this one has {self.channels}")
+        pixels = _array(source, name, self.channels)
+        if pixels.shape[-1] != self.channels:
+            raise ValueError(f"{name}: expected {self.channels} channels, got {pixels.shape[-1]}")
+        return _cropped(self._resized(pixels), self.crop)
+
+    def values(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """float32 (B, C, H, W) of uint8 (B, H, W, C): times the factor, less the mean, by the deviation."""
+        values: np.ndarray[Any, Any] = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        # The same roundings as published: the product in float64, all else in float32.
+        values = (values if self.factor is None else values * np.float64(self.factor)).astype(np.float32)
+        if self.mean is not None and self.deviation is not None:
+            mean, deviation = (np.asarray(each, np.float32)[:, None, None] for each in (self.mean, self.deviation))
+            values = (values - mean) / deviation
+        return values
+
+    def _resized(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if self.resize is None:
+            return pixels
+        from PIL import Image
+
+        height, width = pixels.shape[:2]
+        sides = self.resize
+        size = sides if isinstance(sides, tuple) else _in_proportion(height, width, sides, self.longest)
+        planes = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+        resized = np.asarray(Image.fromarray(planes).resize(size[::-1], Image.Resampling(self.resample)))
+        return resized[..., None] if resized.ndim == 2 else resized
+
+
+def _array(source: Any, name: str, channels: int) -> np.ndarray[Any, Any]:
+    """uint8 (H, W, C) of anything that is an image."""
+    if isinstance(source, (str, Path)):
+        image: Any = open_image(Path(source))
+    elif isinstance(source, (np.ndarray, Tensor)):
+        return _from_numbers(source.detach().cpu().numpy() if isinstance(source, Tensor) else source, name, channels)
+    else:
+        image = source
+    pil = _pillow()
+    if not isinstance(image, pil.Image):
+        raise TypeError(f"{name}: expected a path, a PIL image or an array, got {type(source).__name__}")
+    if image.mode not in EIGHT_BITS:
+        raise ValueError(f"{name}: expected an image of 8 bits a channel, got mode {image.mode!r}; convert it first")
+    if 0 in image.size:
+        raise ValueError(f"{name}: expected at least one pixel, got {image.size}")
+    try:
+        pixels = np.array(to_rgb(image) if channels == 3 else image)
+    except (OSError, SyntaxError) as error:  # what is lazily read may be damaged
+        raise ValueError(f"{name}: damaged ({error})") from None
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _from_numbers(pixels: np.ndarray[Any, Any], name: str, channels: int) -> np.ndarray[Any, Any]:
+    if pixels.dtype != np.uint8:
+        raise TypeError(f"{name}: expected an array of uint8, 0 to 255, got {pixels.dtype}")
+    if pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        raise ValueError(f"{name}: expected shape (H, W), (H, W, C) or (C, H, W), got {pixels.shape}")
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    else:
+        first, last = (pixels.shape[axis] in {1, 3, 4, channels} for axis in (0, 2))
+        if first == last:
+            told = "either end may be the channels; give a PIL image" if first else f"no end has {channels} channels"
+            raise ValueError(f"{name}: expected shape (H, W, C) or (C, H, W), got {pixels.shape}: {told}")
+        pixels = pixels.transpose(1, 2, 0) if first else pixels
+    if channels == 3 and pixels.shape[-1] == 1:
+        return np.repeat(pixels, 3, -1)
+    if channels == 3 and pixels.shape[-1] == 4:
+        alpha = pixels[..., 3:] / 255
+        return np.round(alpha * pixels[..., :3] + (1 - alpha) * 255).astype(np.uint8)
+    return pixels
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in three channels; what is transparent becomes white."""
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = _pillow().new("RGBA", image.size, (255, 255, 255, 255))
+        image = _pillow().alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def open_image(path: Path) -> Image.Image:
+    """The image of a file, upright as its EXIF tag says.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: damaged, or none of `FORMATS`.
+    """
+    pil = _pillow()
+    from PIL import ImageOps
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such image file")
+    try:
+        with pil.open(path, formats=FORMATS) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except pil.UnidentifiedImageError:
+        raise ValueError(f"{path}: no image of a known format; expected one of {', '.join(FORMATS)}") from None
+    except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
+        raise ValueError(f"{path}: damaged, or no image that Pillow reads ({error})") from None
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(f"images: reading them needs Pillow: {installing('models')}") from None
+    return Image
+
+
+def _size(settings: Settings, name: str, default: int) -> tuple[int, int] | int:
+    """(height, width), or the shorter side."""
+    given = settings.get(name, default)
+    if isinstance(given, dict):
+        keys = set(given)
+        if name == "size" and keys in ({"shortest_edge"}, {"shortest_edge", "longest_edge"}):
+            sides = [given["shortest_edge"]]
+        else:
+            sides = [given.get("height"), given.get("width")] if keys == {"height", "width"} else []
+    else:
+        sides = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given, given]
+    if len(sides) not in (1, 2) or not all(type(side) is int and 0 < side <= MOST for side in sides):
+        raise settings.error(name, "a side of pixels, height and width, or shortest_edge")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _longest(settings: Settings) -> int | None:
+    """What the longer side may have, where `size` limits it."""
+    given = settings.get("size")
+    longest = given.get("longest_edge") if isinstance(given, dict) else None
+    if longest is not None and not (type(longest) is int and 0 < longest <= MOST):
+        raise settings.error("size", f"longest_edge an int from 1 to {MOST}")
+    return longest
+
+
+def _by_channel(settings: Settings, name: str, channels: int) -> tuple[float, ...]:
+    given = settings.get(name, 0.5)
+    values = list(given) if isinstance(given, (list, tuple)) else [given] * channels
+    numbers = all(type(value) in (int, float) and np.isfinite(value) for value in values)
+    if len(values) != channels or not numbers or (name == "image_std" and 0 in values):
+        raise settings.error(name, f"{channels} numbers, one for each channel")
+    return tuple(float(value) for value in values)
+
+
+def _in_proportion(height: int, width: int, shorter: int, longest: int | None) -> tuple[int, int]:
+    """(H, W) whose shorter side is `shorter`, unless the longer would pass `longest`; rounded as published."""
+    low, high = sorted((height, width))
+    exact: float = shorter
+    if longest is not None and high / low * shorter > longest:
+        exact = longest * low / high
+        shorter = round(exact)
+    if low == shorter and longest is not None:
+        return height, width
+    long = int(exact * high / low)
+    return (long, shorter) if width <= height else (shorter, long)
+
+
+def _cropped(pixels: np.ndarray[Any, Any], crop: tuple[int, int] | None) -> np.ndarray[Any, Any]:
+    """The middle of (H, W, C), with a border of 0 where it is smaller."""
+    if crop is None:
+        return pixels
+    for axis, wanted in enumerate(crop):
+        there = pixels.shape[axis]
+        if there < wanted:
+            before = ceil((wanted - there) / 2)
+            border = [(before, wanted - there - before) if n == axis else (0, 0) for n in range(3)]
+            pixels = np.pad(pixels, border)
+        else:
+            start = (there - wanted) // 2
+            pixels = pixels[start : start + wanted] if axis == 0 else pixels[:, start : start + wanted]
+    return pixels

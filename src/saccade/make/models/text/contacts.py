@@ -1,0 +1,61 @@
+"""Contacts of residues from attention maps: a logistic regression on all of them, in the memory of one layer's.
+
+Shape legend: B batch, H heads, n tokens of one item.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ....operator._weights import attention_weights
+from ....operator.nn.attention import Observation
+
+
+class ContactHead(nn.Module):
+    """p_ij = sigmoid(b + sum_h w_h (s_ij - s_i. s_.j / s_..)),   s = a + a^T, a the weights of head h, of all layers.
+
+    Rao et al., "Transformer protein language models are unsupervised structure learners" (2021); the correction by
+    sums of rows and columns is that of Dunn et al. (2008).
+    """
+
+    def __init__(self, layers: int, heads: int):
+        super().__init__()
+        self.layers, self.regression = layers, nn.Linear(layers * heads, 1)
+
+    def weights(self, layer: int) -> Tensor:
+        """(H,): w of a layer."""
+        return self.regression.weight[0].view(self.layers, -1)[layer]
+
+
+class ContactMaps:
+    """Sums up the calls of attention of a model, layer by layer.
+
+    Args:
+        head: whose regression it is.
+        places: row and columns where each item's tokens are computed.
+        inside: bool (n,) of each item: which of them are residues.
+    """
+
+    def __init__(self, head: ContactHead, places: list[tuple[int, slice]], inside: list[Tensor]):
+        self.head, self.places, self.inside = head, places, inside
+        self.logits = [head.regression.bias.expand(int(held.sum()), int(held.sum())) for held in inside]
+
+    def add(self, layer: int, seen: Observation) -> None:
+        """The observer of the model's layers."""
+        for item in range(len(self.logits)):
+            self.logits[item] = self.logits[item] + self._found(layer, seen, item)
+
+    def _found(self, layer: int, seen: Observation, item: int) -> Tensor:
+        (row, columns), inside = self.places[item], self.inside[item]
+        query, key = seen.query[row, None, :, columns], seen.key[row, None, :, columns]
+        maps = attention_weights(query, key, scale=seen.scale)[0]
+        return _corrected(maps[:, inside][..., inside], self.head.weights(layer))
+
+
+def _corrected(maps: Tensor, weight: Tensor) -> Tensor:
+    """Maps (H, n, n), symmetric and less what their sums explain, weighed by (H,): (n, n)."""
+    maps = (maps + maps.transpose(1, 2)).to(weight.dtype)
+    sums = maps.sum(-1)
+    explained = sums[:, :, None] * sums[:, None, :] / sums.sum(-1)[:, None, None]
+    return torch.einsum("hij,h->ij", maps - explained, weight)

@@ -1,0 +1,190 @@
+"""Where the tokens of a padded batch are computed: all in place, or the real ones alone in one row.
+
+Shape legend: B batch, L length, T real tokens, E width; ... any further axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...operator._masks import Documents, Padding
+from ...operator._tap import wants_padding_in_place
+from ...operator.batching.packing import has_holes, real_row
+from ...operator.nn import KVCache
+from ...operator.positions import Offset
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Tokens of a batch (B, L) as a model computes them.
+
+    Packed, the T real tokens of all items stand in one row (1, T, ...), and `mask` keeps each within its own item:
+    padding costs nothing in any layer (Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021).
+    Otherwise they stay where they are.
+
+    Attributes:
+        batch, length: B, L.
+        real: bool (B, L); None where every token is real.
+        places: int64 (T,), b * L + l of each real token, where they are packed; None where they are not.
+        padding: of batches that stay as they are; for `padding=` of modules.
+        mask: of packed batches; for `mask=` of modules.
+    """
+
+    batch: int
+    length: int
+    real: Tensor | None = None
+    places: Tensor | None = None
+    padding: Padding | None = None
+    mask: Documents | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """(B, L, ...) as it is computed: (1, T, ...) where packed."""
+        return x if self.places is None else x.flatten(0, 1)[self.places][None]
+
+    def packed(self, device: torch.device) -> TokenLayout:
+        """The same batch with the tokens of all items in one row, also where nothing is padded.
+
+        It holds what was computed; whoever computes takes a layout as `token_layout` gives it.
+        """
+        if self.places is not None:
+            return self
+        if self.real is not None:
+            return _packed(self.real) if bool(self.real.any()) else self
+        real = torch.ones(self.batch, self.length, dtype=torch.bool, device=device)
+        return _packed(real)
+
+    def across(self, keys: TokenLayout) -> Documents:
+        """The mask that keeps tokens of this row to the same item of another row, in cross-attention."""
+        assert self.mask is not None and keys.mask is not None
+        return Documents(self.mask.query_ids, keys.mask.query_ids)
+
+    def put(self, x: Tensor, fill: float = 0) -> Tensor:
+        """What was computed, (B, L, ...), `fill` where no real token stands."""
+        if self.places is None:
+            if self.real is None:
+                return x
+            return torch.where(self.real.view(*self.real.shape, *(1,) * (x.ndim - 2)), x, fill)
+        whole = x.new_full((self.batch * self.length, *x.shape[2:]), fill)
+        return whole.index_copy(0, self.places, x[0]).view(self.batch, self.length, *x.shape[2:])
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The columns (B,) of the first and the last real token of each item."""
+        if self.real is None:
+            first = torch.zeros(self.batch, dtype=torch.int64)
+            return first, first + self.length - 1
+        real = self.real.int()
+        return real.argmax(1), self.length - 1 - real.flip(1).argmax(1)
+
+    @cached_property
+    def items(self) -> Tensor:
+        """int64 (T,), the item of each token of a packed batch."""
+        assert self.places is not None
+        return self.places.div(self.length, rounding_mode="floor")
+
+    def counted(self, flags: Tensor) -> Tensor:
+        """int64: how many tokens are flagged from its item's first real one to each; `flags` as it is computed."""
+        if self.places is None:
+            if self.real is not None:
+                first = self.ends[0][:, None]
+                flags = flags & (torch.arange(self.length, device=first.device) >= first)
+            return flags.long().cumsum(1)
+        total = flags.long().cumsum(1)
+        items = self.items
+        starts = torch.searchsorted(items, torch.arange(self.batch, device=items.device))
+        return total - (total - flags.long())[:, starts][:, items]
+
+    def positions(self) -> Tensor:
+        """int64, as tokens are computed: columns counted from the first real one of each item."""
+        columns = torch.arange(self.length)
+        if self.real is None:
+            return columns.expand(self.batch, -1)
+        first = self.ends[0]
+        return self.take((columns.to(first.device) - first[:, None]).clamp(min=0))
+
+    def offset(self, cache: KVCache | None) -> Offset:
+        """Where the tokens stand: after those of a cache, else counted from the first real one of each item."""
+        if cache is None:
+            return 0 if self.real is None else self.positions()
+        offset = cache[0].offset(self.length, self.padding)
+        if not isinstance(offset, Tensor):
+            return offset
+        # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
+        return (offset[:, None] + torch.arange(self.length, device=offset.device)).clamp(min=0)
+
+    def first(self, x: Tensor) -> Tensor:
+        """The rows (B, E) of each item's first real token."""
+        return self.at(x, self.ends[0])
+
+    def last(self, x: Tensor) -> Tensor:
+        """The rows (B, E) of each item's last real token."""
+        return self.at(x, self.ends[1])
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean (B, E) of each item's real tokens; 0 of an item without."""
+        if self.real is None:
+            return x.mean(1)
+        counts = self.real.sum(1, dtype=x.dtype).clamp(min=1)[:, None]
+        if self.places is None:
+            return self.put(x).sum(1) / counts
+        return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
+
+    def place(self, item: int) -> tuple[int, slice]:
+        """Row and columns where an item's tokens are computed: its real ones alone where packed."""
+        if self.places is None or self.real is None:
+            return item, slice(0, self.length)
+        counts = self.real.sum(1)
+        end = int(counts[: item + 1].sum())
+        return 0, slice(end - int(counts[item]), end)
+
+    def at(self, x: Tensor, columns: Tensor) -> Tensor:
+        """The rows (B, E) of the real tokens in these columns (B,); 0 of an item without tokens."""
+        rows = torch.arange(self.batch, device=columns.device)
+        if self.places is None:
+            found = x[rows, columns]
+        else:
+            places = (rows * self.length + columns).to(self.places)
+            found = x[0, torch.searchsorted(self.places, places).clamp(max=x.shape[1] - 1)]
+        return found if self.real is None else torch.where(self.real.any(1)[:, None], found, 0)
+
+
+def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
+    """How a batch (B, L) is computed whose real tokens `attention_mask` names: 1 or True; None is all.
+
+    Args:
+        packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values,
+            nor where an item has padding between its real tokens, nor while attention calls are edited or kept.
+
+    Raises:
+        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
+    """
+    if attention_mask is None:
+        return TokenLayout(batch, length)
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask: expected a tensor (batch, length), got {type(attention_mask).__name__}")
+    if attention_mask.shape != (batch, length):
+        raise ValueError(f"attention_mask: expected shape {(batch, length)}, got {tuple(attention_mask.shape)}")
+    real = attention_mask != 0
+    if torch.compiler.is_compiling():
+        return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    if attention_mask.dtype != torch.bool and bool((attention_mask != real).any()):
+        raise ValueError("attention_mask: expected 1 for real tokens and 0 for padding, got other values")
+    if bool(real.all()):
+        return TokenLayout(batch, length)
+    counts = real.sum(1).tolist()
+    # Packing would close a hole between real tokens, and distances across it (windows, rotary, T5's bias) would shrink.
+    # Edits, and calls that are kept for them, are of items and positions, which a packed row has not.
+    if not packed or wants_padding_in_place() or not any(counts) or has_holes(real):
+        return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    return _packed(real)
+
+
+def _packed(real: Tensor) -> TokenLayout:
+    batch, length = real.shape
+    places, documents = real_row(real)
+    return TokenLayout(batch, length, real, places, mask=documents)

@@ -1,0 +1,45 @@
+"""Heads removed for good: `saccade.prune`.
+
+Begin with `_entry.py`, then `_prune.py`; `_layers.py` finds the attention of a model, `_choice.py` says which of its
+heads can go. Imports `attribution`, `models` and `nn`. Names are imported when they are first used, as those of
+`saccade` are.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Comparison",
+    "PrunedLayer",
+    "PrunedMultiheadAttention",
+    "Pruning",
+    "attention_flops",
+    "choose_heads",
+    "compare_pruned",
+    "prune",
+]
+
+_HOMES = {
+    "Comparison": "_compare",
+    "PrunedLayer": "_report",
+    "PrunedMultiheadAttention": "_torch",
+    "Pruning": "_report",
+    "attention_flops": "_report",
+    "choose_heads": "_choice",
+    "compare_pruned": "_compare",
+    "prune": "_entry",
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._choice import choose_heads
+    from ._compare import Comparison, compare_pruned
+    from ._entry import prune
+    from ._report import PrunedLayer, Pruning, attention_flops
+    from ._torch import PrunedMultiheadAttention
+else:
+    from ...support._lazy_names import lazy_names
+
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,97 @@
+"""A text as batches with a loss, for models that predict tokens.
+
+Shape legend: L tokens of a window, the special ones included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...support._evaluating import evaluating
+from ..models import Model
+from ..models.decoding.generating import GeneratingModel
+
+Batch = dict[str, Tensor]
+MASKED = 0.15  # of the tokens, as in BERT's training
+IGNORED = -100
+LONGEST = 256
+
+
+def text_windows(model: Model, text: str, *, most: int) -> list[Batch]:
+    """Windows of a text, one a batch of one item, with labels: the next token, or tokens behind masks.
+
+    A window has 256 tokens, or as many as the model takes. Which tokens are masked (15 % of them, all by the mask
+    token) follows from the text alone, so that two models are asked the same.
+
+    Args:
+        model: one that predicts the next token (GPT-2, Llama, Saccade's own), or masked ones (head "masked-lm").
+        text: what it reads.
+        most: tokens of the text that are read at most.
+
+    Raises:
+        ValueError: another model, or a text of less than two tokens.
+    """
+    causal = predicts_next(model)
+    tokenizer: Any = model.tokenizer
+    before = (tokenizer.start,) if hasattr(tokenizer, "start") else tokenizer.before
+    after = () if causal else tokenizer.after
+    room = min(LONGEST, model.context or LONGEST) - len(before) - len(after)
+    ids = tokenizer.encode(text).ids[:most]
+    if len(ids) < 2:
+        raise ValueError(f"data: {len(ids)} tokens, expected a text of two at least")
+    pieces = [ids[start : start + room] for start in range(0, len(ids), room)]
+    windows = [torch.tensor([[*before, *piece, *after]]) for piece in pieces if len(piece) > 1]
+    if causal:
+        return [{"input_ids": window, "labels": window} for window in windows]
+    mask = tokenizer.named.get("mask")
+    if mask is None:
+        raise ValueError("data: the tokenizer names no mask token, which a masked language model is asked by")
+    return list(_masked(windows, len(before), len(after), mask))
+
+
+def predicts_next(model: Model) -> bool:
+    """Whether it is asked for the next token; False: for masked ones. ValueError where neither has a meaning."""
+    head = model.request.head
+    if isinstance(model, GeneratingModel) and head == "causal-lm":
+        return True
+    if head == "masked-lm":
+        return False
+    raise ValueError(
+        f"data: {model.family.name} with the head {head!r} predicts no token of a text; expected 'causal-lm' or "
+        "'masked-lm': name the heads with --heads, without --data, or rank them in Python with "
+        "saccade.head_importance(..., loss=...)"
+    )
+
+
+@torch.no_grad()
+def mean_loss(model: Model, batches: Sequence[Batch], told: Callable[[], None] = lambda: None) -> float:
+    """The loss per predicted token, in nats, over all batches, without dropout. `told` is called after each."""
+    total, count = 0.0, 0
+    with evaluating(model):
+        for batch in batches:
+            labels = batch["labels"]
+            predicted = labels.shape[1] - 1 if labels is batch["input_ids"] else int((labels != IGNORED).sum())
+            total += float(model(**batch).loss) * predicted
+            count += predicted
+            told()
+    return total / count
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is no float."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def _masked(windows: list[Tensor], before: int, after: int, mask: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    for window in windows:
+        inside = window.shape[1] - before - after
+        chosen = before + torch.randperm(inside, generator=generator)[: max(1, round(MASKED * inside))]
+        labels = torch.full_like(window, IGNORED)
+        labels[0, chosen] = window[0, chosen]
+        yield {"input_ids": window.index_fill(1, chosen, mask), "labels": labels}

@@ -1,0 +1,271 @@
+"""Tasks of examples that stand alone: batches of alike length, and a loss that is a mean over them.
+
+All tasks but those on one graph are of this kind. Shape legend: B examples of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...operator.batching import LengthGrouped
+from ...operator.nn.stacks import LayerObserver
+from ...see.monitoring import Observations, watch
+from ...support._evaluating import evaluating
+from ..models import Model
+from ..training import Evaluation, Objective, Settings
+from ..training.memory import INPUT_SMALLER, is_out_of_memory, memory_told
+from ._task import Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Batch = dict[str, Tensor]
+"""Tensors (B, ...) by name."""
+JUDGED = 32  # rows of a batch that nothing is learned from, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleTask(Task):
+    """A task whose data is a list of examples. Abstract."""
+
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+        count = min(max(round(share * len(data)), 1), len(data) - 1)
+        chosen = set(np.random.default_rng((seed, 0)).permutation(len(data))[:count].tolist())
+        return parted(data, chosen)
+
+    @abstractmethod
+    def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
+        """What batches are made of, an item for each example: made once, not in every epoch."""
+
+    @abstractmethod
+    def length(self, item: Any) -> int:
+        """How much of a row it fills; items of alike length share a batch."""
+
+    def rows(self, item: Any) -> int:
+        """How many rows of a batch it fills: more than one where a long example is read in parts."""
+        return 1
+
+    @abstractmethod
+    def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
+        """A batch; what is unknown of an example that is only predicted is not in it.
+
+        Args:
+            random: of a step that learns, for what is drawn anew each time (crops, masks); None while judging.
+        """
+
+    def counted(self, batch: Batch) -> int:
+        """How much is read, in `unit`s: tokens of texts, items of other batches."""
+        return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
+        """What the model computes of a batch, for `loss` and `outputs`."""
+
+    @abstractmethod
+    def loss(self, result: Any, batch: Batch, *, learning: bool) -> Tensor:
+        """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
+
+    @abstractmethod
+    def weight(self, batch: Batch, *, learning: bool) -> float:
+        """What that loss is a mean over: examples, or tokens with a label, or their weights."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
+        """What the model says of each example, as plain values."""
+
+    # --- what a student learns from a teacher (`distill`) ---------------------------------------------------------
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """What the head tells apart; nothing where it is no classifier."""
+        return ()
+
+    def logits(self, result: Any, batch: Batch) -> list[Tensor]:
+        """Of `forward`'s result the logits (N, K) by which a student is compared with its teacher, each row a choice;
+        none of a task whose outputs are no choices. The loss is a mean over the same rows."""
+        return []
+
+    @property
+    def teachable(self) -> bool:
+        """Whether a student can learn from `logits`."""
+        return type(self).logits is not ExampleTask.logits
+
+    def row_weights(self, batch: Batch) -> Tensor | None:
+        """What each of these rows weighs (N,) while learning; None: all alike."""
+        return None
+
+    def state_counts(self, batch: Batch) -> Tensor | None:
+        """How many hidden states (B,) of each row are of the input, before those of padding; None: all."""
+        return batch["attention_mask"].sum(1) if "attention_mask" in batch else None
+
+    def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
+        """Whether both models get the same batches of these examples."""
+        return self.encode(student, examples) == self.encode(teacher, examples)
+
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> Objective:
+        return ExampleObjective(self, model, training, validation, settings)
+
+    def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
+        batch = self.collate(model, self.encode(model, data)[:1])
+        words = self.token_names(model, batch)
+        with evaluating(model), torch.no_grad(), watch(model, keep=True) as watched:
+            self.forward(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
+        return watched, words
+
+    def token_names(self, model: Model, batch: Batch) -> list[str]:
+        """What the tokens of a batch of one example stand for, where they are no text."""
+        raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
+
+    def predict(self, model: Model, data: Sequence[Any], rows: int = JUDGED) -> list[Any]:
+        """With half as many rows at once, again and again, where memory is too little; TooLittleMemory at one row."""
+        found: dict[int, Any] = {}
+        items = self.encode(model, data)
+        while True:
+            left = [n for n in range(len(items)) if n not in found]
+            try:
+                with evaluating(model), torch.no_grad():
+                    for numbers, batch in judged_batches(self, model, items, rows, left):
+                        result = forward_in_parts(self, model, batch, rows)
+                        found |= dict(zip(numbers, self.outputs(model, result, batch), strict=True))
+                return [found[n] for n in range(len(items))]
+            except (RuntimeError, MemoryError) as error:
+                if rows == 1 or not is_out_of_memory(error):
+                    with memory_told(f"{self.name}: one input alone", lambda: INPUT_SMALLER):
+                        raise
+                traceback.clear_frames(error.__traceback__)  # they hold what was computed until then
+                rows //= 2
+
+
+class ExampleObjective(Objective):
+    """Batches of examples of alike length, each example once in an epoch.
+
+    Batches are full, so that every step learns from as many examples: an epoch leaves out the few, others each time,
+    that would not fill one.
+    """
+
+    model: Model
+
+    def __init__(
+        self, task: ExampleTask, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ):
+        self.model, self._task, self._validation, self._seed = model, task, validation, settings.seed
+        self._batch, self._parts = settings.batch, settings.execution.accumulate
+        self._items = task.encode(model, training)
+        self._judged = task.encode(model, validation)
+        lengths = [max(task.length(item), 1) for item in self._items]
+        batch = min(settings.batch, len(lengths))
+        self._sampler = LengthGrouped(lengths, batch, seed=settings.seed, drop_last=True, report=None)
+        self._epoch = (0, self._sampler.batches(0))
+
+    def batch(self, step: int) -> Batch:
+        epoch, number = divmod(step, len(self._epoch[1]))  # every epoch has as many
+        if epoch != self._epoch[0]:
+            self._epoch = (epoch, self._sampler.batches(epoch))
+        chosen = self._epoch[1][number]
+        random = np.random.default_rng((self._seed, step))
+        return self._task.collate(self.model, [self._items[n] for n in chosen], random)
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        """Parts of whole examples; `texts` says of each row which it belongs to, where an example may have several."""
+        rows = len(next(iter(batch.values())))
+        texts = batch.get("texts", torch.arange(rows))
+        found = []
+        for numbers in torch.arange(int(texts[-1]) + 1).tensor_split(parts):
+            chosen = torch.isin(texts, numbers)
+            part = {name: tensor[chosen] for name, tensor in batch.items()}
+            found.append({**part, "texts": part["texts"] - numbers[:1]} if "texts" in part else part)
+        return found
+
+    def weight(self, part: Batch) -> float:
+        return self._task.weight(part, learning=True)
+
+    def tokens(self, batch: Batch) -> int:
+        return self._task.counted(batch)
+
+    def loss(self, model: nn.Module, part: Batch, observe: LayerObserver | None = None) -> Tensor:
+        return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        """Over all validation examples, in every process: from the same weights and statistics all get the same."""
+        task, outputs = self._task, dict[int, Any]()
+
+        def keep(numbers: Sequence[int], result: Any, batch: Batch) -> None:
+            outputs.update(zip(numbers, task.outputs(model, result, batch), strict=True))
+
+        loss = self.mean_loss(model, self.judged_rows(accelerator), keep)
+        scores = task.scores([outputs[n] for n in range(len(self._judged))], self._validation)
+        return Evaluation(loss, scores, task.cost(scores))
+
+    def judged_rows(self, accelerator: Accelerator | None) -> int:
+        """How many rows a look computes at once: not more than a micro-batch has, which is known to fit."""
+        processes = 1 if accelerator is None else accelerator.num_processes
+        return max(1, min(JUDGED, self._batch // (self._parts * processes)))
+
+    def mean_loss(
+        self, model: nn.Module, rows: int, keep: Callable[[Sequence[int], Any, Batch], None] = lambda *computed: None
+    ) -> float:
+        """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
+        task, total, whole = self._task, 0.0, 0.0
+        with evaluating(model), torch.no_grad():
+            for numbers, batch in judged_batches(task, self.model, self._judged, rows):
+                result = forward_in_parts(task, model, batch, rows)
+                weight = task.weight(batch, learning=False)
+                total, whole = total + float(task.loss(result, batch, learning=False)) * weight, whole + weight
+                keep(numbers, result, batch)
+        return total / whole
+
+
+def judged_batches(
+    task: ExampleTask, model: Model, items: Sequence[Any], rows: int = JUDGED, chosen: Sequence[int] | None = None
+) -> Iterator[tuple[list[int], Batch]]:
+    """Numbers of items (`chosen` ones) and their batch on the model's device, the longest first; see `_judged`."""
+    for numbers in _judged(task, items, rows, range(len(items)) if chosen is None else chosen):
+        batch = task.collate(model, [items[n] for n in numbers])
+        yield numbers, {name: tensor.to(model.device) for name, tensor in batch.items()}
+
+
+def forward_in_parts(task: ExampleTask, model: nn.Module, batch: Batch, rows: int) -> Any:
+    """`forward` of a judged batch; of one example with more rows than that, some rows after the other."""
+    if len(next(iter(batch.values()))) <= rows:
+        return task.forward(model, batch)
+    parts = zip(*(tensor.split(rows) for tensor in batch.values()), strict=True)
+    results = [task.forward(model, dict(zip(batch, part, strict=True))) for part in parts]
+    if isinstance(results[0], Tensor):
+        return torch.cat(results)
+    return tuple(torch.cat(tensors) for tensors in zip(*results, strict=True))
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Logits in float32 or wider, for losses and probabilities."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:
+    """The examples whose numbers are not chosen, and those whose are."""
+    return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
+
+
+def _judged(task: ExampleTask, items: Sequence[Any], most: int, chosen: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
+    lengths = {n: task.length(items[n]) for n in chosen}
+    batch: list[int] = []
+    filled = 0
+    for number in sorted(chosen, key=lambda n: -lengths[n]):
+        rows = task.rows(items[number])
+        if batch and filled + rows > most:
+            yield batch
+            batch, filled = [], 0
+        batch.append(number)
+        filled += rows
+    if batch:
+        yield batch

@@ -1,0 +1,119 @@
+"""Files of one kind, such as images or sounds: in folders of classes, named by a table or a list, and read one by one.
+
+Every error names the file, and the line of the table where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .._examples import ENDINGS as TABLES, read_lines, read_table, warn_left_out
+
+Found = tuple[Path, "str | None", str]
+"""A file, what a table or a folder's name says of it, and where it stands."""
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Media:
+    """Files of one kind.
+
+    Args:
+        called: what one is, with its article: "an image", "a .txt file".
+        endings: by which the files of a folder are known.
+    """
+
+    called: str
+    endings: tuple[str, ...]
+
+    @property
+    def thing(self) -> str:
+        return self.called.partition(" ")[2]
+
+    def below(self, folder: Path) -> list[Path]:
+        """The files of a folder and of those in it, in order; hidden ones, such as in .cache, are none of them."""
+        return [
+            file
+            for file in sorted(folder.rglob("*"))
+            if file.suffix.lower() in self.endings
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+            and file.is_file()
+        ]
+
+    def in_class_folders(self, path: Path) -> list[Found]:
+        """The files of each folder in `path`, which is named as their class."""
+        classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+        files = {folder: self.below(folder) for folder in classes}
+        if not any(files.values()):
+            raise ValueError(
+                f"{path}: holds no {self.thing}s; expected a folder for each class with {self.thing}s in it"
+            )
+        for folder in classes:
+            if not files[folder]:
+                raise ValueError(
+                    f"{folder}: holds no {self.thing}s; remove the folder, or put {self.thing}s of the class in it"
+                )
+        return [(file, folder.name, str(file)) for folder in classes for file in files[folder]]
+
+    def in_table(self, path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, ...], str]]:
+        """Of each row the file that its first column names, relative to the table; the other columns; its place."""
+        found = []
+        for place, (name, *rest) in read_table(path, columns):
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"{place}: expected the path of {self.called}, got {name!r:.40}")
+            found.append((self._existing(path.parent / name, place), tuple(rest), place))
+        return found
+
+    def in_list(self, path: Path) -> list[Found]:
+        """The files that a file has a path a line of, relative to it."""
+        places = [(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1)]
+        return [(self._existing(path.parent / line, place), None, place) for line, place in places]
+
+    def listed(self, path: Path, column: str) -> list[Found]:
+        """The files of a folder, of a column of a table, of a list with a path a line; or the one file itself."""
+        if path.is_dir():
+            found = [alone(file) for file in self.below(path)]
+            if not found:
+                raise ValueError(f"{path}: holds no {self.thing}s")
+            return found
+        kind = path.suffix.lower()
+        if kind in TABLES:
+            return [(file, None, place) for file, _, place in self.in_table(path, (column,))]
+        return self.in_list(path) if kind == ".txt" else [alone(path)]
+
+    def checked(self, found: Iterable[Found], read: Callable[..., T], skip_broken: bool) -> list[T]:
+        """`read(path, said, place)` of each, which raises a ValueError for a broken one.
+
+        Raises:
+            ValueError: a broken one, unless they are to be left out; a warning counts them then. None that is left.
+        """
+        examples: list[T] = []
+        broken: list[str] = []
+        first = ""
+        for path, said, place in found:
+            try:
+                examples.append(read(path, said, place))
+            except ValueError as error:
+                broken.append(str(path))
+                first = first or (str(error) if place == str(path) else f"{place}: {error}")
+        if broken and not skip_broken:
+            counts = f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s"
+            raise ValueError(f"{first} (broken: {counts}); remove what is broken, or let skip_broken leave it out")
+        if not examples:
+            raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
+        warn_left_out(broken, len(broken) + len(examples), f"{self.thing}s are broken and")
+        return examples
+
+    def _existing(self, path: Path, place: str) -> Path:
+        if not path.is_file():
+            raise FileNotFoundError(f"{place}: {path}: no such {self.thing} file")
+        return path
+
+
+def alone(path: Path) -> Found:
+    """A file of which nothing is said."""
+    return path, None, str(path)

@@ -1,0 +1,182 @@
+"""A run of a task, its model made: what the trainer's loop and its writer ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....support._seeding import seeded
+from ...models import Model
+from ...models.model import COMPANIONS
+from ...models.own.checkpoint import write_text
+from ...training import Evaluation, PreparedRun
+from ...training.folder import TASK
+from ...training.prepared import CurveEntry
+from ...training.resume import LatestCheckpoint, check_same, settings_described
+from ...training.verdict import UNTRAINED
+from .._task import Task
+from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
+from ._card import task_card
+from ._request import TaskRun
+from ._run_folder import weights_digest
+from ._tuning import merged, parameter_count
+
+MOST_COMPARED = 2_000  # examples that a simple model learns from at the end of a run
+
+
+class PreparedTaskRun(PreparedRun):
+    """A task, its examples and its model.
+
+    Args:
+        run: as it is asked for.
+        found: the checkpoint that it continues from.
+    """
+
+    def __init__(self, run: TaskRun, model: Model, found: LatestCheckpoint | None = None):
+        examples = [*run.training, *run.validation] if run.distillation is not None else []
+        self.run = run = run.read_by(model)
+        self.settings, self.trained, self.state = run.settings, model, None
+        self.kept = {"files": small_files(model)}
+        if found is None or found.path is None:
+            self.described = description(run)
+        else:
+            self.described = description(run, found.state["run"]["from"])
+            check_same(self.described, found.state, found.path)
+            self.state = found.state
+        run.tuning.apply(model)
+        self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
+        if run.distillation is not None:
+            self.objective = run.distillation.objective(self.objective, examples)
+
+    @classmethod
+    def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
+        """Make the model or restore it. Raises what is wrong with the input."""
+        torch.manual_seed(run.settings.seed)
+        if found is not None and found.path is not None:
+            return cls(run, from_small_files(found.state["files"]), found)
+        if run.initial is None:
+            taught = run.distillation
+            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())
+        return cls(run, _with_own_folder(_opened(run.kind, run.initial)))
+
+    @property
+    def introduction(self) -> list[str]:
+        run, count = self.run, parameter_count(self.trained)
+        anew = any(name.startswith("head.") for name in self.trained.report.initialised)
+        return [
+            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}"
+            + "; its head starts with random weights" * anew,
+            *([] if run.distillation is None else [f"taught by {run.distillation.told}"]),
+            f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
+        ]
+
+    def conclusion(self, stored: Evaluation) -> str:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
+        scored = self.run.kind.scored(len(self.run.validation))
+        return f"best weights, {scored}: {metrics}, loss {stored.loss:.4f}"
+
+    def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
+        lines = super().verdict(curve, steps_done, stored)
+        simple = self._beside_simple(stored)
+        found = self.run.kind.majority(self.run.training, self.run.validation)
+        if found is None or found[0] not in stored.metrics:
+            return [*lines, simple]
+        name, value = found
+        told = f"{name} {stored.metrics[name]:.4f}; always naming the most frequent class has {value:.4f}"
+        worse = stored.metrics[name] <= value and not lines[0].startswith(UNTRAINED)
+        return [*lines, f"{UNTRAINED}: {told}" if worse else told, simple]
+
+    def _beside_simple(self, stored: Evaluation) -> str:
+        """What the best of the task's simple models has on the same validation data."""
+        run, task = self.run, self.run.kind
+        if not task.quick or len(run.training) > MOST_COMPARED:
+            return "`saccade test` compares the model with a simple one"
+        try:
+            with seeded(run.settings.seed):
+                found = task.baselines(self.trained, run.training, run.validation, run.validation)
+        except ValueError as error:
+            return f"no simple model to compare with: {' '.join(str(error).split())}"
+        scores = {one.name: task.scores(one.outputs, run.validation) for one in found}
+        name = min(scores, key=lambda name: task.cost(scores[name]))
+        metric, cost = task.judged_by(scores[name]), task.cost(scores[name])
+        better = "less good than this model" if task.cost(stored.metrics) < cost else "as good as this model or better"
+        return f"{name}, a simple model, has {metric} {scores[name][metric]:.4f}: {better}"
+
+    def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = merged({name: tensor.detach() for name, tensor in weights.items()})
+        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in whole.items()}
+
+    def save(self, weights: dict[str, Tensor], name: str) -> None:
+        # Not the model in training, which may be sharded, or newer than these weights.
+        model = from_small_files(self.kept["files"], empty=True)
+        model.load_state_dict(merged(weights), assign=True)
+        model.save(self.run.out, weights=name)
+        write_text(self.run.out / TASK, self.run.source.to_json())
+
+    def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
+        return task_card(self.run, self.trained, curve, steps_done, stored)
+
+    def stored(self) -> tuple[Model, Evaluation]:
+        best = self.run.kind.open_model(self.run.out).to(self.trained.device)
+        return best, self.objective.evaluate(best)
+
+
+def _opened(task: Task, initial: str) -> Model:
+    """The model to start from. ValueError for one that the task has no use for."""
+    try:
+        return task.open_model(initial)
+    except ValueError as error:
+        raise ValueError(f"initial: {initial} is no start for {task.name} ({error})") from None
+
+
+def _with_own_folder(model: Model) -> Model:
+    """The model with its tokenizer's files in a folder of its own: the one it came from may go while it is trained."""
+    assert model.folder is not None
+    folder = temporary_folder()
+    for name in COMPANIONS:
+        if (model.folder / name).is_file():
+            shutil.copyfile(model.folder / name, folder / name)
+    model.folder = folder
+    return kept_while_used(model, folder)
+
+
+def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
+    """Everything that decides what a run learns: settings, the task's options, and what it reads.
+
+    Args:
+        known: the digest of the weights that the run began with, where a checkpoint has it.
+    """
+    source = run.source
+    options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}
+    named = {"training data": source.digests[str(source.data)]}
+    if source.validation is not None:
+        named["validation data"] = source.digests[str(source.validation)]
+    initial = "random weights"
+    if run.initial is not None:
+        initial = _initial_digest(run.initial, known)
+    return {
+        "task": run.task,
+        **settings_described(run.settings),
+        **options,
+        "share": source.share,
+        "from": initial,
+        **dataclasses.asdict(run.tuning),
+        **({} if run.distillation is None else run.distillation.described()),
+        **named,
+    }
+
+
+def _initial_digest(source: str, known: str | None) -> str:
+    """The digest of a run's first weights; where they are gone, what its checkpoint says of them."""
+    try:
+        return weights_digest(source)
+    except (FileNotFoundError, ValueError):
+        if known is None or Path(source).expanduser().exists():
+            raise
+        return known

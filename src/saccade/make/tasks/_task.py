@@ -1,0 +1,323 @@
+"""What makes a task: its data, its head, its loss, its metric, its picture. Everything else is the same for all.
+
+A task is a frozen dataclass whose fields are its options, on the command line and in Python. What is learned from the
+training data before the model learns (the classes that there are) stands in its fields, too, which `fitted` fills: so
+a run's folder needs the task's name and fields, and no more, to test and to predict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+
+from ...see.monitoring import Observations
+from ..models import Model
+from ..training import Objective, Settings
+from ._space import Between, OneOf, Space, doubled, dropouts, rates
+
+T = TypeVar("T", bound="Task")
+
+_READERS: dict[type, tuple[str, Callable[[str], Any]]] = {  # by a field's type: what a text must be, and its value
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", float),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The default settings with which a task is trained.
+
+    Args:
+        epochs: times through the training data.
+        rate: the highest learning rate.
+        batch: examples in each step; None is all of them.
+        every: steps between looks at the validation data; None is an epoch.
+        patience: looks without an improvement that end a run.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.Classify.tuning
+        Recipe(epochs=3, rate=5e-05, batch=32, every=None, patience=5)
+    """
+
+    epochs: int
+    rate: float
+    batch: int | None = 32
+    every: int | None = None
+    patience: int = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(ABC):
+    """A task: its data, model, metrics and baselines. Abstract; each subclass has a file of its own.
+
+    Data have the type that `read` returns; a sequence of examples unless a task says otherwise.
+
+    Attributes:
+        name: its name in `saccade train`.
+        scratch, tuning: the default settings with new weights, and from a checkpoint.
+        learned: names of the fields that `fitted` fills.
+        reading: names of the fields that may differ for data that are tested or predicted, such as a column.
+        requires: modules of optional dependencies, which are imported before anything else.
+        extra: the extra of Saccade that installs them.
+        unit: what `tokens_per_second` in `curve.jsonl` counts.
+
+    Example:
+        >>> import saccade
+        >>> task = saccade.tasks.Forecast(past=24, horizon=6)
+        >>> isinstance(task, saccade.tasks.Task), task.name, task.unit
+        (True, 'forecast', 'windows')
+        >>> task.changed({"date": "day"}).date
+        'day'
+    """
+
+    name: ClassVar[str]
+    scratch: ClassVar[Recipe]
+    tuning: ClassVar[Recipe]
+    learned: ClassVar[tuple[str, ...]] = ()
+    reading: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = "tasks"
+    unit: ClassVar[str] = "tokens"
+    quick: ClassVar[bool] = False  # whether `baselines` take seconds, so that each run ends beside them
+
+    def changed(self: T, options: Mapping[str, Any]) -> T:
+        """The task with other values of options in `reading`; numbers, true and false may be texts, as in a command.
+
+        Raises:
+            TypeError: another name.
+            ValueError: a text that is no such value.
+        """
+        fields = {field.name for field in dataclasses.fields(self)}
+        strange = [name for name in options if name not in fields]
+        if strange:
+            raise TypeError(f"{strange[0]}: no option of {self.name}; expected one of {', '.join(self.reading)}")
+        unknown = [name for name in options if name not in self.reading]
+        if unknown:
+            raise TypeError(
+                f"{unknown[0]}: cannot differ from what {self.name} was trained with; expected one of "
+                f"{', '.join(self.reading)}"
+            )
+        kinds = get_type_hints(type(self))
+        return dataclasses.replace(self, **{name: _value(name, given, kinds[name]) for name, given in options.items()})
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, path: Path) -> Sequence[Any]:
+        """The examples of a file or a folder. A fitted task raises an error for examples that it has not learned,
+        such as a new label.
+
+        Raises:
+            FileNotFoundError, ValueError: what is wrong with it, and where.
+        """
+
+    def files(self, path: Path) -> Sequence[Path]:
+        """What `read` reads: a run knows its data by their content."""
+        return [path]
+
+    @abstractmethod
+    def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What is trained on, and a share of the data to validate on."""
+
+    def tested(self, data: Sequence[Any]) -> Sequence[Any]:
+        """Of data that were read those to test with: all of them, unless the data themselves say which.
+
+        Raises:
+            ValueError: there are none.
+        """
+        return data
+
+    def fitted(self: T, training: Sequence[Any]) -> T:
+        """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
+        return self
+
+    def read_by(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
+        """What an epoch has once each: the data, or the parts in which the model reads them."""
+        return data
+
+    @abstractmethod
+    def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Examples without truth, of one input each."""
+
+    @abstractmethod
+    def read_inputs(self, path: Path) -> Sequence[Any]:
+        """Examples without truth from a file, `is_empty` ones included. Errors as of `read`."""
+
+    def is_empty(self, example: Any) -> bool:
+        """Whether an input has nothing to predict from. It keeps its row, with no prediction."""
+        return False
+
+    # --- model --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def new_model(self, training: Sequence[Any]) -> Model:
+        """A model with new weights, drawn with PyTorch's generator."""
+
+    @abstractmethod
+    def open_model(self, source: Path | str) -> Model:
+        """The model of a run's folder or a checkpoint, with this task's head, which starts with random weights if it
+        has none."""
+
+    def space(self, recipe: Recipe, *, new: bool) -> Space:
+        """What a search tries, by names of fields and of settings.
+
+        Args:
+            recipe: of the runs.
+            new: whether the model begins with new weights; a checkpoint's size is given.
+        """
+        found: dict[str, Between | OneOf] = {"rate": rates(recipe.rate)}
+        if recipe.batch is not None:
+            found["batch"] = doubled(recipe.batch)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if new}
+        found |= {name: dropouts(usual) for name, usual in fields.items() if name.endswith("dropout")}
+        return {**found, **{name: self._sizes(name, fields[name]) for name in ("layers", "width") if name in fields}}
+
+    def _sizes(self, name: str, usual: int) -> OneOf:
+        """Half, the same and twice as much, as far as the task takes them."""
+        return OneOf(tuple(value for value in doubled(usual).values if self._takes(name, value)))
+
+    def _takes(self, name: str, value: int) -> bool:
+        try:
+            dataclasses.replace(self, **{name: value})
+        except ValueError:
+            return False
+        return True
+
+    @abstractmethod
+    def objective(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
+    ) -> Objective:
+        """What the loop trains. Its evaluations have the metrics of `scores`."""
+
+    def scored(self, count: int) -> str:
+        """What the metrics of a look at so many validation examples are of, for a line about them."""
+        return "over all validation data"
+
+    @abstractmethod
+    def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
+        """What the model says of each example; dropout is off meanwhile."""
+
+    def read_observed(self, path: Path) -> Sequence[Any]:
+        """What `observed` reads of a file. Errors as of `read`."""
+        return self.read_inputs(path)
+
+    def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
+        """What the model attends to as it reads the first example, every call kept, and what its tokens stand for."""
+        raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def scores(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, float]:
+        """The metrics, by name; the first is the one by which a model and its baseline are compared."""
+
+    def cost(self, scores: Mapping[str, float]) -> float:
+        """What a run is judged by, the lower the better: the first metric, where high is good."""
+        return -next(iter(scores.values()))
+
+    def judged_by(self, scores: Mapping[str, float]) -> str:
+        """The name of the metric that is the `cost`."""
+        return next(name for name, value in scores.items() if abs(value) == abs(self.cost(scores)))
+
+    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
+        """The name of a metric, and its value where the most frequent class of `training` is always named."""
+        return None
+
+    @property
+    def protocol(self) -> str:
+        """How the metrics are counted, in a line of a report."""
+        return ""
+
+    def validated_by(self, share: float, seed: int) -> str:
+        """What `split` splits off, in words."""
+        return f"a share of {share:g} of it (seed {seed})"
+
+    @abstractmethod
+    def baselines(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
+    ) -> list[Baseline]:
+        """What a careful person would try first, trained on the same examples, and what it says of those tested.
+
+        New weights are drawn with PyTorch's generator, which starts at the run's seed.
+
+        Args:
+            model: whose test it is, for what both read alike, such as tokens.
+
+        Raises:
+            ValueError: the training examples are not enough for it; a test gives the reason in its place.
+        """
+
+    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
+        """What a report has beside the metrics, as plain values."""
+        return {}
+
+    def table(self, details: Mapping[str, Any]) -> str:
+        """The same for a terminal, "" if there is nothing, or too much."""
+        return ""
+
+    @abstractmethod
+    def picture(self, tested: Tested, kind: str) -> bytes:
+        """The task's picture of a test, as "png" or "svg"."""
+
+    def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
+        """The task's picture of predictions, as "png" or "svg". ValueError where it has none."""
+        raise ValueError(f"picture: {self.name} has one of tests alone; see `saccade test --picture`")
+
+    @abstractmethod
+    def shown(self, example: Any, output: Any) -> dict[str, Any]:
+        """A prediction as plain values, the input first."""
+
+    def line(self, shown: Mapping[str, Any]) -> str:
+        """The same as a line for a terminal."""
+        return "  ".join(str(value) for value in shown.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """A model and what it says of data with truth.
+
+    Args:
+        details: of the task, for these outputs.
+        baselines: what the task's simple models say of the same data, if they were asked.
+    """
+
+    model: Model
+    data: Sequence[Any]
+    outputs: Sequence[Any]
+    details: dict[str, Any]
+    baselines: Sequence[Baseline] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The outputs of a simple model, to compare the trained one with.
+
+    Args:
+        name: what the model is, in a few words.
+        outputs: of each tested example, in the form of the task's own outputs.
+
+    Example:
+        >>> import saccade
+        >>> saccade.tasks.Baseline("always the first class", [0, 0, 0]).name
+        'always the first class'
+    """
+
+    name: str
+    outputs: Sequence[Any]
+
+
+def _value(name: str, given: Any, kind: Any) -> Any:
+    """An option's value for a field of this type, such as `int | None`."""
+    kinds = get_args(kind) or (kind,)
+    if not isinstance(given, str) or str in kinds:
+        return given
+    expected, read = next(_READERS[one] for one in kinds if one in _READERS)
+    try:
+        return read(given)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name}: expected {expected}, got {given!r}") from None

@@ -1,0 +1,100 @@
+"""Language modelling as an objective of the loop: windows of a text, and the loss of each next token.
+
+Shape legend: B batch, L context, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...operator.nn.stacks import LayerObserver
+from ..models import DecoderLM
+from .data import Corpus
+from .evaluation import evaluate
+from .objective import Evaluation, Objective
+from .settings import LanguageSettings
+from .windows import draw_copying, draw_windows, whole_windows
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class LanguageObjective(Objective):
+    """Next-token prediction on windows (B, L + 1) of a text: the model sees all but the last, and predicts the rest.
+
+    Args:
+        model: the decoder to train.
+        corpus: the tokens.
+        start: the start token.
+        settings: batch, seed, repeats, copying and looks.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Corpus, LanguageObjective, LanguageSettings
+        >>> model = saccade.models.DecoderLM(saccade.models.ModelConfig(5, width=8, layers=1, heads=2, context=4))
+        >>> text = torch.arange(100) % 4 + 1
+        >>> objective = LanguageObjective(model, Corpus(text, text), 0, LanguageSettings(steps=10, batch=3))
+        >>> batch = objective.batch(step=0)
+        >>> batch.shape, objective.loss(model, batch).shape
+        (torch.Size([3, 5]), torch.Size([]))
+    """
+
+    model: DecoderLM
+
+    def __init__(self, model: DecoderLM, corpus: Corpus, start: int, settings: LanguageSettings):
+        self.model, self._training, self._start, self._settings = model, corpus.training, start, settings
+        whole = whole_windows(corpus.validation, start=start, context=model.config.context)
+        self._validation = spread(whole, settings.looks.evaluate_windows)
+
+    def batch(self, step: int) -> Tensor:
+        config = self.model.config
+        return draw(step, self._training, self._start, config.vocabulary, config.context, self._settings)
+
+    def split(self, batch: Tensor, parts: int) -> list[Tensor]:
+        return list(batch.tensor_split(parts))
+
+    def weight(self, part: Tensor) -> int:
+        return part.shape[0]
+
+    def tokens(self, batch: Tensor) -> int:
+        return batch[:, 1:].numel()
+
+    def loss(self, model: nn.Module, part: Tensor, observe: LayerObserver | None = None) -> Tensor:
+        return loss_of(model, part, observe)
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        return Evaluation(evaluate(model, self._validation, accelerator=accelerator))
+
+
+def loss_of(model: nn.Module, windows: Tensor, observe: LayerObserver | None = None) -> Tensor:
+    """Mean negative log-likelihood of the tokens behind the first of each window (B, L + 1), in nats."""
+    logits = model(windows[:, :-1]) if observe is None else model(windows[:, :-1], observe=observe)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def draw(step: int, tokens: Tensor, start: int, vocabulary: int, context: int, settings: LanguageSettings) -> Tensor:
+    """The windows of a step, of all processes together: a function of the arguments."""
+    seed, batch = settings.seed, settings.batch
+    if step < settings.copying:
+        return draw_copying(vocabulary, start=start, context=context, batch=batch, seed=seed, step=step)
+    return draw_windows(
+        tokens,
+        start=start,
+        context=context,
+        batch=batch,
+        seed=seed,
+        step=step - settings.copying,
+        repeats=settings.repeats,
+    )
+
+
+def spread(windows: Tensor, count: int | None) -> Tensor:
+    """`count` windows spread evenly over all; all, when there are not more or `count` is None."""
+    if count is None or count >= windows.shape[0]:
+        return windows
+    return windows[torch.arange(count) * windows.shape[0] // count]

@@ -1,0 +1,113 @@
+"""What the loop trains: a model, its batches, its loss, and how it is judged. One for each task."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ...operator.nn.stacks import LayerObserver, Stack
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of a look at the validation data.
+
+    Args:
+        loss: over all of it.
+        metrics: of the task, by name; the first of them is the one to show.
+        cost: what the run is judged by, the lower the better; None is the loss.
+
+    Example:
+        >>> import saccade
+        >>> look = saccade.training.Evaluation(loss=0.7, metrics={"accuracy": 0.9}, cost=-0.9)
+        >>> look.judged
+        -0.9
+    """
+
+    loss: float
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cost: float | None = None
+
+    @property
+    def judged(self) -> float:
+        return self.loss if self.cost is None else self.cost
+
+
+class Objective(ABC):
+    """What a loop trains. Abstract; `LanguageObjective` trains on text.
+
+    A batch has any type; the loop only hands it on. `batch` must be a function of the step and of the constructor's
+    arguments, and of nothing else: then a killed run continues bit for bit.
+
+    Attributes:
+        model: what is trained.
+
+    Example:
+        >>> import torch, saccade
+        >>> from saccade.training import Evaluation, Execution, Monitor, Objective, Settings, train
+        >>> class Line(Objective):  # learns y = 2 x
+        ...     def __init__(self):
+        ...         self.model = torch.nn.Linear(1, 1)
+        ...     def batch(self, step):
+        ...         return torch.linspace(-1, 1, 8)[:, None]
+        ...     def split(self, batch, parts):
+        ...         return list(batch.chunk(parts))
+        ...     def weight(self, part):
+        ...         return len(part)
+        ...     def tokens(self, batch):
+        ...         return len(batch)
+        ...     def loss(self, model, part, observe=None):
+        ...         return (model(part) - 2 * part).square().mean()
+        ...     def evaluate(self, model, accelerator=None):
+        ...         return Evaluation(self.loss(model, self.batch(0)).item())
+        >>> settings = Settings(steps=100, rate=0.1, decay=0.0, warmup=0, execution=Execution(precision="no"))
+        >>> train(Line(), settings, Monitor()) < 0.05
+        True
+    """
+
+    model: nn.Module
+
+    @abstractmethod
+    def batch(self, step: int) -> Any:
+        """The items of a step, for all processes together."""
+
+    @abstractmethod
+    def split(self, batch: Any, parts: int) -> list[Any]:
+        """The batch in so many parts (tensors, or dictionaries of them), each item in one of them."""
+
+    @abstractmethod
+    def weight(self, part: Any) -> float:
+        """What the loss of a part is a mean over, such as its number of rows: the weight of the part."""
+
+    @abstractmethod
+    def tokens(self, batch: Any) -> int:
+        """How much there is to learn in a batch, for the speed that is shown."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, part: Any, observe: LayerObserver | None = None) -> Tensor:
+        """The mean loss of a part, in float32 or wider.
+
+        Args:
+            model: `self.model` on its device.
+            part: one of `split`.
+            observe: passed to the model's call.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
+        """A look at the validation data with dropout off; with an accelerator all its processes call this."""
+
+    def recompute_blocks(self, on: bool) -> None:
+        """Whether the backward pass keeps only the input of each block, and recomputes the rest."""
+        stacks = [part for part in self.model.modules() if isinstance(part, Stack)]
+        if on and not stacks:
+            raise ValueError(f"checkpointing: {type(self.model).__name__} has no blocks that could be computed again")
+        for stack in stacks:
+            stack.checkpointing = on

@@ -1,0 +1,123 @@
+"""Showing a run in a terminal: a progress bar, a line for each look at the validation text, and sample text."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ...support._terminal._console import Console
+from .objective import Evaluation
+from .prepared import COMMON, CurveEntry, PreparedRun, Reporter, RunRequest
+from .processes import joined
+
+
+class ConsoleReporter(Reporter):
+    """Writes to `console`; where that is no terminal, there is no bar and every line is plain.
+
+    A context manager, so that the bar is gone before an error is shown.
+
+    Attributes:
+        stored: how good the best weights are, once the run has finished.
+    """
+
+    stored: Evaluation | None = None
+
+    def __init__(self, run: RunRequest, console: Console | None = None, *, quiet: bool = False):
+        self._run = run
+        self._console = console or Console(quiet=quiet)
+        self._progress = Progress(
+            TextColumn("step {task.fields[at]}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}{task.fields[metric]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, at="0", loss=math.nan, metric="")
+        self._steps, self._began = math.inf, time.monotonic()
+
+    def __enter__(self) -> ConsoleReporter:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def started(self, prepared: PreparedRun) -> None:
+        *lines, last = prepared.introduction
+        for line in lines:
+            self._line(line)
+        self._steps = prepared.settings.all_steps
+        minutes = prepared.settings.minutes
+        limits = [f"{self._steps:,} steps"] if math.isfinite(self._steps) else []
+        limits += [] if minutes is None else [f"at most {minutes:g} minutes"]
+        self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
+        execution, every = prepared.settings.execution.settled, prepared.settings.looks.every
+        precision = "float32" if execution.precision == "no" else execution.precision
+        # In a pipe nothing else is written until then, which may take minutes.
+        self._line(f"on {joined().device.type} in {precision}, evaluated every {every:,} steps")
+        self._progress.update(self._task, total=1.0)
+
+    def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
+        at = f"{step}/{self._steps}" if math.isfinite(self._steps) else f"{step:,}"
+        self._progress.update(self._task, completed=self._share(step), at=at, loss=loss)
+
+    def _share(self, step: int) -> float:
+        """How much of the run is over, by its steps or by its time, whichever ends first."""
+        minutes = self._run.settings.minutes
+        by_time = 0.0 if minutes is None else (time.monotonic() - self._began) / (60 * minutes)
+        return max(step / self._steps, min(by_time, 1.0))
+
+    def looked(self, entry: CurveEntry, sample: str, best: bool) -> None:
+        metrics = {name: value for name, value in entry.items() if name not in COMMON}
+        shown = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
+        self._progress.update(self._task, metric=next((f"  {name} {value:.3f}" for name, value in metrics.items()), ""))
+        self._line(
+            f"step {entry['step']:>6,}  training {entry['training_loss']:.4f}  "
+            f"validation {entry['validation_loss']:.4f}{shown}{' (best)' if best else '':7}  "
+            f"{entry['seconds']:.0f} s"
+        )
+        if sample:
+            # A young model's bytes are anything, terminal escapes included.
+            printable = "".join(letter if letter.isprintable() else " " for letter in sample)
+            self._line("    " + " ".join(printable.split()), style="dim")
+
+    def finished(self, prepared: PreparedRun, stored: Evaluation) -> None:
+        self.stored = stored
+        self._line(prepared.conclusion(stored))
+
+    def concluded(self, line: str) -> None:
+        self._line(line)
+
+    def warned(self, message: str) -> None:
+        self._line(message)
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def rates_shown(steps: int, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
+    """A bar for a range test, in a terminal; the function it yields takes each rate and its loss."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task("", total=steps, rate=math.nan, loss=math.nan)
+        yield lambda rate, loss: progress.update(task, advance=1, rate=rate, loss=loss)

@@ -1,0 +1,168 @@
+"""A whole run of any task: input read, folder opened, trained with checkpoints, the best model left in the folder.
+
+Beside the model the folder gets
+
+    curve.jsonl        one line for each look at the validation data
+    last.safetensors   the latest weights, while model.safetensors holds the best
+    checkpoints/       all there is to a run at a step, for going on from there (see `files` and `resume`); while it
+                       writes, the file that is locked (see `lock`)
+    tensorboard/       the log, if asked for
+    anomaly.txt        where the first number that is not finite stood, if one did
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...support._extras import installing
+from .folder import check_output, check_still_new, clear, lock_existing, make_folder
+from .lock import FileLock
+from .loop import Diverged, Monitor, train
+from .memory import TooLittleMemory
+from .prepared import PreparedRun, Reporter, RunRequest
+from .processes import accelerator_for, is_sharded, joined, together
+from .resume import LatestCheckpoint, as_begun, newest
+from .run_writer import RunWriter
+from .running_statistics import parts_told
+from .stopping import StopAtSignal, Stopped
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+R = TypeVar("R", bound=RunRequest)
+
+
+def carry_out(
+    run: R,
+    prepare: Callable[[R, LatestCheckpoint | None], PreparedRun],
+    reporter: Reporter | None = None,
+    *,
+    then: Callable[[Any], object] | None = None,
+    began: float | None = None,
+) -> Any:
+    """Train, keep the best weights in `run.out`, and return the model with them, read back.
+
+    All wrong input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run after the step in
+    progress, with a checkpoint of it; a run with `resume` then continues from there. With several processes
+    (`accelerate launch`) each calls this; only the main one writes, calls `reporter` and gets the stored model.
+    The folder is locked meanwhile: a second run that would write there raises BlockingIOError.
+
+    Args:
+        run: the request, such as a `LanguageRun`.
+        prepare: reads the input of a run, and makes its model or restores that of a checkpoint.
+        reporter: gets the events of the run.
+        then: called with the stored model before the folder is unlocked.
+        began: by `time.perf_counter`, from where a budget of minutes is spent; None: from now.
+
+    Raises:
+        BlockingIOError: another run is writing into the folder.
+        FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
+        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
+        TooLittleMemory: a step did not fit; the message says what to make smaller.
+        Stopped: a signal came. It is a KeyboardInterrupt.
+
+    Example:
+        >>> import pathlib, tempfile, saccade
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, carry_out
+        >>> from saccade.training.prepared_language import PreparedLanguageRun
+        >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
+        >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text, out = pathlib.Path(folder, "story.txt"), pathlib.Path(folder, "run")
+        ...     _ = text.write_text("the cat sat on the mat. " * 20)
+        ...     lm = carry_out(LanguageRun(text, out, settings, shape, vocabulary=None), PreparedLanguageRun.of)
+        ...     written = sorted(path.name for path in out.iterdir())
+        >>> "config.json" in written and "model.safetensors" in written
+        True
+    """
+    began = time.perf_counter() if began is None else began
+    processes = joined()
+    if not processes.is_main_process or reporter is None:
+        reporter = Reporter()
+    main = processes.is_main_process
+    with contextlib.ExitStack() as held:
+        # Before a checkpoint is read, which another run could replace; a folder that is new is locked once it is there.
+        replaced = run.resume or run.overwrite
+        lock = together(processes, lambda: lock_existing(run.out, ours=replaced) if main else None)
+        if lock is not None:
+            held.callback(lock.close)
+        found = together(processes, lambda: newest(run.out, run.task) if run.resume else None)
+        run = as_begun(run, found)
+        prepared = together(processes, lambda: _prepared(run, prepare, found, reporter))
+        accelerator = together(processes, lambda: accelerator_for(prepared.settings))
+        if told := parts_told(prepared.objective.model, prepared.settings, processes.num_processes):
+            reporter.warned(told)
+        together(processes, lambda: _open_folder(run, prepared, reporter, lock, held) if main else None)
+        reporter.started(prepared)
+        trained = _train(run, prepared, reporter, accelerator, spent=time.perf_counter() - began)
+        if main and then is not None:
+            then(trained)
+        return trained
+
+
+def _prepared(
+    run: R, prepare: Callable[[R, LatestCheckpoint | None], PreparedRun], found: LatestCheckpoint | None, told: Reporter
+) -> PreparedRun:
+    if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(f"tensorboard: is not installed ({installing('train')})")
+    if found is None:
+        check_output(run.out, run.overwrite)
+    prepared = prepare(run, found)
+    if found is not None:
+        for line in found.damaged:
+            told.warned(f"{line}; an older one is used")
+        told.warned(f"resuming {run.out} from {'the beginning' if found.path is None else found.path.name}")
+    return prepared
+
+
+def _train(run: RunRequest, prepared: PreparedRun, reporter: Reporter, accelerator: Accelerator, spent: float) -> Any:
+    main = accelerator.is_main_process
+    keeper = RunWriter(run, prepared, reporter, sharded=is_sharded(accelerator))
+    if main:
+        keeper.resume(prepared.state) if prepared.state is not None else keeper.begin()
+    try:
+        with StopAtSignal() as signals:
+            train(
+                prepared.objective,
+                prepared.settings,
+                keeper if main else Monitor(),
+                accelerator=accelerator,
+                state=None if prepared.state is None else prepared.state["loop"],
+                stop=lambda: signals.number,
+                spent=0.0 if prepared.settings.minutes is None else spent,
+            )
+    except Stopped:
+        if main:
+            keeper.stopped()
+        raise
+    except (Diverged, TooLittleMemory) as error:
+        if main and isinstance(error, Diverged):
+            keeper.diverged(str(error.report))
+        if main and keeper.beside_another:
+            error.args = (f"{error}; {run.out} still holds the model of the run before",)
+        raise
+    finally:
+        keeper.close()
+    return keeper.finish() if main else prepared.trained
+
+
+def _open_folder(
+    run: RunRequest, prepared: PreparedRun, reporter: Reporter, lock: FileLock | None, held: contextlib.ExitStack
+) -> None:
+    """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's.
+
+    `lock` is the one on it, if it has been taken; if not, it is taken here and given up with `held`.
+    """
+    taken = make_folder(run.out, lock)
+    if taken is not lock:
+        held.callback(taken.close)
+    if taken.failure is not None:
+        reporter.warned(f"{run.out} cannot be locked ({taken.failure}); let no other run write there meanwhile")
+    if prepared.state is None:
+        if not run.overwrite and not run.resume:
+            check_still_new(run.out)
+        clear(run.out)

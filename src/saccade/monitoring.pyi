@@ -1,0 +1,1 @@
+from .see.monitoring import *

@@ -1,0 +1,114 @@
+"""Attention in other forms: exact sparse patterns, and mechanisms instead of softmax attention.
+
+Begin with `patterns.py` and `_mechanism.py`; each mechanism is one file with its paper. Imports the operator.
+"""
+
+from __future__ import annotations
+
+from . import feature_maps
+from ._causal import LinearState
+from ._causal_padding import CausalPadding, causal_padding_of
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Recurrent, State, Traits
+from ._parse import parse_from
+from ._random_features import draw_projection, random_features
+from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
+from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
+from .gated import GatedAttention, GatedConfig, gated_attention
+from .linear import LinearAttention, LinearConfig, linear_attention, linear_step
+from .linformer import LinformerAttention, LinformerConfig, linformer_attention
+from .longformer import LongformerAttention, LongformerConfig
+from .nystrom import NystromAttention, NystromConfig, nystrom_attention
+from .performer import PerformerAttention, PerformerConfig, PerformerState, performer_attention
+from .reformer import ReformerAttention, ReformerConfig, lsh_attention
+from .sigmoid import SigmoidAttention, SigmoidConfig, sigmoid_attention
+
+__all__ = [
+    "MECHANISMS",
+    "BlockTopKAttention",
+    "BlockTopKConfig",
+    "CausalPadding",
+    "DifferentialAttention",
+    "DifferentialConfig",
+    "GatedAttention",
+    "GatedConfig",
+    "HeadSizes",
+    "LinearAttention",
+    "LinearConfig",
+    "LinearState",
+    "LinformerAttention",
+    "LinformerConfig",
+    "LongformerAttention",
+    "LongformerConfig",
+    "Mechanism",
+    "MechanismConfig",
+    "NystromAttention",
+    "NystromConfig",
+    "PerformerAttention",
+    "PerformerConfig",
+    "PerformerState",
+    "Recurrent",
+    "ReformerAttention",
+    "ReformerConfig",
+    "SigmoidAttention",
+    "SigmoidConfig",
+    "State",
+    "Traits",
+    "block_topk_attention",
+    "causal_padding_of",
+    "chosen_blocks",
+    "differential_attention",
+    "draw_projection",
+    "feature_maps",
+    "gated_attention",
+    "initial_lambda",
+    "linear_attention",
+    "linear_step",
+    "linformer_attention",
+    "lsh_attention",
+    "nystrom_attention",
+    "parse",
+    "performer_attention",
+    "random_features",
+    "sigmoid_attention",
+]
+
+MECHANISMS: tuple[type[MechanismConfig], ...] = (
+    LinearConfig,
+    PerformerConfig,
+    ReformerConfig,
+    BlockTopKConfig,
+    LongformerConfig,
+    LinformerConfig,
+    NystromConfig,
+    SigmoidConfig,
+    DifferentialConfig,
+    GatedConfig,
+)
+"""Every mechanism there is, in the order of the table.
+
+Example:
+    >>> import saccade
+    >>> [mechanism.name for mechanism in saccade.variants.MECHANISMS][:3]
+    ['linear', 'performer', 'reformer']
+"""
+
+
+def parse(text: str, length: int | None = None) -> MechanismConfig:
+    """The configuration written as `name` or `name:field=value,...`, such as "linear:feature_map=relu".
+
+    Args:
+        text: the name of a mechanism, and its fields.
+        length: with a length, unset fields take what is usual for sequences of up to so many tokens; otherwise their
+            defaults.
+
+    Raises:
+        ValueError: no such mechanism or field, or a value it cannot have; the message lists what is possible.
+
+    Example:
+        >>> import saccade
+        >>> saccade.variants.parse("linear:feature_map=relu")
+        LinearConfig(feature_map='relu', normalise=True)
+        >>> saccade.variants.parse("linformer", length=512)
+        LinformerConfig(length=512, rank=128, shared='none')
+    """
+    return parse_from(text, MECHANISMS, length)

@@ -1,0 +1,62 @@
+"""What stands in the residual stream between the layers of a model.
+
+Shape legend: B texts, L tokens with the special ones, E width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...make.models import DecoderLM, Model
+from ...make.models.text.encoder_decoder import EncoderDecoder
+from ..inspection import TextModel
+
+
+def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
+    """(B, L, E) before the first layer (the embeddings) and after each; in evaluation mode, without gradients.
+
+    The last of a published model is what it gives out, after its last norm where it has one.
+    """
+    module = model.module
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            tokens = tokens.to(next(module.parameters()).device)
+            if isinstance(module, DecoderLM):
+                return _of_own(module, tokens)
+            return _of_published(module, tokens) if isinstance(module, Model) else _of_checkpoint(module, tokens)
+    finally:
+        module.train(training)
+
+
+def _of_published(module: Model, tokens: Tensor) -> list[Tensor]:
+    read = module.encode if isinstance(module, EncoderDecoder) else module
+    return list(read(tokens, hidden_states=True).hidden_states or ())
+
+
+def _of_checkpoint(module: nn.Module, tokens: Tensor) -> list[Tensor]:
+    return list(module(input_ids=tokens, output_hidden_states=True).hidden_states)
+
+
+def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def before(_: nn.Module, given: tuple[Any, ...]) -> None:
+        found.append(given[0])
+
+    def after(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
+        found.append(out)
+
+    blocks = module.decoder.blocks
+    hooks = [blocks[0].register_forward_pre_hook(before)]
+    hooks += [block.register_forward_hook(after) for block in blocks]
+    try:
+        module(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,78 @@
+"""Exact weights of listed pairs of tokens: what falls on targets that are sparse and differ from row to row.
+
+    p_ij = exp(s_ij - lse_i),  s_ij = softcap(scale q_i.k_j) + bias_ij
+
+Shape legend: B texts, Hq / Hkv query and key-value heads, L tokens, D width, P pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...operator._biases import RelativeScores
+from ...operator._call import CheckedCall, ObservedCall
+from ...operator._checks import make_call
+
+_ENTRIES = 2**22  # products formed at once: 16 MiB of float32
+
+
+def pair_weights(call: ObservedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    """The weight that row `rows[n]` gives to key `keys[n]`, for every n: O(P D) work for each head.
+
+    Args:
+        call: an attention call of one text (B = 1).
+        lse: (1, Hq, Lq), log of each row's softmax denominator, as `saccade.statistics` gives it.
+        rows, keys: (P,) int64.
+
+    Returns:
+        (Hq, P) in the dtype of `lse`; 0 where the row does not see the key.
+    """
+    asked = make_call(
+        call.query,
+        call.key,
+        call.value,
+        **call.scoring(),
+        dropout=0.0,
+    )
+    if asked.batch != 1:
+        raise ValueError(f"call: expected one text, got a batch of {asked.batch}")
+    rows, keys = rows.to(asked.device), keys.to(asked.device)
+    step = max(1, _ENTRIES // (asked.heads * asked.query.shape[3]))
+    parts = [_weights(asked, lse, rows[i : i + step], keys[i : i + step]) for i in range(0, len(rows), step)]
+    return torch.cat(parts, 1) if parts else lse.new_zeros(asked.heads, 0)
+
+
+def _weights(call: CheckedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    heads = torch.arange(call.heads, device=call.device)[:, None]
+    of_key = heads[:, 0] // (call.heads // call.kv_heads)
+    query, key = call.query[0, :, rows], call.key[0][of_key[:, None], keys]  # (Hq, P, D)
+    products = (query.to(lse.dtype) * key.to(lse.dtype)).sum(-1)
+    logits = call.scale * products
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    logits = logits + _scores(call, heads, rows, keys).to(lse.dtype)
+    seen = _seen(call, heads, rows, keys) & (lse[0, :, rows] > float("-inf"))
+    return torch.where(seen, torch.exp(logits - torch.where(seen, lse[0, :, rows], 0.0)), 0.0)
+
+
+def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    """The bias of each head (H, 1) and pair (P,)."""
+    bias = call.bias
+    if bias is None:
+        return torch.zeros((), device=call.device)
+    if isinstance(bias, RelativeScores):
+        placement = call.placement
+        at = placement if isinstance(placement, int) else placement.to(call.device)
+        distance = keys - rows - at
+        return bias.value(bias.parameter, *torch.broadcast_tensors(heads, distance))
+    table = bias.parameter.expand(1, call.heads, call.length_q, call.length_k)
+    return table[0, heads, rows, keys]
+
+
+def _seen(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+    if call.mask is None:
+        return torch.ones((), dtype=torch.bool, device=call.device)
+    item = torch.zeros_like(heads)
+    sizes = call.length_q, call.length_k
+    return call.mask.attends(item, heads, rows[None], keys[None], *sizes).expand(call.heads, len(rows))

@@ -1,0 +1,229 @@
+"""What every head of a model does on one text: average weights on kinds of targets, and what chance would give.
+
+A row counts for a score where it is a token of the text, sees more than 8 keys, and sees a target; the score is the
+weight on the targets averaged over those rows. Chance is the score of a head that looks at all keys it may see alike:
+the same code on a query of zeros.
+
+Shape legend: B = 1 text, Hq query heads, L tokens with the special ones, P pairs of a row and a target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...operator._call import ObservedCall
+from ...operator._statistics import Statistics, statistics
+from ..inspection import TextModel
+from ..inspection._chance import UniformStatistics
+from ._pairs import pair_weights
+
+FEW = 8  # rows that see no more keys are left out: everything looks like a habit there
+DORMANT = 0.2  # of the mean output norm of the layer's heads: below it a head is dormant at a token
+REPEAT_LENGTH, SHORTEST_REPEAT = 48, 8
+ON_TEXT = ("previous", "next", "self", "first", "delimiter", "punctuation", "induction", "duplicate")
+ON_REPEATS = ("repeat induction", "repeat duplicate")
+SCORES = (*ON_TEXT, *ON_REPEATS, "broad", "dormant")
+"""The names of all scores that a study gives each head."""
+GROUPS = ("delimiter", "punctuation")
+
+ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it could not be measured
+
+
+class TextScores(NamedTuple):
+    """The scores of one text, and the same of a head that looks at everything alike."""
+
+    scores: ByHead
+    chance: ByHead
+
+
+@dataclass(frozen=True, eq=False)
+class MarkedText:
+    """What a model reads, and which of it is what; masks are (L,)."""
+
+    ids: tuple[int, ...]
+    is_text: Tensor  # not put around the text by the tokenizer
+    ordinary: Tensor  # stands for a letter or a digit
+    groups: dict[str, Tensor]  # by the names of GROUPS
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def mark(model: TextModel, text: str) -> MarkedText:
+    """The tokens of ``text`` as the model reads it.
+
+    Delimiters are the special tokens but the very first one, and line breaks; punctuation is a token of the text
+    without a letter, a digit or a line break that is not blank.
+    """
+    found = model.encode(text)
+    pieces = [text[start:stop] for start, stop in found.spans]
+    special = [token in model.special for token in found.ids]
+    letters = [any(c.isalnum() for c in piece) and not s for piece, s in zip(pieces, special, strict=True)]
+    breaks = [not word and ("\n" in piece or s) for piece, word, s in zip(pieces, letters, special, strict=True)]
+    marks = [
+        not word and not line and bool(piece.strip()) for piece, word, line in zip(pieces, letters, breaks, strict=True)
+    ]
+    ahead, behind = len(model.before), len(model.after)
+
+    def placed(inner: list[bool], around: bool) -> Tensor:
+        mask = torch.tensor([around] * ahead + inner + [around] * behind, dtype=torch.bool)
+        if ahead:
+            mask[0] = False
+        return mask
+
+    return MarkedText(
+        (*model.before, *found.ids, *model.after),
+        placed([True] * len(pieces), False),
+        placed(letters, False),
+        {"delimiter": placed(breaks, True), "punctuation": placed(marks, False)},
+        model.before,
+        model.after,
+    )
+
+
+def measure_text(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
+    """Every score of every head on one text; ``draw`` shuffles its tokens for the repeats."""
+    on_text = _on_text(model, tokens)
+    on_repeats = _on_repeats(model, tokens, draw)
+    return TextScores(on_text.scores | on_repeats.scores, on_text.chance | on_repeats.chance)
+
+
+# A text
+
+
+def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
+    pairs = {name: _earlier(tokens, shift) for name, shift in (("induction", 1), ("duplicate", 0))}
+    taken = _LayerScores(model)
+    evens = UniformStatistics(lambda call: _seen(call, tokens.groups))
+
+    def visit(layer: int, call: ObservedCall) -> None:
+        seen, (even_call, even) = _seen(call, tokens.groups), evens.of(call)
+        rows = _rows(seen, tokens.is_text.to(seen.counted.device))
+        for name in ON_TEXT[:6]:
+            taken.add(name, layer, seen.mass[name][0], even.mass[name][0], rows)
+        for name, (of_row, keys) in pairs.items():
+            both = (pair_weights(one, its.lse, of_row, keys) for one, its in ((call, seen), (even_call, even)))
+            weights = [_by_row(on_pair, of_row, rows.shape[1]) for on_pair in both]
+            taken.add(name, layer, weights[0], weights[1], rows)
+        taken.keep("broad", layer, _mean(seen.evenness[0], rows), 0.0)
+        taken.keep("dormant", layer, _dormant(call, rows), 0.0)
+
+    model.run(torch.tensor([tokens.ids]), visit)
+    return taken.measured()
+
+
+def _earlier(tokens: MarkedText, shift: int) -> tuple[Tensor, Tensor]:
+    """(rows, keys) of every ordinary token and each earlier occurrence of it, or what stood ``shift`` after that."""
+    places: dict[int, list[int]] = {}
+    rows, keys = [], []
+    for row, (token, counts) in enumerate(zip(tokens.ids, tokens.ordinary.tolist(), strict=True)):
+        if counts:
+            earlier = [place + shift for place in places.get(token, ()) if place + shift < row]
+            rows += [row] * len(earlier)
+            keys += earlier
+            places.setdefault(token, []).append(row)
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(keys, dtype=torch.int64)
+
+
+def _by_row(weights: Tensor, rows: Tensor, length: int) -> Tensor:
+    """(Hq, L): weights of pairs (Hq, P), summed over the pairs of each row."""
+    return weights.new_zeros(weights.shape[0], length).index_add_(1, rows.to(weights.device), weights)
+
+
+def _dormant(call: ObservedCall, rows: Tensor) -> Tensor:
+    """(Hq,): the share of rows at which a head's output is below DORMANT of the mean norm over the layer's heads.
+
+    The output is what the head adds up from its values, before the projection. Its norm over the layer's mean:
+    Sandoval-Segura et al. 2025, "Identifying and Evaluating Inactive Heads in Pretrained LLMs". NaN for a lone head.
+    """
+    norm = call.out[0].to(torch.promote_types(call.out.dtype, torch.float32)).norm(dim=-1)
+    if norm.shape[0] < 2:
+        return torch.full((1,), float("nan"))
+    return _mean((norm < DORMANT * norm.mean(0)).to(norm.dtype), rows)
+
+
+# Random tokens of the text, written twice
+
+
+def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
+    """No token twice in one copy, so the earlier occurrence is the only one (Olsson et al. 2022)."""
+    taken = _LayerScores(model)
+    known = sorted({token for token, counts in zip(tokens.ids, tokens.ordinary.tolist(), strict=True) if counts})
+    around = len(tokens.before) + len(tokens.after)
+    room = len(known) if model.context is None else (model.context - around) // 2
+    length = min(REPEAT_LENGTH, room, len(known))
+    if length < SHORTEST_REPEAT:
+        for name in ON_REPEATS:
+            taken.miss(name)
+        return taken.measured()
+    copy = draw.choice(known, length, replace=False).tolist()
+    rows = torch.arange(length) + len(tokens.before) + length
+    targets = {"repeat induction": rows - length + 1, "repeat duplicate": rows - length}
+    evens = UniformStatistics(lambda call: _seen(call, {}))
+
+    def visit(layer: int, call: ObservedCall) -> None:
+        seen, (even_call, even) = _seen(call, {}), evens.of(call)
+        for name, keys in targets.items():
+            weights, expected = (
+                pair_weights(one, its.lse, rows, keys) for one, its in ((call, seen), (even_call, even))
+            )
+            taken.add(name, layer, weights, expected, torch.ones_like(weights, dtype=torch.bool))
+
+    model.run(torch.tensor([[*tokens.before, *copy, *copy, *tokens.after]]), visit)
+    return taken.measured()
+
+
+# What all of it stands on
+
+
+def _seen(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
+    return statistics(
+        call.query,
+        call.key,
+        **call.scoring(),
+        groups={name: mask.to(call.query.device) for name, mask in groups.items()},
+        received=False,
+    )
+
+
+def _rows(seen: Statistics, is_text: Tensor) -> Tensor:
+    """(Hq, L): tokens of the text that see more than FEW keys, or as many as any where none sees that many."""
+    keys = seen.keys_seen.expand(seen.counted.shape)[0]
+    return (keys > min(FEW, int(keys.max()) - 1)) & seen.counted[0] & is_text
+
+
+def _mean(values: Tensor, rows: Tensor) -> Tensor:
+    """(Hq,) averages of (Hq, L) over the rows that count; NaN for a head without any."""
+    return torch.where(rows, values, 0.0).sum(-1) / rows.sum(-1)
+
+
+class _LayerScores:
+    """Scores and chance, layer by layer."""
+
+    def __init__(self, model: TextModel):
+        self._heads = model.heads
+        self._scores: dict[str, np.ndarray] = {}
+        self._chance: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, layer: int, weights: Tensor, even: Tensor, rows: Tensor) -> None:
+        """The weights on the targets (Hq, L), averaged over the rows that see one."""
+        counted = rows & (even > 0)
+        self.keep(name, layer, _mean(weights, counted), _mean(even.expand_as(weights), counted))
+
+    def keep(self, name: str, layer: int, score: Tensor, chance: Tensor | float) -> None:
+        self.miss(name)
+        heads = self._heads[layer]
+        self._scores[name][layer, :heads] = score.double().cpu()
+        self._chance[name][layer, :heads] = chance.double().cpu() if isinstance(chance, Tensor) else chance
+
+    def miss(self, name: str) -> None:
+        """Not measured, unless it was."""
+        for held in (self._scores, self._chance):
+            held.setdefault(name, np.full((len(self._heads), max(self._heads)), np.nan))
+
+    def measured(self) -> TextScores:
+        return TextScores(self._scores, self._chance)

@@ -1,0 +1,62 @@
+"""What the parts of a model are for: logits as sums over heads and layers, and heads measured.
+
+Begin with `_steps.py`, the mathematics of sums, then `_residual.py`. Measured are by `_importance.py` what the loss
+hangs on, by `_patching.py` which heads carry what differs between two inputs. Both run the model with edits of its
+calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are imported when they are first used, as those
+of `saccade` are.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Agreement",
+    "Attribution",
+    "CallHeads",
+    "Component",
+    "Head",
+    "HeadImportance",
+    "HeadMap",
+    "Patching",
+    "Removal",
+    "WhyAttends",
+    "attribute",
+    "head_importance",
+    "patching",
+    "why_attends",
+]
+
+_HOMES = {
+    "Agreement": "_patching_result",
+    "Attribution": "_logits",
+    "CallHeads": "_heads",
+    "Component": "_components",
+    "Head": "_heads",
+    "HeadImportance": "_importance_result",
+    "HeadMap": "_heads",
+    "Patching": "_patching_result",
+    "Removal": "_importance_result",
+    "WhyAttends": "_why",
+    "attribute": "_questions",
+    "head_importance": "_importance",
+    "patching": "_patching",
+    "why_attends": "_questions",
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ._components import Component
+    from ._heads import CallHeads, Head, HeadMap
+    from ._importance import head_importance
+    from ._importance_result import HeadImportance, Removal
+    from ._logits import Attribution
+    from ._patching import patching
+    from ._patching_result import Agreement, Patching
+    from ._questions import attribute, why_attends
+    from ._why import WhyAttends
+else:
+    from ...support._lazy_names import lazy_names
+
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

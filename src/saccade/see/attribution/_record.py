@@ -1,0 +1,182 @@
+"""What a model made of Saccade's blocks does with one text, recorded in one run at a few rows.
+
+Shape legend: L tokens, R rows that are recorded, E model width, V vocabulary, Hq / Hkv query and key-value heads, Dv
+value width of a head.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...operator._call import ObservedCall
+from ...operator.nn.blocks import EncoderBlock
+from ...operator.nn.stacks import Stack
+from ...support._evaluating import evaluating
+from ..inspection import weights_of
+from ..inspection._models import LayerObserver
+from ._steps import Step, exact
+
+
+class Embedding(NamedTuple):
+    """What makes of token ids what the first block reads.
+
+    Attributes:
+        tokens: the table of tokens.
+        places: adds positions (`Learned`, `Sinusoidal`) or is their table; None where nothing is added.
+        kind: (E,) the vector of the token type that all tokens have; None where there are no types.
+        norm, project: a norm and a linear layer after the sum.
+    """
+
+    tokens: nn.Embedding
+    places: nn.Module | None = None
+    kind: Tensor | None = None
+    norm: nn.Module | None = None
+    project: nn.Linear | None = None
+
+
+class Vocabulary(NamedTuple):
+    """What makes logits of what the stack gives: `weight f(x) + bias`.
+
+    Attributes:
+        weight, bias: (V, .) and (V,) or None.
+        logits: the model's own, (1, E) to (1, V), in its dtype.
+        steps: f as steps, at x (E,) in float64.
+        fixed: what they hold fixed.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    logits: Callable[[Tensor], Tensor]
+    steps: Callable[[Tensor], list[Step]] = lambda x: []
+    fixed: tuple[str, ...] = ()
+
+
+class ResidualModel(NamedTuple):
+    """A model whose residual stream is that of a stack of Saccade's blocks.
+
+    Attributes:
+        run: reads ids (1, L), and tells an observer every call of the stack.
+        vocabulary: None where there is no language-modelling head, for the reason `no_logits`.
+    """
+
+    module: nn.Module
+    stack: Stack
+    embedding: Embedding
+    run: Callable[[Tensor, LayerObserver], object]
+    vocabulary: Vocabulary | None
+    no_logits: str = ""
+
+    @property
+    def blocks(self) -> list[EncoderBlock]:
+        return list(self.stack.blocks)  # type: ignore[arg-type]  # a stack holds nothing else
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """How many query heads each layer has."""
+        return tuple(block.attention.config.heads for block in self.blocks)
+
+
+class Sources(NamedTuple):
+    """What the heads of one layer take from which token, for one row."""
+
+    weights: Tensor  # (Hq, L), float64
+    values: Tensor  # (Hkv, L, Dv), as the model has them
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What modules read and gave at some rows, (R, width) by module in float64; sources by layer."""
+
+    rows: tuple[int, ...]
+    read: dict[nn.Module, Tensor] = field(default_factory=dict)
+    gave: dict[nn.Module, Tensor] = field(default_factory=dict)
+    sources: dict[int, Sources] = field(default_factory=dict)
+
+
+class _Enough(Exception):
+    """Everything was seen."""
+
+
+def record(
+    model: ResidualModel,
+    ids: Tensor,
+    rows: tuple[int, ...],
+    *,
+    until: int | None = None,
+    observe: LayerObserver | None = None,
+    sources: bool = False,
+) -> Recorded:
+    """Read ids (1, L) and keep these rows of all that writes into the residual stream. No logits are computed.
+
+    Args:
+        until: the layer whose attention ends the run; None is the end of the stack.
+        observe: receives the calls, too.
+        sources: whether to keep the weights of the first row, and all values.
+    """
+    found = Recorded(rows)
+
+    def tell(layer: int, call: ObservedCall) -> None:
+        if observe is not None:
+            observe(layer, call)
+        if sources:
+            weights = weights_of(call, rows=[rows[0]])[0, :, 0]
+            found.sources[layer] = Sources(exact(weights), call.value[0].detach().clone())
+        if layer == until:
+            raise _Enough
+
+    device = next(model.module.parameters()).device
+    with evaluating(model.module), torch.no_grad(), _hooked(model, found), suppress(_Enough):
+        model.run(ids.to(device), tell)
+    return found
+
+
+@contextmanager
+def _hooked(model: ResidualModel, found: Recorded) -> Iterator[None]:
+    """Meanwhile the rows are kept, and the end of the stack ends the run: logits of a long text would fill memory."""
+    thread, rows = threading.get_ident(), list(found.rows)
+
+    def reads(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread:  # another may run the model at the same time
+            found.read[module] = exact(given[0][0, rows])
+
+    def gives(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
+        if threading.get_ident() != thread:
+            return
+        found.gave[module] = exact(out[0, rows])
+        if module is model.stack:
+            raise _Enough
+
+    hooks = [module.register_forward_pre_hook(reads) for module in _read(model)]
+    hooks += [module.register_forward_hook(gives) for module in _given(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _read(model: ResidualModel) -> Iterator[nn.Module]:
+    """The modules whose input is needed."""
+    places, norm = model.embedding.places, model.embedding.norm
+    yield from (part for part in (places, norm) if part is not None and not isinstance(part, nn.Embedding))
+    yield model.stack.norm
+    for block in model.blocks:
+        yield from (block, block.attention, block.attention.output, block.attention_norm)
+        if block.feed_forward is not None and block.config.placement != "parallel":
+            yield block.feed_forward_norm
+
+
+def _given(model: ResidualModel) -> Iterator[nn.Module]:
+    """The modules whose output is needed."""
+    yield model.stack
+    if model.embedding.places is not None:
+        yield model.embedding.places
+    for block in model.blocks:
+        yield from (part for part in (block.feed_forward, block.attention.gate) if part is not None)

@@ -1,0 +1,178 @@
+"""Running a model for a number: in evaluation mode, with edits of calls by their names, and edits that read gradients.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...operator._call import AttentionCall
+from ...operator._masks._data import describe
+from ..intervention import Intervention
+from ..intervention._choice import Choice
+from ..intervention._edit import CallPlace, Edit, Part, Stage
+from ..intervention._intervene import CallName
+from ._heads import CallHeads
+
+ALL = Choice(None, None)
+Progress = Callable[[int, int], None]
+K = TypeVar("K", bound=Hashable)
+
+
+def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
+    """What the model gives for keyword arguments, a tuple of arguments, one argument, or a function of the model."""
+    if isinstance(inputs, str):
+        raise TypeError(f"{name}: expected what the model takes, such as token ids, got text; tokenize it first")
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    if callable(inputs) and not isinstance(inputs, (Tensor, nn.Module)):
+        return inputs(model)
+    return model(inputs)
+
+
+@contextmanager
+def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Intervention]:
+    """The model with edits of all its calls, or of single ones by their names."""
+    found: list[tuple[str | CallName, Edit]] = []
+    for one in edits:
+        found += [("*", one)] if isinstance(one, Edit) else [(CallName(name), edit) for name, edit in one.items()]
+    run = Intervention(model, found)
+    run.may_idle = True  # what did not run is told in the caller's words
+    with run:
+        yield run
+
+
+def scalar(found: Any, name: str) -> Tensor:
+    """A number that a user's function gave. TypeError, ValueError where it is none, or not finite."""
+    if not isinstance(found, Tensor):
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise TypeError(f"{name}: expected a scalar, got {describe(found)}")
+        found = torch.tensor(float(found), dtype=torch.float64)
+    if found.numel() != 1 or found.is_complex():
+        raise ValueError(f"{name}: expected a scalar, got {describe(found)}")
+    if not math.isfinite(number := float(found.detach())):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    return found.reshape(())
+
+
+def no_gradient(name: str, instead: str) -> str:
+    """What to say of a user's number that gradients do not leave."""
+    return (
+        f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned into a "
+        f"Python number, or does not depend on them; by={instead!r} needs none"
+    )
+
+
+def gradients(value: Tensor, of: Mapping[K, Tensor], none: str, *, again: bool = False) -> dict[K, Tensor]:
+    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError (`none`) if on none.
+
+    With `again` the graph stays for another one.
+    """
+    found: tuple[Tensor | None, ...] = (None,) * len(of)
+    if value.requires_grad and of:
+        found = torch.autograd.grad(value, list(of.values()), allow_unused=True, retain_graph=again)
+    if all(one is None for one in found):
+        raise ValueError(none)
+    return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class CallList(Edit):
+    """Changes nothing, and lists the calls that there are.
+
+    Attributes:
+        found: by name.
+        items: of the batch, by name, when the call happened last.
+    """
+
+    found: dict[str, CallHeads] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        self.items[place.name] = out.shape[0]
+        self.found.setdefault(place.name, CallHeads(place.name, place.site.layer, out.shape[1]))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Gates(Edit):
+    """A factor of 1 on the output of each head, whose gradient is asked for.
+
+    Attributes:
+        gates: (Hq,) by call name, made when the call first happens.
+    """
+
+    gates: dict[str, Tensor] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        if place.name not in self.gates:
+            wide = torch.promote_types(out.dtype, torch.float32)
+            self.gates[place.name] = torch.ones(out.shape[1], dtype=wide, device=out.device, requires_grad=True)
+        return out * self.gates[place.name].to(out.dtype)[:, None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe(Edit):
+    """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is the result.
+
+    Args:
+        what: "output", "query", "key" or "value"; keys and values are seen by query head.
+        heads: by call name, those heads whose own gradient ends here: the 0 is all that they pass on. None: all calls,
+            where nothing ends.
+
+    Attributes:
+        zeros: (B, Hq, L, D) by call name.
+        seen: the tensors themselves, with their graph.
+    """
+
+    what: str
+    heads: Mapping[str, tuple[int, ...]] | None = None
+    zeros: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
+    choice: Choice = ALL
+
+    @property
+    def stage(self) -> Stage:
+        return {"output": Stage.OUTPUT, "value": Stage.VALUES}.get(self.what, Stage.PRODUCTS)
+
+    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+        return [replace(part, call=self._probed(part.call, place))]
+
+    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+        return self._with_zero(out, place) if self.what == "output" else out
+
+    def _probed(self, call: AttentionCall, place: CallPlace) -> AttentionCall:
+        if self.what == "output":
+            return call
+        if self.heads is not None and place.name not in self.heads:
+            return call
+        heads = call.query.shape[1]
+        wide = replace(call, key=by_query_head(call.key, heads), value=by_query_head(call.value, heads))
+        return replace(wide, **{self.what: self._with_zero(getattr(wide, self.what), place)})  # type: ignore[arg-type]
+
+    def _with_zero(self, tensor: Tensor, place: CallPlace) -> Tensor:
+        self.seen.setdefault(place.name, tensor)
+        if place.name not in self.zeros:
+            self.zeros[place.name] = torch.zeros_like(tensor, requires_grad=True)
+        if self.heads is not None:
+            own = torch.zeros(tensor.shape[1], dtype=torch.bool, device=tensor.device)
+            own[list(self.heads[place.name])] = True
+            tensor = torch.where(own[:, None, None], tensor.detach(), tensor)
+        return tensor + self.zeros[place.name]
+
+
+def by_query_head(tensor: Tensor, heads: int) -> Tensor:
+    """Queries, or keys and values (B, Hkv, L, D), as each of the query heads reads them."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], 1)

@@ -1,0 +1,277 @@
+"""Why a head attends: the logit of one query-key pair over what was written into the query and into the key.
+
+Shape legend: L tokens with the special ones, C components, D key width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...operator._call import ObservedCall
+from ...support._plain_values import plain_values
+from ..inspection import weights_of
+from ..inspection._steps._inputs import HeadInputs, of_call
+from ._components import TOKEN, Component
+from ._input import Input
+from ._record import ResidualModel, record
+from ._residual import read_steps, stream_steps
+from ._steps import shares
+from ._tables import aligned, listed, signed
+
+
+@dataclass(frozen=True, eq=False)
+class WhyAttends:
+    """The logit of one query-key pair of one head, or the difference of two, split over pairs of components.
+
+    Attributes:
+        pieces: the L tokens that the model reads, as they are written.
+        labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
+        query, key: the columns of the token that attends and of the one that is attended to.
+        against: the column of another key, whose logit is taken off; None is none. Of the key then stands in `matrix`,
+            `bias`, `softcap` and `logit` what it has more than that one.
+        layer, head: of the head.
+        components: what had written into the stream before this layer; "biases" last.
+        matrix: (C, C) float64, the share of what component c wrote into the query and c' into the key.
+        bias: what is added to the product: a bias of positions, say.
+        softcap: what a softcap changes of the product; 0 without one.
+        logit: the model's own, `softcap(scale q . k) + bias`, before the mask.
+        weight: the model's own attention weight; 0 where the mask hides the key.
+        visible: whether the query sees the key.
+        fixed: what is held at its value in this run, since the logit is not linear in it.
+
+    Example:
+        >>> import saccade
+        >>> model = saccade.inspection.open_model()  # the embedded one
+        >>> found = saccade.why_attends(model, "The cat sat on the mat", "sat", "cat", head=(0, 4))
+        >>> [str(component) for component in found.components], found.matrix.shape
+        (['token embedding', 'biases'], torch.Size([2, 2]))
+        >>> abs(found.total - found.logit) < 1e-4
+        True
+    """
+
+    pieces: tuple[str, ...]
+    labels: tuple[str, ...]
+    query: int
+    key: int
+    against: int | None
+    layer: int
+    head: int
+    components: tuple[Component, ...]
+    matrix: Tensor
+    bias: float
+    softcap: float
+    logit: float
+    weight: float
+    visible: bool
+    fixed: tuple[str, ...]
+
+    @property
+    def total(self) -> float:
+        """The sum of the matrix, of bias and of softcap."""
+        return float(self.matrix.sum()) + self.bias + self.softcap
+
+    @property
+    def remainder(self) -> float:
+        """What of the model's own logit the sum leaves: rounding."""
+        return self.logit - self.total
+
+    @property
+    def of_query(self) -> Tensor:
+        """(C,) what each component's writing into the query gives, over all of the key."""
+        return self.matrix.sum(1)
+
+    @property
+    def of_key(self) -> Tensor:
+        """(C,) what each component's writing into the key gives, over all of the query."""
+        return self.matrix.sum(0)
+
+    def top(self, count: int = 10) -> list[tuple[Component, Component, float]]:
+        """The pairs (of the query, of the key) of the largest shares, up or down."""
+        order = self.matrix.flatten().abs().argsort(descending=True, stable=True)[:count].tolist()
+        places = [divmod(i, len(self.components)) for i in order]
+        return [(self.components[i], self.components[j], float(self.matrix[i, j])) for i, j in places]
+
+    def sentences(self, count: int = 5) -> list[str]:
+        """The largest shares as words."""
+        query, key = self.labels[self.query], self.labels[self.key]
+        return [
+            f"{signed(share)}: {_wrote(one, query)} (the query) meets {_wrote(other, key)} (the key)"
+            for one, other, share in self.top(count)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return plain_values(
+            {
+                "pieces": self.pieces,
+                "labels": self.labels,
+                "query": self.query,
+                "key": self.key,
+                "against": self.against,
+                "layer": self.layer,
+                "head": self.head,
+                "components": [{**one._asdict(), "name": str(one)} for one in self.components],
+                "matrix": self.matrix,
+                "of_query": self.of_query,
+                "of_key": self.of_key,
+                "bias": self.bias,
+                "softcap": self.softcap,
+                "sum": self.total,
+                "logit": self.logit,
+                "remainder": self.remainder,
+                "weight": self.weight,
+                "visible": self.visible,
+                "top": self.sentences(),
+                "fixed": self.fixed,
+            }
+        )
+
+    def __repr__(self) -> str:
+        pair = f"{self.labels[self.query]} -> {self.labels[self.key]}"
+        return f"<WhyAttends {self.layer}.{self.head}, {pair}: logit {self.logit:.4g}, weight {self.weight:.3g}>"
+
+    def __str__(self) -> str:
+        top = self.top()
+        rows = [[f"{one} x {other}", signed(share), ""] for one, other, share in top]
+        rest = self.matrix.numel() - len(top)
+        if rest > 0:
+            rows.append([f"{rest:,} more", signed(float(self.matrix.sum()) - sum(share for *_, share in top)), ""])
+        rows += [[name, signed(value), ""] for name, value in (("bias", self.bias), ("softcap", self.softcap)) if value]
+        rows.append(["sum", signed(self.total), f"remainder {self.remainder:.1e}"])
+        seen = f"weight {self.weight:.3f}" if self.visible else "hidden by the mask"
+        rather = "" if self.against is None else f" rather than {self.labels[self.against]} (token {self.against})"
+        return "\n".join(
+            [
+                f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
+                f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {seen}",
+                "  contribution to the query x contribution to the key",
+                *aligned(rows),
+                f"held fixed: {listed(self.fixed)}",
+            ]
+        )
+
+
+def _wrote(one: Component, token: str) -> str:
+    if one.kind in ("head", "feed_forward"):
+        return f"what {one} wrote into {token}"
+    return f"the token {token} itself" if one == TOKEN else f"the {one} at {token}"
+
+
+def explained(
+    given: Input, query: int | str, key: int | str, head: tuple[int, int] | None, against: int | str | None
+) -> WhyAttends:
+    """As `saccade.why_attends`."""
+    place = None if head is None else _checked(given.model, head)
+    row = given.place("query", query)
+    place, column = _largest_weight(given, row, given.places("key", key), place)
+    other = None if against is None else _largest_weight(given, row, given.places("against", against), place)[1]
+    rows = row, column, *(() if other is None else (other,))
+    calls: list[HeadInputs] = []
+
+    def keep(layer: int, call: ObservedCall) -> None:
+        if layer == place[0]:
+            calls.append(of_call(call, place[1], rows[0], layer))
+
+    seen = record(given.model, given.ids, rows, until=place[0], observe=keep)
+    call = calls[0]
+    if other is not None:
+        _check_seen(given, call, row, {"key": column, "against": other})
+    sides = [
+        [*stream_steps(given.model, seen, at, place[0]), *read_steps(given.model, place, seen, at, key=bool(at))]
+        for at in range(len(rows))
+    ]
+    units = torch.eye(given.model.blocks[place[0]].attention.shape.head, dtype=torch.float64)
+    found = [shares(steps, units) for steps in sides]
+    made = [torch.stack(list(side.values())) for side in found]
+    of_key = made[1] if other is None else made[1] - made[2]
+    return WhyAttends(
+        pieces=given.pieces,
+        labels=given.labels,
+        query=rows[0],
+        key=rows[1],
+        against=other,
+        layer=place[0],
+        head=place[1],
+        components=tuple(found[0]),
+        matrix=call.scale * made[0] @ of_key.T,
+        **_logit(call, *rows[1:]),
+        fixed=_fixed(given.model, place[0]),
+    )
+
+
+def _check_seen(given: Input, call: HeadInputs, query: int, keys: dict[str, int]) -> None:
+    """ValueError where the mask hides one of two keys: the log of a weight of 0 is no number to take differences of."""
+    for name, key in keys.items():
+        if not _sees(call, key):
+            raise ValueError(
+                f"{name}: the mask hides {given.labels[key]} (token {key}) from {given.labels[query]} (token {query}), "
+                "and a weight of 0 cannot be compared; expected a token that the query sees"
+            )
+
+
+def _sees(call: HeadInputs, key: int) -> bool:
+    return call.visible is None or bool(call.visible[key])
+
+
+def _logit(call: HeadInputs, key: int, against: int | None = None) -> dict[str, Any]:
+    """The model's own logit of a pair and what is not a product in it, its weight, and whether the key is seen."""
+    terms = [_terms(call, key), (0.0, 0.0, 0.0) if against is None else _terms(call, against)]
+    bias, softcap, logit = (one - other for one, other in zip(*terms, strict=True))
+    return {
+        "bias": bias,
+        "softcap": softcap,
+        "logit": logit,
+        "weight": float(call.weights[key]),
+        "visible": _sees(call, key),
+    }
+
+
+def _terms(call: HeadInputs, key: int) -> tuple[float, float, float]:
+    """Bias, what a softcap changes, and the logit."""
+    product = call.scale * float(call.query @ call.key[key])
+    capped = product if call.softcap is None else call.softcap * math.tanh(product / call.softcap)
+    bias = 0.0 if call.bias is None else float(call.bias[key])
+    return bias, capped - product, capped + bias
+
+
+def _checked(model: ResidualModel, head: object) -> tuple[int, int]:
+    if not (isinstance(head, tuple) and len(head) == 2 and all(type(number) is int for number in head)):
+        raise TypeError(f"head: expected (layer, head), two ints, got {head!r}")
+    heads = model.heads
+    if not (0 <= head[0] < len(heads) and 0 <= head[1] < heads[head[0]]):
+        each = ", ".join(f"{layer} (heads 0 to {count - 1})" for layer, count in enumerate(heads))
+        raise ValueError(f"head: {head[0]}.{head[1]} does not exist; there are the layers {each}")
+    return head
+
+
+def _largest_weight(
+    given: Input, query: int, keys: list[int], head: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """The head and the key with the largest weight of these keys; of one head where it is given."""
+    if head is not None and len(keys) == 1:
+        return head, keys[0]
+    best, found = -1.0, ((0, 0), keys[0])
+
+    def compare(layer: int, call: ObservedCall) -> None:
+        nonlocal best, found
+        if head is not None and layer != head[0]:
+            return
+        chosen = slice(None) if head is None else [head[1]]
+        weights = weights_of(call, rows=[query], keys=keys, heads=chosen)[0, :, 0]
+        largest, at = weights.flatten().max(0)
+        if float(largest) > best:
+            number, key = divmod(int(at), len(keys))
+            best, found = float(largest), ((layer, number if head is None else head[1]), keys[key])
+
+    record(given.model, given.ids, (query,), until=None if head is None else head[0], observe=compare)
+    return found
+
+
+def _fixed(model: ResidualModel, layer: int) -> tuple[str, ...]:
+    normed = model.blocks[layer].attention.config.qk_norm is not None
+    return "the scales of norms", *(("the scales of the norms of queries and keys",) if normed else ())

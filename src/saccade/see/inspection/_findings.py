@@ -1,0 +1,352 @@
+"""A few plain sentences about what a model attends to in one text, each with the number it stands on.
+
+Every candidate carries how telling it is: for a single weight, ``w * ln(w / expected)`` of ``telling`` (a link between
+words that stand n and m times counts 1 / sqrt(n m) of it); for a habit, ``m * ln(m / chance)`` with the average weight
+m. The best of each kind compete, so that the few sentences shown are not three of the same.
+
+Findings that chance can explain are left out: weights and averages stand clear of a head that looks everywhere
+    alike, and
+of the largest that as many heads with random logits would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...support._numbers import hundredths, short_number
+from ._chance import CLEAR_OF, SHARED, ChanceMean, above_chance, largest_mean, largest_weight, mean_of, uneven
+from ._collect import AttentionMap
+from ._scores import by_chance, different, followers, here, occurrences, telling, visible
+
+MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
+NOTHING_BUT_CHANCE = (
+    "Nothing in this text is above chance: heads with uniform or random weights would give the same numbers"
+)
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
+
+@dataclass(frozen=True)
+class MapFinding:
+    """A sentence, the ``value`` in it, and its place on the map.
+
+    ``kind`` is one of:
+
+    - "look", "copy", "same": ``value`` is ``weights[layer, head, query, key]``.
+    - "previous", "next", "self": the head's average over the words.
+    - "delimiter": the head's average weight on word ``key``, over the other words that see it.
+    - "sink", "special": the number of heads with an average of more than half on the first token, and on the other
+      special tokens.
+    - "nothing": nothing stands out.
+
+    Example:
+        >>> from saccade.inspection import collect, find, open_model
+        >>> finding = find(collect(open_model(), "The cat sat on the mat."))[0]
+        >>> finding.kind, finding.place, round(finding.value, 2)
+        ('look', (2, 1), 0.85)
+        >>> finding.sentence
+        "The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1"
+    """
+
+    kind: str
+    sentence: str
+    value: float
+    telling: float
+    layer: int | None = None
+    head: int | None = None
+    query: int | None = None
+    key: int | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(layer, head); (0, 0) for what is about no single head."""
+        return self.layer or 0, self.head or 0
+
+
+class HeadHabits(NamedTuple):
+    """The averages of all heads on a text, what chance gives to them, and which heads are no more than random."""
+
+    total: int
+    means: dict[str, np.ndarray]  # (layers, heads) by name
+    chance: dict[str, ChanceMean]
+    at_random: np.ndarray  # (layers, heads)
+
+
+def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
+    """The most telling findings of a map, at least one. The first is about a head if any head stands out.
+
+    Links are ranked by `telling`. A weight is reported if it stands at least .30 above chance,
+    ``(weight - chance) / (1 - chance)``, and if heads with random logits show such a weight in fewer than 1 text of
+    100. An average is reported if it is above .50 and clear of chance. If nothing qualifies, the only finding says so.
+
+    Args:
+        roles: what ``measure_roles`` returns. Only a head with a measured role is said to have a habit of copying.
+        limit: the largest number of findings.
+
+    Example:
+        >>> from saccade.inspection import collect, find, open_model
+        >>> for finding in find(collect(open_model(), "The cat sat on the mat."), limit=3):
+        ...     print(finding.sentence)
+        The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
+        Layer 0 head 5 looks one word back: .90 of its weight on average
+        13 of 32 heads put more than .51 of their weight on the first token, '<s>'
+    """
+    gain = telling(seen.weights, seen.causal, seen.alike)
+    # Layer by layer: of a large model on a long text one map more would be too much.
+    layers = zip(seen.weights, seen.alike, strict=True)
+    at_random = ~np.stack([uneven(w, even > 0, seen.count, different(seen)) for w, even in layers])
+    heads = HeadHabits(seen.count, here(seen), by_chance(seen), at_random)
+    copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
+    candidates = [
+        *_links(seen, gain, at_random),
+        *_copies(seen, gain, copies, at_random),
+        # With fewer words an average is no habit.
+        *(habits_of(heads, "word") if len(seen.ordinary) >= 4 else ()),
+        *_delimiters(seen, at_random),
+    ]
+    sink = _sink(seen, heads)
+    chosen = [*diverse(candidates, limit - len(sink)), *sink]
+    return chosen or [_nothing(seen, bool(at_random.all()))]
+
+
+def name_of(seen: AttentionMap, i: int) -> str:
+    """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``.
+
+    Example:
+        >>> from saccade.inspection import collect, name_of, open_model
+        >>> seen = collect(open_model(), "The cat sat on the mat.")
+        >>> name_of(seen, 2), name_of(seen, 5)
+        ("'cat'", "the second 'the'")
+    """
+    word = seen.words[i]
+    alike = [j for j, other in enumerate(seen.words) if other.text.casefold() == word.text.casefold()]
+    if len(alike) == 1:
+        return f"'{word.label}'"
+    n = alike.index(i) + 1
+    return f"the {_ordinal(n)} '{word.label}'"
+
+
+def _ordinal(n: int) -> str:
+    if n < len(_ORDINALS):
+        return _ORDINALS[n]
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+def diverse(candidates: list[MapFinding], limit: int) -> list[MapFinding]:
+    """The best of each kind, then a second link from another head and word if there is room."""
+    ranked = sorted(candidates, key=lambda f: -f.telling)
+    chosen: list[MapFinding] = []
+    for one in ranked:
+        if all(f.kind != one.kind for f in chosen):
+            chosen.append(one)
+    chosen = chosen[:limit]
+    first = next((f for f in chosen if f.kind == "look"), None)
+    if first and len(chosen) < limit:
+        others = (f for f in ranked if f.kind == "look" and f.place != first.place and f.query != first.query)
+        second = next(others, None)
+        chosen += [second] if second else []
+    # Words come before habits: a link between two words is what a reader can check at a glance.
+    return sorted(chosen, key=lambda f: (f.query is None, -f.telling))
+
+
+def _beyond_chance(
+    seen: AttentionMap, pairs: np.ndarray, at_random: np.ndarray, least: np.ndarray | float = CLEAR_OF
+) -> np.ndarray:
+    """(layers, heads, W, W): the weights of the ``pairs`` (W, W) that no chance gives.
+
+    They stand clear of a head that looks everywhere alike, ``least`` by head, and either the head is none that is
+    ``at_random``, or they are larger than the largest of random heads on these pairs.
+    """
+    out = np.zeros(seen.weights.shape, dtype=bool)
+    least = np.broadcast_to(least, at_random.shape)[..., None, None]
+    for layer, (w, even) in enumerate(zip(seen.weights, seen.alike, strict=True)):
+        lucky = largest_weight(even, seen.count * int(pairs.sum()))
+        clear = above_chance(w, even) >= least[layer]
+        out[layer] = pairs & clear & (~at_random[layer, :, None, None] | (w > lucky))
+    return out
+
+
+def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
+    """One word that looks at another further off, not at its own repetition or what followed that."""
+    others = occurrences(seen)
+    place = np.arange(len(others))
+    far = visible(seen) & (abs(place[:, None] - place) > 1)
+    plain = np.array([not (w.special or w.is_delimiter) for w in seen.words])
+    counts = 1 + (others | others.T).sum(-1)  # a word that is everywhere in the text says less
+    pairs = far & plain[:, None] & plain & ~others & ~followers(seen, others)
+    if not pairs.any():
+        return
+    largest = seen.weights.argmax(-1)
+    told = (seen.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(seen, pairs, at_random)
+    for layer, head, q, k in np.argwhere(told).tolist():
+        if largest[layer, head, q] == k:
+            worth = gain[layer, head, q, k] / np.sqrt(counts[q] * counts[k])
+            yield _link(seen, layer, head, q, k, float(worth))
+
+
+def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> MapFinding:
+    value = float(seen.weights[layer, head, q, k])
+    sentence = looks(name_of(seen, q), name_of(seen, k), value, layer, head)
+    return MapFinding("look", sentence, value, gain, layer, head, q, k)
+
+
+def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
+    """A sentence about the largest weight of a row."""
+    how = "mostly" if hundredths(value) >= 100 * MOST else "most"
+    return capital(f"{query} looks {how} at {key} ({short_number(value)}) in layer {layer} head {head}")
+
+
+def _copies(
+    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
+) -> Iterator[MapFinding]:
+    """A repeated word that looks at its other occurrence, or at what followed it."""
+    others = occurrences(seen)
+    if not others.any():
+        return
+    follows = followers(seen, others)
+    measured = np.zeros_like(at_random)  # what was measured on other texts needs less of a proof
+    measured[tuple(np.array(sorted(copying), int).reshape(-1, 2).T)] = True
+    least = np.where(measured, CLEAR_OF / 2, CLEAR_OF)
+    beyond = _beyond_chance(seen, others | follows, at_random & ~measured, least)
+    for q, j in np.argwhere(others):
+        for layer, head in seen.places():
+            after = (layer, head, int(q), int(j + 1))
+            if j + 1 < len(seen.words) and follows[q, j + 1] and seen.weights[after] >= MAIN / 2 and beyond[after]:
+                yield from _copy(seen, gain, copying, after)
+            value = float(seen.weights[layer, head, q, j])
+            if beyond[layer, head, q, j] and value >= MAIN and gain[layer, head, q, j] >= CLEAR and abs(q - j) > 1:
+                way = "back" if j < q else "ahead"
+                where = f"({short_number(value)}) in layer {layer} head {head}"
+                sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
+                yield MapFinding(
+                    "same", capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
+                )
+
+
+def _copy(
+    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at: tuple[int, int, int, int]
+) -> Iterator[MapFinding]:
+    layer, head, q, k = at
+    value, worth = float(seen.weights[at]), float(gain[at])
+    if seen.words[k].is_delimiter or worth < CLEAR / 2:
+        return
+    looks = f"{name_of(seen, q)} looks at {name_of(seen, k)} ({short_number(value)})"
+    if (layer, head) in copying and k < q:
+        yield MapFinding(
+            "copy", f"Head {layer}.{head} copies what followed an earlier occurrence: {looks}", value, 2 * worth, *at
+        )
+    elif value >= MAIN:
+        sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
+        yield MapFinding("copy", capital(sentence), value, worth, *at)
+
+
+HABITS = {"previous": "looks one {} back", "next": "looks one {} ahead", "self": "stays on the {} itself"}
+
+
+def habits_of(heads: HeadHabits, unit: str) -> Iterator[MapFinding]:
+    """For each habit the head that has it most, if one has it; ``unit`` is what averages are over, "word" say."""
+    habits, chance = heads.means, heads.chance
+    for name, does in HABITS.items():
+        if np.isnan(habits[name]).all():
+            continue
+        least = largest_mean(chance[name], heads.total * len(HABITS))
+        layer, head = largest_of(np.where(habits[name] > least, habits[name], 0))
+        value = float(habits[name][layer, head])
+        if value > max(MOST, least[layer, 0]):
+            text = f"Layer {layer} head {head} {does.format(unit)}: {short_number(value)} of its weight on average"
+            worth = value * np.log(value / chance[name].value[layer, 0])
+            yield MapFinding(name, text, value, float(worth), layer, head)
+
+
+def largest_of(values: np.ndarray) -> tuple[int, int]:
+    """(layer, head) of the largest; NaN counts for nothing."""
+    layer, head = np.unravel_index(np.nan_to_num(values).argmax(), values.shape)
+    return int(layer), int(head)
+
+
+def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFinding]:
+    if len(seen.ordinary) < 4:  # as for habits
+        return
+    best: MapFinding | None = None
+    marks = [i for i, w in enumerate(seen.words) if w.is_delimiter]
+    for k in marks:
+        rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
+        if len(rows) < 3:
+            continue
+        means, even = seen.weights[:, :, rows, k].mean(-1), seen.alike[:, :, rows, k]
+        # What rows have in common is luck only in a head that is at random.
+        chance = mean_of(even, different(seen))
+        clear, lucky = (largest_mean(chance, seen.count * len(marks), shared=shared) for shared in (0.0, SHARED))
+        least = np.where(at_random, lucky, clear)
+        layer, head = largest_of(np.where(means > least, means, 0))
+        value = float(means[layer, head])
+        if not (value >= MAIN and value > least[layer, head]):
+            continue
+        worth = value * np.log(value / chance.value[layer, 0])
+        if best is None or worth > best.telling:
+            whose = "the words after it" if seen.causal else "the other words"
+            share = f"{short_number(value)} of the weight of {whose}"
+            sentence = f"Layer {layer} head {head} concentrates on {name_of(seen, k)}: {share}"
+            best = MapFinding("delimiter", sentence, value, float(worth), layer, head, None, k)
+    if best:
+        yield best
+
+
+def _sink(seen: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
+    if (seen.ordinary > 0).sum() < 3:
+        return []
+    names = {i: name_of(seen, i) for i, word in enumerate(seen.words) if word.special or not i}
+    return sinks_of(heads, names, seen.words[0].special)
+
+
+def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -> list[MapFinding]:
+    """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides.
+
+    ``names``: of the first token and of the special ones, by their places.
+    """
+    kind = "token" if first_is_special else "word"
+    out = _resting(heads, "sink", f"the first {kind}, {names[0]}")
+    others = [name for i, name in names.items() if i]
+    if others:
+        where = others[0] if len(others) == 1 else "the special tokens after the first"
+        out += _resting(heads, "special", where)
+    return out
+
+
+def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
+    """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more.
+
+    Nothing where all those heads are ``at_random`` and such as luck that rows have in common would give.
+    """
+    count, means, chance, at_random = heads.total, heads.means[kind], heads.chance[kind], heads.at_random
+    least = max(MOST, float(np.max(np.nan_to_num(largest_mean(chance, count)))))
+    least = max(MOST, hundredths(least) / 100)  # the number in the sentence, to which a reader can compare
+    lucky = at_random & (means <= largest_mean(chance, count, shared=SHARED))
+    if not ((means > least) & ~lucky).any():
+        return []
+    found = int((means > least).sum())
+    puts, their = ("puts", "its") if found == 1 else ("put", "their")
+    much = "half" if least == MOST else short_number(least)
+    sentence = f"{found} of {count} heads {puts} more than {much} of {their} weight on {where}"
+    return [MapFinding(kind, sentence, found, 0.0)]
+
+
+def _nothing(seen: AttentionMap, at_random: bool) -> MapFinding:
+    if len(seen.ordinary) == 1:
+        at = int(seen.ordinary[0])
+        others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
+        more = f" and at {' and '.join(others)}" if others else ""
+        said = f"Nothing to report: {name_of(seen, at)} can look only at itself{more}"
+        return MapFinding("nothing", said, 0.0, 0.0)
+    if at_random:
+        return MapFinding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)
+    clear = f"chance or the head's average behaviour explains every weight of {short_number(MAIN)} or more"
+    return MapFinding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
+
+
+def capital(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]

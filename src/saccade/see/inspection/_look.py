@@ -1,0 +1,355 @@
+"""Everything that is shown of one look at one text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from ...make.models import Model
+from ...support._numbers import short_number
+from ._chance import ChanceMean, above_chance
+from ._collect import AttentionMap, collect, read
+from ._findings import MapFinding, find
+from ._models import ModelWithProgress, SaccadeModel, TextModel
+from ._published import as_text_model
+from ._roles import ROLE_NAMES
+from ._scores import by_chance, here, telling
+from ._token_map import TokenMap, look_again, survey
+from ._token_map_findings import find_in_whole, name_in_whole
+from ._words import about_tokens
+
+MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
+MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
+LEAST_OUTSIDE, MOST_OUTSIDE = 0.1, 5  # of what the words of a part look at outside of it, what is told
+PART = 40  # words of the map of a longer text, unless others are asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """The attention of a model on a text: the map, the findings, the roles of the heads, and the head to show large.
+
+    ``roles`` is what ``measure_roles`` returns, None where the roles of this model were never measured. ``query`` is
+    the word that a viewer selects first. For a text too long for a map of all its words ``seen`` is the map of a part,
+    ``whole`` holds the findings of the whole text, and ``outside`` the words outside the part that its words look at.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> found = look(open_model(), "The cat sat on the mat.")
+        >>> found
+        <Look at 'The cat sat on the mat.': 7 words, embedded model, 4 layers x 8 heads, 5 findings>
+        >>> found.layer, found.head, found.seen.weights.shape
+        (2, 1, (4, 8, 8, 8))
+    """
+
+    seen: AttentionMap
+    findings: list[MapFinding]
+    roles: dict[str, Any] | None
+    layer: int
+    head: int
+    query: int
+    model: str = "embedded model"
+    source: str = ""
+    whole: TokenMap | None = None
+    outside: Sequence[str] = ()
+    generates: bool = True  # whether `saccade generate` can go on with the text
+
+    def __repr__(self) -> str:
+        text = shorten(self.seen.text[:200], 40)
+        model = f"{self.model}, {self.seen.size}"
+        return f"<Look at {text!r}: {self.words:,} words, {model}, {len(self.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        # By name, as the viewer stands on this part.
+        return import_module("saccade.viewer").framed(self)
+
+    @cached_property
+    def habits(self) -> dict[str, np.ndarray]:
+        """(layers, heads) by name: `here` of the map, or of all tokens of a text of which the map is a part."""
+        return here(self.seen) if self.whole is None else self.whole.habits
+
+    @cached_property
+    def chance(self) -> dict[str, ChanceMean]:
+        """What chance gives to the ``habits``, (layers, 1) by name."""
+        return by_chance(self.seen) if self.whole is None else self.whole.chance
+
+    @property
+    def words(self) -> int:
+        """How many words the text has, special tokens not counted."""
+        return len(self.seen.ordinary) if self.whole is None else len(self.whole.ordinary)
+
+    @property
+    def pieces(self) -> int:
+        """How many tokens the text has, special ones not counted."""
+        return self.seen.pieces if self.whole is None else self.whole.pieces
+
+    @cached_property
+    def note(self) -> str:
+        """What is to be said first of a text whose words are of several tokens each; "" of any other."""
+        return about_tokens(self.seen.words if self.whole is None else self.whole.words)
+
+    @cached_property
+    def gain(self) -> np.ndarray:
+        """(W, W): how telling each weight of the shown head is."""
+        return _gain(self.seen, self.layer, self.head)
+
+    def measured(self, layer: int, head: int) -> dict[str, Any] | None:
+        """The head's entry in ``heads.json``, None if its role was never measured."""
+        heads = (self.roles or {}).get("heads", ())
+        return next((h for h in heads if (h["layer"], h["head"]) == (layer, head)), None)
+
+    def habit(self, name: str, layer: int, head: int) -> float | None:
+        """The head's own score ``name`` on this text, None where the text cannot tell (no repeated word, say)."""
+        value = float(self.habits[name][layer, head]) if name in self.habits else np.nan
+        return None if np.isnan(value) else value
+
+    def above(self, name: str, layer: int, head: int) -> float | None:
+        """The same score above chance, as roles are decided: 0 for chance and 1 for always."""
+        value = self.habit(name, layer, head)
+        if value is None or name not in self.chance:
+            return value
+        return float(above_chance(np.array(value), self.chance[name].value[layer, 0]))
+
+    @staticmethod
+    def deciding(role: dict[str, Any]) -> float:
+        """The score above chance that decided the role of a ``measured`` head, rounded down to hundredths.
+
+        So no head shows a threshold that it missed.
+        """
+        score = role.get("above_chance", {}).get(role["decided_by"], role["score"])
+        return math.floor(score * 100 + 1e-9) / 100
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The word that a viewer selects first, and the one to which the finding says it attends, or to which it
+        attends most clearly."""
+        told = (f.key for f in self.findings if f.place == (self.layer, self.head) and f.query == self.query)
+        key = next((key for key in told if key is not None), None)
+        if key is None:
+            start, stop = self.seen.stretch
+            key = start + int(self.gain[self.query, start:stop].argmax())
+        return self.query, key
+
+    def columns(self, size: int) -> list[int]:
+        """The ``size`` words nearest to both ``ends``, and beside them the first token and the special ones around.
+
+        Every viewer takes these, so what a narrow one shows a wide one shows as well.
+        """
+        low, high = self.seen.stretch
+        around = [*range(low), 0, *range(high, len(self.seen.words))]
+        numbers, ends = [self.number(i) for i in range(len(self.seen.words))], [self.number(i) for i in self.ends]
+        inside = range(min(ends) + 1, max(ends))  # words between the two come first: no gap where there is room
+        nearest = sorted(
+            range(low, high), key=lambda i: (min(abs(numbers[i] - end) for end in ends), numbers[i] not in inside, i)
+        )
+        return sorted({*around, *nearest[:size]})
+
+    def breaks(self, columns: Sequence[int]) -> list[int]:
+        """Places in ``columns`` of words that do not follow the one before in the text: there one passage ends."""
+        at = [self.seen.at[i] if self.seen.at else i for i in columns]
+        return [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1]
+
+    def number(self, i: int) -> int:
+        """The number of word ``i`` in the text, counted from 1; special tokens before the text are not counted."""
+        leading = next(n for n, word in enumerate(self.seen.words) if not word.special)
+        return (self.seen.at[i] if self.seen.at else i) - leading + 1
+
+    def runs(self, columns: Sequence[int]) -> list[tuple[int, int]]:
+        """(first, last) of the numbers of those words, special tokens left out, run by run."""
+        start, stop = self.seen.stretch
+        out: list[tuple[int, int]] = []
+        for number in (self.number(i) for i in columns if start <= i < stop):
+            if out and number == out[-1][1] + 1:
+                out[-1] = (out[-1][0], number)
+            else:
+                out.append((number, number))
+        return out
+
+    def part(self, columns: Sequence[int]) -> str:
+        """Which words these are, as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
+        runs = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in self.runs(columns)]
+        return f"words {' and '.join([', '.join(runs[:-1]), runs[-1]] if len(runs) > 1 else runs)} of {self.words:,}"
+
+    def is_all(self, columns: Sequence[int]) -> bool:
+        """Whether these are all words of the text."""
+        return sum(last - first + 1 for first, last in self.runs(columns)) == self.words
+
+    def looking(self, columns: Sequence[int]) -> list[int]:
+        """Those of the words ``columns`` whose rows say anything: not that of a token which sees itself alone."""
+        return [i for i in columns if not (i == 0 and self.seen.causal and self.seen.words[0].special)]
+
+
+def look(
+    model: TextModel | Model,
+    text: str,
+    head: tuple[int, int] | None = None,
+    *,
+    rows: tuple[int, int] | None = None,
+    name: str = "embedded model",
+    source: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Look:
+    """Look at ``text`` through ``model``.
+
+    A text of more than 1,000 words, or one whose map of every head would take half a gigabyte, gets no full map. Its
+    findings come from statistics in linear memory: averages by kind of token, entropy, distance, the words that get
+    most from all heads, and the strongest links. The map is that of a part.
+
+    Args:
+        head: (layer, head) to show large; None: the most telling one.
+        rows: (first, last) words of the part, counted from 1. The model reads them with the whole text around them.
+            Also allowed for a short text.
+        name: the model's name in reports.
+        source: where the text is from, as reports show it.
+        progress: called as ``progress(done, total)`` after every layer of every pass over the text.
+
+    Raises:
+        ValueError: a text without words or too long for the model, or a head or words that do not exist.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> found = look(open_model(), "The cat sat on the mat.")
+        >>> print(found.findings[0].sentence)
+        The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
+    """
+    model = as_text_model(model)
+    generates = isinstance(model, SaccadeModel)
+    check_head(model, head)
+    _check_roles(model)
+    tokens, words = read(model, text)
+    whole = rows is None and fits_a_map(model, len(words))
+    if progress:
+        model = ModelWithProgress(model, progress, passes=1 if whole else 3)
+    if whole:
+        found = _of_a_map(model, collect(model, text), head)
+    else:
+        found = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
+    return replace(found, model=name, source=source, generates=generates)
+
+
+def fits_a_map(model: TextModel, words: int) -> bool:
+    return words <= MOST_WORDS and sum(model.heads) * words**2 <= MOST_WEIGHTS
+
+
+def _of_a_map(model: TextModel, seen: AttentionMap, head: tuple[int, int] | None) -> Look:
+    findings = find(seen, model.roles)
+    first = next((f for f in findings if f.layer is not None and head in (None, f.place)), None)
+    layer, number = head or (first.place if first else (0, 0))
+    query = first.query if first else None
+    if query is None:
+        query = _most_telling(seen, layer, number)
+    return Look(seen, findings, model.roles, layer, number, query)
+
+
+def _gain(seen: AttentionMap, layer: int, head: int) -> np.ndarray:
+    return telling(seen.weights[layer, head], seen.causal, seen.alike[layer, 0])
+
+
+def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
+    gain = _gain(seen, layer, head).max(-1)[seen.ordinary]
+    return int(seen.ordinary[gain.argmax()])
+
+
+def _of_a_part(
+    model: TextModel, ids: list[int], whole: TokenMap, head: tuple[int, int] | None, rows: tuple[int, int] | None
+) -> Look:
+    asked = None if rows is None else _asked(whole, rows)
+    links = [(link.layer, link.head, link.query) for link in whole.links]
+    told = find_in_whole(whole, look_again(model, ids, whole, (), links, (0, 0)), model.roles)
+    (layer, number), ends = _shown(whole, told, head)
+    around = {0, *range(whole.leading), *range(int(whole.ordinary[-1]) + 1, len(whole.words))}
+    columns = sorted({*around, *(asked or _words_around(whole, ends))})
+    part = look_again(model, ids, whole, columns, (), (layer, number))
+    words = tuple(whole.words[i] for i in columns)
+    by_layer = () if len(set(model.heads)) == 1 else model.heads
+    seen = AttentionMap(whole.text, words, part.weights, part.alike, model.causal, by_layer, tuple(columns))
+    place = {at: i for i, at in enumerate(columns)}
+    findings = [_placed(finding, place) for finding in told]
+    query = next((f.query for f in findings if f.query is not None and f.place == (layer, number)), None)
+    if query is None:
+        query = _most_telling(seen, layer, number)
+    outside = [_elsewhere(whole, *found) for found in part.outside if found[2] >= LEAST_OUTSIDE]
+    return Look(seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE])
+
+
+def _shown(
+    whole: TokenMap, told: list[MapFinding], head: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """The head to show (one with a finding, unless another is requested), and two words around which its map is
+    centred."""
+    of_head = [f for f in told if f.layer is not None and head in (None, f.place)]
+    place = head or (of_head[0].place if of_head else (0, 0))
+    for finding in of_head:
+        if finding.query is not None and finding.key is not None and finding.place == place:
+            return place, (finding.query, finding.key)
+    link = next((link for link in whole.links if (link.layer, link.head) == place), None)
+    return place, (link.query, link.key) if link else None
+
+
+def _elsewhere(whole: TokenMap, query: int, key: int, value: float) -> str:
+    return f"{name_in_whole(whole, query)} looks at {name_in_whole(whole, key)} {short_number(value)}"
+
+
+def _asked(whole: TokenMap, rows: tuple[int, int]) -> Iterable[int]:
+    total = len(whole.ordinary)
+    first, last = rows
+    if not 1 <= first <= last <= total:
+        raise ValueError(f"rows: {first} to {last} are no words of this text, which has 1 to {total:,}")
+    if last - first >= MOST_WORDS or whole.count * (last - first + 1) ** 2 > MOST_WEIGHTS:
+        most = min(MOST_WORDS, int((MOST_WEIGHTS / whole.count) ** 0.5))
+        raise ValueError(f"rows: {first} to {last} are {last - first + 1:,} words; a map of this model holds {most:,}")
+    return range(first + whole.leading - 1, last + whole.leading)
+
+
+def _words_around(whole: TokenMap, ends: tuple[int, int] | None) -> Iterable[int]:
+    """The words around both ends of the finding; the first words if it is about none."""
+    low, stop = whole.leading, int(whole.ordinary[-1]) + 1
+    if ends is None:
+        return range(low, min(low + PART, stop))
+    sides = (range(max(low, i - PART // 4), min(stop, i + PART // 4)) for i in ends)
+    return {i for side in sides for i in side}
+
+
+def _placed(finding: MapFinding, place: dict[int, int]) -> MapFinding:
+    """The finding with its words as indices of the part's; without them if they are not all in it."""
+    words = [i for i in (finding.query, finding.key) if i is not None]
+    if not all(i in place for i in words):
+        return replace(finding, query=None, key=None)
+    query, key = (None if i is None else place[i] for i in (finding.query, finding.key))
+    return replace(finding, query=query, key=key)
+
+
+def check_head(model: TextModel, head: tuple[int, int] | None) -> None:
+    """Raises ValueError for a head that ``model`` does not have."""
+    if head is None or (0 <= head[0] < model.layers and 0 <= head[1] < model.heads[head[0]]):
+        return
+    few, many = min(model.heads), max(model.heads)
+    each = f"each with the heads 0 to {many - 1}" if few == many else f"with {few} to {many} heads each, counted from 0"
+    raise ValueError(
+        f"head: {head[0]}.{head[1]} does not exist; this model has the layers 0 to {model.layers - 1}, {each}"
+    )
+
+
+def _check_roles(model: TextModel) -> None:
+    known = {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}
+    try:
+        heads = [] if model.roles is None else model.roles["heads"]
+        for h in heads:
+            right = 0 <= h["layer"] < model.layers and 0 <= h["head"] < model.heads[h["layer"]]
+            scores = (h["score"], *h.get("above_chance", {}).values())
+            if not (right and all(0 <= score <= 1 for score in scores)) or any(
+                h[name] not in names for name, names in known.items()
+            ):
+                raise ValueError
+        for rule in (model.roles or {}).get("rules", ()):
+            names = [ROLE_NAMES[name] for name in rule["roles"]]
+            if not (names and 0 <= rule["at_least"] <= 1 and isinstance(rule["measured_on"], str)):
+                raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{model.name}: heads.json is damaged; without it the roles are simply not shown") from None

@@ -1,0 +1,295 @@
+"""What is looked through: a model that reads text, whoever made it, as tokens with their characters and calls to see.
+
+Shape legend: B texts, L tokens with the special ones, Hq query heads.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...make.models import LanguageModel
+from ...make.models.decoding.generating import GeneratingModel
+from ...make.models.tokenizers.own import START
+from ...operator._call import ObservedCall
+from ...operator._weights import attention_weights
+from ...operator.nn.stacks import Stack
+from ...support._evaluating import evaluating
+
+LayerObserver = Callable[[int, ObservedCall], None]
+M = TypeVar("M", bound="TextModel")
+
+
+class UnreadableCheckpoint(Exception):
+    """Files that transformers cannot make a model or a tokenizer of, or cannot find; the message says why."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text, without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``.
+
+    Example:
+        >>> from saccade.inspection import open_model
+        >>> text = "The owlet sat."
+        >>> tokens = open_model().encode(text)
+        >>> [text[start:stop] for start, stop in tokens.spans]
+        ['The', ' o', 'w', 'let', ' sat', '.']
+    """
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+class _LastCall(Exception):
+    """All layers were observed."""
+
+
+class TextModel(ABC):
+    """A model, its tokenizer, and its attention calls, layer after layer. `open_model` and `as_text_model` return one.
+
+    The model reads ``before``, the tokens of the text, and ``after``: start tokens, [CLS] and [SEP], or nothing.
+    Layers are the attention calls of one forward pass in their order. A layer without attention is not counted.
+
+    Example:
+        >>> from saccade.inspection import open_model
+        >>> model = open_model()
+        >>> model.heads, model.causal, model.context, model.room
+        ((8, 8, 8, 8), True, 256, 255)
+        >>> ids = model.whole(model.encode("The cat sat.").ids)
+        >>> model.run(ids, lambda layer, call: print(layer, tuple(call.query.shape)))
+        0 (1, 8, 6, 32)
+        1 (1, 8, 6, 32)
+        2 (1, 8, 6, 32)
+        3 (1, 8, 6, 32)
+    """
+
+    name: str
+    heads: tuple[int, ...]  # query heads, by layer
+    causal: bool  # whether no word sees a later one, in any layer
+    context: int | None  # tokens it reads at once, the special ones included; None where nothing limits them
+    trained: int | None = None  # the context it was trained on, where `with_context` lets it read more
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    special: frozenset[int]  # ids that stand for no text, or for themselves where the text spells them
+    roles: dict[str, Any] | None = None  # what `measure_roles` returned, None if unmeasured
+
+    @property
+    def layers(self) -> int:
+        return len(self.heads)
+
+    @property
+    def room(self) -> int | None:
+        """How many tokens of a text it reads at once."""
+        return None if self.context is None else max(0, self.context - len(self.before) - len(self.after))
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model itself."""
+
+    @property
+    def generator(self) -> GeneratingModel | None:
+        """What continues a text by this model; None where nothing here does."""
+        return None
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions there are; None where they are computed (rotary) and go on beyond the context."""
+        return self.context
+
+    def with_context(self: M, context: int) -> M:
+        """The same model, which reads as many tokens at once, also where these are more than it was trained on.
+
+        Raises:
+            ValueError: no number of tokens, one that holds no token beside the special ones, or its positions end
+                before.
+        """
+        special = len(self.before) + len(self.after)
+        if not isinstance(context, int) or isinstance(context, bool) or context <= special:
+            raise ValueError(
+                f"context: expected a whole number of tokens, at least {special + 1}: one of the text and "
+                f"{special} around it, got {context!r}"
+            )
+        if self.positions is not None and context > self.positions:
+            raise ValueError(
+                f"context: {self.name} has learned {self.positions:,} positions, and {context:,} tokens need as many; "
+                "a model with rotary positions reads longer texts"
+            )
+        found = copy.copy(self)
+        if self.context is not None and context > self.context:
+            found.trained = self.context
+        found.context = context
+        return found
+
+    @property
+    def stack(self) -> Stack | None:
+        """The blocks that make the calls, one each; None where they are not Saccade's own."""
+        return None
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The table of tokens, None where there is none to be found."""
+        return None
+
+    @abstractmethod
+    def encode(self, text: str) -> Tokens:
+        """The tokens of ``text``, however long it is."""
+
+    @abstractmethod
+    def written(self, token: int) -> str:
+        """How a token is written: ``[SEP]``."""
+
+    @abstractmethod
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None: ...
+
+    def run(self, tokens: Tensor, observe: LayerObserver) -> None:
+        """Read ``tokens`` (B, L), whole inputs of one length, and call ``observe(layer, call)`` layer after layer.
+
+        In evaluation mode, without gradients. Nothing in a call may be changed, and none is kept here.
+        """
+        with evaluating(self.module), torch.no_grad():
+            self._forward(tokens.to(next(self.module.parameters()).device), observe)
+
+    def run_calls(self, tokens: Tensor, observe: LayerObserver) -> None:
+        """As `run`, but nothing is computed after the last call: the logits of a long text would fill the memory."""
+
+        def tell(layer: int, call: ObservedCall) -> None:
+            observe(layer, call)
+            if layer == self.layers - 1:
+                raise _LastCall
+
+        with suppress(_LastCall):
+            self.run(tokens, tell)
+
+    def pieces(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        """What the model reads for a text, token by token, as it is written; ``spans`` are those of the tokens."""
+        first, last = ([self.written(token) for token in around] for around in (self.before, self.after))
+        return (*first, *(text[start:stop] for start, stop in spans), *last)
+
+    def whole(self, ids: Sequence[int]) -> Tensor:
+        """(1, L): what the model reads for a text of these tokens."""
+        return torch.tensor([[*self.before, *ids, *self.after]])
+
+
+def weights_of(call: ObservedCall, **chosen: Any) -> Tensor:
+    """The exact attention weights of an observed call, (B, Hq, Lq, Lk).
+
+    ``rows``, ``keys`` and ``heads`` choose a part, as in ``saccade.attention_weights``.
+
+    Example:
+        >>> from saccade.inspection import open_model, weights_of
+        >>> model = open_model()
+        >>> ids = model.whole(model.encode("The cat sat.").ids)
+        >>> model.run(ids, lambda layer, call: print(layer, tuple(weights_of(call).shape)))
+        0 (1, 8, 6, 6)
+        1 (1, 8, 6, 6)
+        2 (1, 8, 6, 6)
+        3 (1, 8, 6, 6)
+    """
+    return attention_weights(
+        call.query,
+        call.key,
+        **call.scoring(),
+        **chosen,
+    )
+
+
+class SaccadeModel(TextModel):
+    """A language model of Saccade's: it begins every text with ``<s>`` and reads from left to right."""
+
+    causal = True
+    after = ()
+
+    def __init__(self, lm: LanguageModel):
+        config = lm.model.config
+        if config.mechanism is not None:
+            raise ValueError(
+                f"model: it uses {config.mechanism.name!r} instead of softmax attention, so there are no "
+                "attention weights to look at"
+            )
+        self.lm = lm
+        self.name = getattr(lm, "name", "unnamed")
+        self.heads = config.heads_by_layer
+        self.context = config.context
+        self.before = (lm.tokenizer.start,)
+        self.special = frozenset(self.before)
+        self.roles = lm.heads
+
+    @property
+    def module(self) -> nn.Module:
+        return self.lm.model
+
+    @property
+    def positions(self) -> None:
+        return None  # they are rotary
+
+    def with_context(self, context: int) -> SaccadeModel:
+        found = super().with_context(context)
+        longer = copy.copy(self.lm.model)
+        longer.config = replace(longer.config, context=context)
+        found.lm = LanguageModel(longer, self.lm.tokenizer, self.lm.heads, self.name)
+        return found
+
+    @property
+    def generator(self) -> GeneratingModel:
+        return self.lm
+
+    @property
+    def stack(self) -> Stack:
+        return self.lm.model.decoder
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.lm.model.embedding
+
+    def encode(self, text: str) -> Tokens:
+        encoding = self.lm.tokenizer.encode(text)
+        return Tokens(encoding.ids, encoding.spans)
+
+    def written(self, token: int) -> str:
+        return START if token in self.special else self.lm.tokenizer.decode([token])
+
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+        self.lm.model(tokens, observe=observe)
+
+
+class ModelWithProgress(TextModel):
+    """A model that tells ``progress(done, total)`` of each layer that was observed, in so many passes."""
+
+    def __init__(self, model: TextModel, progress: Callable[[int, int], None], passes: int):
+        self._model, self._progress, self._total = model, progress, passes * model.layers
+        self._done = 0
+        for name in ("name", "heads", "causal", "context", "before", "after", "special", "roles"):
+            setattr(self, name, getattr(model, name))
+
+    @property
+    def module(self) -> nn.Module:
+        return self._model.module
+
+    @property
+    def stack(self) -> Stack | None:
+        return self._model.stack
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        return self._model.embedding
+
+    def encode(self, text: str) -> Tokens:
+        return self._model.encode(text)
+
+    def written(self, token: int) -> str:
+        return self._model.written(token)
+
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+        def tell(layer: int, call: ObservedCall) -> None:
+            observe(layer, call)
+            self._done += 1
+            self._progress(self._done, self._total)
+
+        self._model._forward(tokens, tell)

@@ -1,0 +1,54 @@
+"""The attention calls of a transformers model, one by one, as Saccade's.
+
+Shape legend: as in `saccade.operator._call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from ...interception._hooks import SdpaCall, sdpa_handled_by
+from ...interception._hooks.transformers import functions_wrapped_by, meaning_of
+from ...operator import _tap
+
+
+@contextmanager
+def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
+    """Meanwhile `tell` is given every attention call that a model of transformers makes on this thread.
+
+    Those of its attention functions, whichever implementation it uses, and those it makes of
+    F.scaled_dot_product_attention itself.
+    """
+
+    inside = False  # what an attention function calls is the call it is itself
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
+            nonlocal inside
+            outer, inside = inside, True
+            try:
+                out = function(module, query, key, value, attention_mask, **more)
+            finally:
+                inside = outer
+            meant = meaning_of(module, query, key, value, attention_mask, **more)
+            tell(meant.observed(out[0].transpose(1, 2), "transformers", module))
+            return out
+
+        return run
+
+    def handle(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
+        out = proceed()
+        if not inside:
+            meant = call.meaning()
+            if isinstance(meant, str):
+                raise ValueError(f"F.scaled_dot_product_attention is called with {meant}")
+            rows = (*meant.query.shape[:3], meant.value.shape[-1])
+            tell(meant.observed(out.reshape(rows), "F.scaled_dot_product_attention"))
+        return out
+
+    with functions_wrapped_by(wrap), sdpa_handled_by(handle):
+        yield

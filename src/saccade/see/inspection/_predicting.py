@@ -1,0 +1,169 @@
+"""A text model that gives logits of tokens, and how well it predicts a text.
+
+Shape legend: B texts, L tokens with the special ones, P places, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...make.models.heads import ItemHead, TokenHead, VocabularyHead
+from ...make.models.text.decoder import TextDecoder
+from ...make.models.text.encoder import TextEncoder
+from ._models import SaccadeModel, TextModel
+from ._published import PublishedModel
+
+MOST_MASKED = 16  # places of a text that are masked one at a time; each is a forward of its own
+
+
+class NoTokenHead(ValueError):
+    """A model without a head that gives logits of tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A text model with its head for tokens. `as_predictor` returns it.
+
+    Attributes:
+        reader: encodes texts.
+        module: the model that runs, with its head.
+        mask: the id of the mask token of a masked model; None where each next token is predicted.
+
+    Example:
+        >>> from saccade.inspection import as_predictor, open_model
+        >>> predictor = as_predictor(open_model())
+        >>> ids = predictor.reader.whole(predictor.reader.encode("The cat sat on the mat.").ids)
+        >>> predictor.logits(ids).shape  # (B, L, V)
+        torch.Size([1, 9, 2048])
+        >>> round(predictor.loss(ids).item(), 1)  # nats for each token
+        4.8
+    """
+
+    reader: TextModel
+    module: nn.Module
+    mask: int | None
+    _logits: Callable[[Tensor], Tensor]
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """(B, L) to (B, L, V)."""
+        return self._logits(ids.to(next(self.module.parameters()).device))
+
+    def places(self, ids: Tensor) -> list[int]:
+        """Those columns of (1, L) whose token the loss is of: all that are predicted; of a masked model those that are
+        no mask yet, at most 16, evenly apart."""
+        first, end = len(self.reader.before), ids.shape[1] - len(self.reader.after)
+        if self.mask is None:
+            return list(range(max(first, 1), end))
+        known = [place for place in range(first, end) if int(ids[0, place]) != self.mask]
+        count = min(len(known), MOST_MASKED)
+        return [known[(2 * i + 1) * len(known) // (2 * count)] for i in range(count)]
+
+    def predictions(self, ids: Tensor) -> Tensor:
+        """(1, L) to (P, V): the logits of the token at each of `places`, from those before it; of a masked model from
+        all others, with that token alone masked."""
+        places = self.places(ids)
+        if self.mask is None:
+            return self.logits(ids)[0, [place - 1 for place in places]]
+        masked = ids.repeat(len(places), 1)
+        masked[range(len(places)), places] = self.mask
+        return self.logits(masked)[range(len(places)), places]
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """The mean of `losses`. ValueError where there are none."""
+        return self.losses(ids).mean()
+
+    def losses(self, ids: Tensor) -> Tensor:
+        """(P,) -log p (nats) of the tokens at `places`; of a masked model their pseudo-log-likelihoods (Salazar et al.
+        2020, equation 1).
+
+        ValueError where there is no such place.
+        """
+        places = self.places(ids)
+        if not places:
+            raise ValueError("text: it has no token that is predicted from others; give a longer one")
+        found = self.predictions(ids)
+        return F.cross_entropy(found.float(), ids[0, places].to(found.device), reduction="none")
+
+    def predicting(self, ids: Tensor) -> int:
+        """The column of (1, L) whose logits are of the token asked for: the last one of the text, or the only mask.
+
+        ValueError where a masked model's text has no mask, or several.
+        """
+        if self.mask is None:
+            return ids.shape[1] - len(self.reader.after) - 1
+        found = (ids[0] == self.mask).nonzero()[:, 0].tolist()
+        if len(found) != 1:
+            written = self.reader.written(self.mask)
+            raise ValueError(
+                f"text: {self.reader.name} fills in masks, and needs one {written} in the text; {len(found)} came"
+            )
+        return int(found[0])
+
+    def token(self, word: str) -> int:
+        """The token that a word begins and ends with, a blank before it where tokens have one.
+
+        ValueError where it is more than one.
+        """
+        forms = (f" {word}", word) if word[:1].isalnum() else (word,)
+        found = [self.reader.encode(form).ids for form in forms]
+        chosen = next((ids for ids in found if len(ids) == 1), found[0])
+        if len(chosen) != 1:
+            told = ", ".join(repr(self.reader.written(token)) for token in chosen)
+            raise ValueError(f"target: expected one token, and {word!r} is {len(chosen)}: {told or 'none'}")
+        written = self.reader.written(chosen[0])
+        if written != word and re.fullmatch(r"[<\[]unk\w*[>\]]", written, re.IGNORECASE):
+            raise ValueError(f"target: the tokenizer has no {word!r}, and would read {written}")
+        return chosen[0]
+
+
+def as_predictor(model: TextModel) -> Predictor:
+    """A text model with its head for tokens.
+
+    A model that transformers opened is opened again, with the head that its config.json names.
+
+    Raises:
+        NoTokenHead: no head gives logits of tokens.
+
+    Example:
+        >>> from saccade.inspection import as_predictor, open_model
+        >>> predictor = as_predictor(open_model())
+        >>> ids = predictor.reader.whole(predictor.reader.encode("Once upon a").ids)
+        >>> token = int(predictor.logits(ids)[0, -1].argmax())
+        >>> predictor.reader.written(token)
+        ' p'
+    """
+    if isinstance(model, SaccadeModel):
+        return Predictor(model, model.module, None, model.lm.model)
+    if isinstance(model, PublishedModel):
+        return _of_published(model)
+    from ._transformers import TransformersModel, with_token_head
+
+    assert isinstance(model, TransformersModel)
+    found = with_token_head(model)
+    if found is None:
+        raise _no_token_head(model.name)
+    more = {"use_cache": False} if getattr(found.module.config, "use_cache", None) is not None else {}
+    return Predictor(model, found.module, found.mask, lambda ids: found.module(input_ids=ids, **more).logits)
+
+
+def _of_published(model: PublishedModel) -> Predictor:
+    module: Any = model.module
+    is_next = isinstance(module, TextDecoder) and not isinstance(module.head, ItemHead) and module.request.head
+    mask = getattr(model.tokenizer, "named", {}).get("mask")
+    fills = isinstance(module, TextEncoder) and isinstance(module.head, TokenHead) and mask is not None
+    if not is_next and not (fills and isinstance(module.head.inner, VocabularyHead)):
+        raise _no_token_head(model.name)
+    return Predictor(model, module, None if is_next else mask, lambda ids: module(ids).logits)
+
+
+def _no_token_head(name: str) -> NoTokenHead:
+    return NoTokenHead(
+        f"model: {name} reads a text without predicting its tokens: it is an encoder-decoder, or has no head for them; "
+        "expected a language model, whose config.json names a ...ForCausalLM, ...LMHeadModel or ...ForMaskedLM"
+    )

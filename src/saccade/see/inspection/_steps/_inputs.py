@@ -1,0 +1,352 @@
+"""What goes into one row of one head: read from a model while it reads a text, or from one observed call.
+
+Everything is float64 numpy. Shape legend: L keys, E model width, D key width, Dv value width, Hq query heads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ....make.models.text.encoder_decoder import EncoderDecoder
+from ....operator._biases import Bias, RelativeScores, Span, TensorBias, as_bias
+from ....operator._call import CheckedCall, ObservedCall
+from ....operator._checks import make_call
+from ....operator.nn.attention import MultiHeadAttention
+from ....operator.nn.norm import RMSNorm
+from ....operator.nn.stacks import Stack
+from ....operator.positions import Rotary
+from .._models import LayerObserver, TextModel, weights_of
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """x -> W x + b; W (out, in), b (out,) or None."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """(..., in) to (..., out)."""
+        out = x @ self.weight.T
+        return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A layer norm or an RMS norm over the last axis."""
+
+    kind: str  # "layer" or "rms"
+    eps: float
+    weight: np.ndarray | None
+    bias: np.ndarray | None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """(..., E) to the same shape."""
+        x = x - x.mean(-1, keepdims=True) if self.kind == "layer" else x
+        out = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps)
+        out = out if self.weight is None else out * self.weight
+        return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary positions: cos and sin (L, R / 2) of the first R components, paired by ``layout``."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+    layout: str  # "half" or "interleaved"
+
+    def __call__(self, x: np.ndarray, rows: slice | int = slice(None)) -> np.ndarray:
+        """x (L, D), or (D,) of one row, each turned to its position."""
+        cos, sin = self.cos[rows], self.sin[rows]
+        half = cos.shape[-1]
+        first, second = slice(0, half), slice(half, 2 * half)
+        if self.layout == "interleaved":
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        out = x.copy()
+        out[..., first] = x[..., first] * cos - x[..., second] * sin
+        out[..., second] = x[..., second] * cos + x[..., first] * sin
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What stands before and after the call, where the block is Saccade's own."""
+
+    embedded: np.ndarray  # (E,) what the first layer reads of the row's token
+    stream: Tensor  # (L, E) what the block reads: the residual stream, in the model's dtype
+    read: Tensor  # (L, E) what the attention module reads
+    written: np.ndarray  # (E,) what the attention module gave
+    placement: str  # of the norm: "pre", "post" or "parallel"
+    norm: Norm | None  # None where it is of another kind
+    query: Linear
+    key: Linear
+    value: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    rotation: Rotation | None
+    gate: Linear | None
+    output: Linear
+    context: Tensor | None = None  # (Lk, C) what keys and values are made of in cross-attention; None: the stream
+
+
+@dataclass(frozen=True, eq=False)
+class HeadInputs:
+    """One row of one head: what the model's own call was given, and what it gave."""
+
+    layer: int
+    head: int
+    row: int
+    heads: int
+    kv_heads: int
+    dtype: torch.dtype
+    query: np.ndarray  # (D,)
+    key: np.ndarray  # (L, D)
+    value: np.ndarray | None  # (L, Dv)
+    outputs: np.ndarray | None  # (Hq, Dv) of all heads, None where the call's output is not known
+    weights: np.ndarray  # (L,) the model's own
+    scale: float
+    softcap: float | None
+    sink: float | None
+    bias: np.ndarray | None  # (L,)
+    bias_of_positions: bool  # whether the bias says where keys stand
+    bias_name: str
+    visible: np.ndarray | None  # (L,) bool, None where nothing is hidden
+    mask_name: str
+    own: int | None = None  # which key is the token that asks; None where queries are not the same tokens
+    around: Surroundings | None = None
+    part: str = ""  # of an encoder-decoder: "encoder", "decoder" or "cross"
+
+    @property
+    def place(self) -> str:
+        """The head as a command takes it: 1.4, cross.1.4."""
+        return ".".join([*filter(None, [self.part]), str(self.layer), str(self.head)])
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys are of another text than the query."""
+        return self.part == "cross"
+
+    @property
+    def kv_head(self) -> int:
+        """The key/value head that this head reads."""
+        return self.head // (self.heads // self.kv_heads)
+
+
+def numbers(tensor: Tensor) -> np.ndarray:
+    """A copy as float64."""
+    return tensor.detach().to("cpu", torch.float64).numpy().copy()
+
+
+# One call
+
+
+def of_call(call: ObservedCall, head: int, row: int, layer: int = 0, item: int = 0) -> HeadInputs:
+    """The inputs of ``row`` in ``head`` of batch item ``item``.
+
+    Raises:
+        ValueError: no such head, row or item.
+    """
+    batch, heads, rows, _ = call.query.shape
+    for name, chosen, count in (("head", head, heads), ("row", row, rows), ("item", item, batch)):
+        if not 0 <= chosen < count:
+            raise ValueError(f"{name}: {chosen} does not exist; there are 0 to {count - 1}")
+    kv_heads = call.key.shape[1]
+    group = head // (heads // kv_heads)
+    checked = make_call(call.query, call.key, call.value, **call.scoring(), dropout=0.0, needs_lse=False)
+    bias = as_bias(call.bias)
+    added = None if bias is None else _bias_row(checked, bias, head, row, item)
+    visible = _visible_row(checked, head, row, item)
+    if added is not None and not np.isfinite(added).all():
+        visible = np.isfinite(added) if visible is None else visible & np.isfinite(added)
+        added = np.where(np.isfinite(added), added, 0.0)
+    weights = weights_of(call, rows=[row], heads=[head])[item, 0, 0]
+    return HeadInputs(
+        layer=layer,
+        head=head,
+        row=row,
+        heads=heads,
+        kv_heads=kv_heads,
+        dtype=call.query.dtype,
+        query=numbers(call.query[item, head, row]),
+        key=numbers(call.key[item, group]),
+        value=numbers(call.value[item, group]),
+        outputs=numbers(call.out[item, :, row]),
+        weights=numbers(weights),
+        scale=checked.scale,
+        softcap=call.softcap,
+        sink=None if call.sink is None else float(call.sink[head]),
+        bias=added if added is not None and added.any() else None,
+        bias_of_positions=isinstance(bias, RelativeScores),
+        bias_name="" if bias is None or isinstance(bias, TensorBias) else type(bias).__name__,
+        visible=visible,
+        mask_name="" if visible is None else _named(checked),
+        own=row if rows == call.key.shape[2] and not getattr(call, "cross", False) else None,
+    )
+
+
+def _named(call: CheckedCall) -> str:
+    name = repr(call.mask) if call.mask is not None else "a bias of -inf"
+    return name if len(name) <= 60 else type(call.mask).__name__
+
+
+def _bias_row(call: CheckedCall, bias: Bias, head: int, row: int, item: int) -> np.ndarray:
+    """(L,)."""
+    at_row, at_head = torch.tensor([row], device=call.device), torch.tensor([head], device=call.device)
+    parameter = bias.part(bias.parameter.detach(), at_row, None, at_head)
+    length = call.length_k
+    rows = Span(0, 1, at_row, unbroken=False)
+    keys = Span(0, length, torch.arange(length, device=call.device))
+    tile = bias.tile(parameter, rows, keys, call.placement, torch.float64)
+    return np.broadcast_to(numbers(tile[item if tile.shape[0] > 1 else 0, 0, 0]), (length,)).copy()
+
+
+def _visible_row(call: CheckedCall, head: int, row: int, item: int) -> np.ndarray | None:
+    """(L,) bool; None where there is no mask."""
+    if call.mask is None:
+        return None
+    at_row, keys = torch.tensor([row], device=call.device), torch.arange(call.length_k, device=call.device)
+    bits = call.mask.grid(at_row, keys, call.length_q, call.length_k)
+    seen = bits[item if bits.shape[0] > 1 else 0, head if bits.shape[1] > 1 else 0, 0]
+    return seen.cpu().numpy().copy()
+
+
+# A model that reads a text
+
+
+def of_model(model: TextModel, tokens: Tensor, head: tuple[int, int], row: int) -> HeadInputs:
+    """The inputs of ``row`` in ``head`` (layer, head) as ``model`` reads ``tokens`` (1, L)."""
+    if model.stack is not None:
+        part = "encoder" if isinstance(model.module, EncoderDecoder) else ""
+        return of_stack(model.stack, head, row, lambda observe: model.run(tokens, observe), part)
+    layer, number = head
+    found: list[HeadInputs] = []
+
+    def keep(at: int, call: ObservedCall) -> None:
+        if at == layer:
+            found.append(of_call(call, number, row, layer))
+
+    model.run(tokens, keep)
+    return found[0]
+
+
+def of_stack(
+    stack: Stack, head: tuple[int, int], row: int, run: Callable[[LayerObserver], None], part: str = ""
+) -> HeadInputs:
+    """The inputs of ``row`` in ``head`` (layer, head) of a stack of Saccade's, while ``run(observe)`` runs it.
+
+    It tells the calls of ``part`` alone; "cross" is cross-attention.
+    """
+    layer, number = head
+    found: list[HeadInputs] = []
+
+    def keep(at: int, call: ObservedCall) -> None:
+        if at == layer:
+            found.append(replace(of_call(call, number, row, layer), part=part))
+
+    with _captured(stack, layer, cross=part == "cross") as seen:
+        run(keep)
+    return _with_surroundings(found[0], stack, seen, row)
+
+
+@contextmanager
+def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
+    """What the first block, this attention and the stream before it read, and what this attention gave, by name."""
+    seen: dict[str, Tensor] = {}
+    thread = threading.get_ident()
+
+    def keep(name: str, tensor: Tensor) -> None:
+        if threading.get_ident() == thread:  # another may run the model at the same time
+            seen[name] = tensor
+
+    def reads(name: str) -> Any:
+        return lambda module, given: keep(name, given[0])
+
+    def attends(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        keep("read", given[0])
+        if named.get("context") is not None:
+            keep("context", named["context"])
+
+    block: Any = stack.blocks[layer]
+    attention = block.cross if cross else block.attention
+    # Before the norm of cross-attention the stream is what self-attention left; where the norm comes after, it is read.
+    before = [block] if not cross else [block.cross_norm] if block.config.placement == "pre" else [attention]
+    hooks = [
+        stack.blocks[0].register_forward_pre_hook(reads("embedded")),
+        *(module.register_forward_pre_hook(reads("stream")) for module in before),
+        attention.register_forward_pre_hook(attends, with_kwargs=True),
+        attention.register_forward_hook(lambda module, given, out: keep("written", out)),
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor], row: int) -> HeadInputs:
+    block: Any = stack.blocks[inputs.layer]
+    attention, norm = (block.cross, block.cross_norm) if inputs.crosses else (block.attention, block.attention_norm)
+    query, key, value = _of_head(attention, inputs)
+    positions = None if inputs.crosses else stack.positions_of(inputs.layer)
+    around = Surroundings(
+        embedded=numbers(seen["embedded"][0, row]),
+        stream=seen["stream"][0],
+        read=seen["read"][0],
+        written=numbers(seen["written"][0, row]),
+        placement=block.config.placement,
+        norm=_norm(norm),
+        query=query,
+        key=key,
+        value=value,
+        query_norm=_norm(attention.query_norm),
+        key_norm=_norm(attention.key_norm),
+        rotation=_rotation(positions, len(inputs.key)) if isinstance(positions, Rotary) else None,
+        gate=None if attention.gate is None else _linear(attention.gate),
+        output=_linear(attention.output),
+        context=seen["context"][0] if inputs.crosses else None,
+    )
+    return replace(inputs, around=around)
+
+
+def _of_head(attention: MultiHeadAttention, inputs: HeadInputs) -> tuple[Linear, Linear, Linear]:
+    """The rows of the projections that make this head's query, key and value."""
+    shape, group = attention.shape, inputs.kv_head
+    (wq, bq), (wk, bk), (wv, bv) = attention.matrices()
+    places = (
+        (wq, bq, inputs.head * shape.head, shape.head),
+        (wk, bk, group * shape.head, shape.head),
+        (wv, bv, group * shape.value_head, shape.value_head),
+    )
+    query, key, value = (
+        Linear(numbers(w[start : start + size]), None if b is None else numbers(b[start : start + size]))
+        for w, b, start, size in places
+    )
+    return query, key, value
+
+
+def _linear(layer: nn.Linear) -> Linear:
+    return Linear(numbers(layer.weight), None if layer.bias is None else numbers(layer.bias))
+
+
+def _norm(module: nn.Module) -> Norm | None:
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    kept = [None if x is None else numbers(x) for x in (weight, bias)]
+    if isinstance(module, RMSNorm):
+        # Without an eps of its own PyTorch takes the machine epsilon of the dtype.
+        eps = torch.finfo(module.weight.dtype).eps if module.eps is None else module.eps
+        return Norm("rms", float(eps), kept[0], None)
+    return Norm("layer", module.eps, *kept) if isinstance(module, nn.LayerNorm) else None
+
+
+def _rotation(positions: Rotary, length: int) -> Rotation:
+    cos, sin = positions._waves.at(torch.arange(length), torch.float64)
+    return Rotation(numbers(cos), numbers(sin), positions.layout)

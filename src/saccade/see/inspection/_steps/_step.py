@@ -1,0 +1,160 @@
+"""One head and one word, step by step: from the embedding to what attention writes into the residual stream.
+
+Shape legend: L keys, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ....make.models import Model
+from ....operator._attention import attention
+from ....operator._call import AttentionCall, ObservedCall
+from .._collect import read
+from .._models import TextModel
+from .._published import as_text_model
+from .._targets import token_labels, token_names
+from ._chosen_head import Head, checked_place, most_telling
+from ._chosen_word import asking
+from ._inputs import of_call, of_model
+from ._pair import steps_of_target
+from ._result import Steps
+from ._written import title_of, written_steps
+
+
+def steps_of(
+    model: TextModel | Model,
+    text: str,
+    head: Head | None = None,
+    word: str | int | None = None,
+    *,
+    nth: int | None = None,
+    without: Iterable[str] = (),
+    target: str | None = None,
+    name: str | None = None,
+) -> Steps:
+    """The same as `saccade.step`, for an open model. ``name`` is the model's name in the result.
+
+    Example:
+        >>> from saccade.inspection import open_model, steps_of
+        >>> steps = steps_of(open_model(), "The cat sat on the mat.", head=(2, 1), word="the")
+        >>> steps
+        <Steps of 'the' in head 2.1: 13 steps, 9 keys>
+        >>> steps.labels[int(steps.weights.argmax())]
+        'sat'
+    """
+    opened = as_text_model(model)
+    part, place = checked_place(opened, head, target)
+    called = name or opened.name
+    if part in ("decoder", "cross"):
+        return steps_of_target(opened, text, target, part, place, word, nth=nth, without=without, name=called)
+    tokens, words = read(opened, text)
+    chosen, notes = asking(words, word, nth)
+    row, ids = chosen.last - 1, opened.whole(tokens.ids)
+    pieces = opened.pieces(text, tokens.spans)
+    labels, names = token_labels(words, pieces), token_names(words, pieces)
+    if place is None:
+        place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, names, chosen, part=part)
+        notes.append(why)
+    found = step_of_tokens(opened, ids, labels, place, row, names=names, without=without, notes=notes)
+    return replace(found, text=text, model=called, word=chosen, title=title_of(found, chosen.label, len(labels)))
+
+
+def step_of_tokens(
+    model: TextModel,
+    ids: Tensor,
+    labels: Sequence[str],
+    head: tuple[int, int],
+    row: int,
+    *,
+    names: Sequence[str] = (),
+    without: Iterable[str] = (),
+    notes: Sequence[str] = (),
+) -> Steps:
+    """The steps of token ``row`` as ``model`` reads ``ids`` (1, L).
+
+    Args:
+        labels: how the tokens are shown.
+        head: (layer, head).
+        names: how sentences call the tokens; by default the labels in quotes.
+        without: as in `saccade.step`.
+        notes: lines that the result shows.
+
+    Example:
+        >>> from saccade.inspection import open_model, step_of_tokens
+        >>> model = open_model()
+        >>> ids = model.whole(model.encode("The dog").ids)
+        >>> labels = [model.written(token) for token in ids[0].tolist()]
+        >>> step_of_tokens(model, ids, labels, head=(0, 5), row=2)
+        <Steps of ' do' in head 0.5: 12 steps, 4 keys>
+    """
+    inputs = of_model(model, ids, head, row)
+    table, token = model.embedding, int(ids[0, row])
+    known = None if table is None else (token, table.weight[token].detach().cpu().double().numpy())
+    notes = list(notes)
+    if inputs.around is None:
+        notes.append(
+            "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
+            "positions come before it, the output projection after it"
+        )
+    found = written_steps(inputs, labels, known, without, notes, names=names)
+    return replace(found, model=model.name, layers=model.layers)
+
+
+def step_of_call(
+    call: ObservedCall,
+    head: int,
+    row: int,
+    *,
+    layer: int = 0,
+    item: int = 0,
+    labels: Sequence[str] | None = None,
+    query: str | None = None,
+    without: Iterable[str] = (),
+) -> Steps:
+    """The steps that one observed call shows: from query and key to the output.
+
+    Args:
+        call: what `saccade.watch` keeps, or a `TextModel` gives to an observer.
+        item: the batch item.
+        labels: of the keys.
+        query: the label of the row; None: the label of its key, as in self-attention.
+        without: as in `saccade.step`.
+
+    Example:
+        >>> import torch
+        >>> from saccade.inspection import open_model, step_of_call
+        >>> model, calls = open_model(), []
+        >>> model.run(model.whole(model.encode("The dog ran.").ids), lambda layer, call: calls.append(call))
+        >>> steps = step_of_call(calls[0], head=5, row=2)
+        >>> steps.weights.round(2)
+        array([0., 1., 0., 0., 0., 0.])
+    """
+    shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
+    asks = None if query is None else f"'{query}'"
+    return written_steps(of_call(call, head, row, layer, item), shown, None, without, (), query=asks)
+
+
+def example(without: Iterable[str] = ()) -> Steps:
+    """The steps of the two keys on the page "Attention by hand". Every number can be checked on paper.
+
+    Example:
+        >>> from saccade.inspection import example
+        >>> steps = example()
+        >>> steps.weights.round(4)  # softmax([1 / sqrt(2), 0])
+        array([0.6698, 0.3302])
+    """
+    query = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
+    call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
+    found = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="'A'", digits=6)
+    return replace(
+        found,
+        title="Attention by hand: the query A = [1, 0] and two keys",
+        model="every number can be checked on paper",
+    )

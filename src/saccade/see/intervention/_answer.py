@@ -1,0 +1,188 @@
+"""One call with its edits: who computes which part of it, and what observers receive.
+
+Heads of which nothing is used are hidden by a mask, and Saccade's kernels do not visit them.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...operator._attention import attention
+from ...operator._backends.native import _kernels
+from ...operator._call import AttentionCall
+from ...operator._masks import as_mask
+from ...operator._tap import DenseWeights, EditedOutput
+from ..monitoring.calls._padded import HIDDEN
+from ..monitoring.calls._thread import not_shown, with_rows
+from ._choice import hiding
+from ._dense_weights import dense_weights
+from ._edit import CallPlace, Chosen, Edit, Part, Stage, together
+from ._edits import FORWARD_ONLY
+from ._place import BlockEdits
+from ._tiles_of_weights import TileValues, WeightTiles, tiles_of_rows
+
+SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"
+
+Compute = Callable[[AttentionCall], Tensor]
+
+
+class EditsOfCall:
+    """The edits of one call, by stage, each with the place of the call as its own block counts it."""
+
+    def __init__(self, blocks: tuple[BlockEdits, ...]) -> None:
+        self._blocks, self._source = blocks, blocks[0].site.source
+        self._edits: tuple[tuple[Edit, CallPlace], ...] = ()
+
+    def answered(self, call: AttentionCall, compute: Compute) -> EditedOutput:
+        self._place(call)
+        call = with_rows(call, self._source)
+        parts, unused = self._parts(call), self._replaced(call)
+        tiled = self._tiled(call, unused)
+        if tiled is not None:
+            unused = tiled if unused is None else unused | tiled
+        out = together(parts, _every_head(call), lambda part: _computed(part, unused, compute))
+        if tiled is not None:
+            out = self._by_functions(call, tiled, out)
+        return EditedOutput(
+            self._output(out, call),
+            self._shown(parts, unused, tiled is not None),
+            lambda: dense_weights(call, self._parts(call, Stage.LOGITS), self._edits),
+        )
+
+    def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
+        self._place(call)
+        weights = dense.weights
+        everything = Chosen(_every_head(call), torch.arange(weights.shape[2], device=weights.device))
+        if any(edit.stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
+            parts = self._parts(call, Stage.PRODUCTS)
+            logits = together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
+            before = logits
+            for edit, _ in self._edits:
+                logits = edit.logits(logits, call)
+            seen = _seen(logits) & (_seen(logits, HIDDEN) | ~_seen(before, HIDDEN))
+            weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
+        for edit, place in self._edits:
+            weights = edit.weights(weights, everything, call, place)
+        return weights
+
+    def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
+        if any(edit.stage == Stage.VALUES for edit, _ in self._edits):
+            parts = self._parts(call, Stage.VALUES, Stage.VALUES)
+            out = together(parts, _every_head(call), lambda part: with_value(part.call.value))
+        with torch.no_grad():
+            shown = self._shown(self._parts(call), None, self._heads_by_function(call) is not None)
+        return EditedOutput(self._output(out, call), shown)
+
+    def _shown(self, parts: list[Part], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
+        """The call that observers receive; None, and counted, where no single call describes it."""
+        if by_functions or len(parts) > 1:
+            not_shown(self._source, SEVERAL)
+            return None
+        hidden = _hidden(parts[0], unused)
+        return parts[0].call if hidden is None else hidden
+
+    def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[Part]:
+        """The call after the edits of some stages, those of `Weights` left out."""
+        parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
+        for edit, place in self._edits:
+            if first <= edit.stage <= last:
+                parts = [new for part in parts for new in edit.parts(part, place)]
+        return parts
+
+    def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
+        """(B or 1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
+        covered = [edit.choice.covered(call) for edit, _ in self._edits if edit.by_function]
+        return functools.reduce(torch.logical_or, covered) if covered else None
+
+    def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
+        """(B or 1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
+        heads = self._heads_by_function(call)
+        if heads is not None and unused is not None:
+            heads = heads & ~unused
+        return heads if heads is not None and bool(heads.any()) else None
+
+    def _by_functions(self, call: AttentionCall, tiled: Tensor, out: Tensor) -> Tensor:
+        """`out` with the heads of `tiled`, whose weights are formed in tiles of whole rows and changed by functions."""
+        heads = tiled.any(0)[:, 0, 0].nonzero()[:, 0]
+        chosen, parts = heads.tolist(), self._parts(call, Stage.LOGITS)
+        tiles = {id(part): WeightTiles(part.call, chosen) for part in parts}
+        if any(one.differentiable for one in tiles.values()):
+            raise ValueError(FORWARD_ONLY)
+        of_key = heads // (call.query.shape[1] // call.key.shape[1])
+        own = together(parts, chosen, lambda part: part.call.value[:, of_key])
+        values, found = TileValues(own, all(one.native for one in tiles.values())), out[:, heads]
+        for first, last in tiles_of_rows(call, chosen):
+            rows = torch.arange(first, last, device=out.device)
+            weights = together(parts, chosen, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
+            for edit, place in self._edits:
+                weights = edit.weights(weights, Chosen(chosen, rows), call, place)
+            found[:, :, first:last] = values.times(weights)
+            del weights  # its memory is the next tile's, if no function has kept it
+        return out.index_copy(1, heads, torch.where(tiled[:, heads], found, out[:, heads]))
+
+    def _place(self, call: AttentionCall) -> None:
+        """Count the rows of the call. ValueError where it has no such heads or items."""
+        placed = (one for block in self._blocks for one in block.placed(call))
+        self._edits = tuple(sorted(placed, key=lambda one: one[0].stage))
+        for edit, place in self._edits:
+            edit.choice.check(call, place.name)
+
+    def _replaced(self, call: AttentionCall) -> Tensor | None:
+        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
+        unused: Tensor | None = None
+        for edit, place in self._edits:
+            if edit.reads_other_items:
+                break
+            replaced = edit.replaced(call, place)
+            if replaced is not None:
+                unused = replaced if unused is None else unused | replaced
+        return unused
+
+    def _output(self, out: Tensor, call: AttentionCall) -> Tensor:
+        for edit, place in self._edits:
+            out = edit.output(out, call, place)
+        return out
+
+
+def _every_head(call: AttentionCall) -> list[int]:
+    return list(range(call.query.shape[1]))
+
+
+def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
+    """(B, Hq, Lq, 1) bool: rows that see a key. A model may hide keys by -1e9, and a row of these alone sees none."""
+    return (logits > above).any(-1, keepdim=True)
+
+
+def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
+    """The part's call with what nobody uses hidden; None where all of it is used."""
+    used = part.covered.any(2, keepdim=True)
+    if unused is not None:
+        used = used & ~unused
+    mask = hiding(~used.expand(-1, part.call.query.shape[1], -1, -1), part.call.key.shape[2])
+    if mask is None:
+        return None
+    own = as_mask(part.call.mask)
+    return replace(part.call, mask=mask if own is None else own & mask)
+
+
+def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
+    """(B, Hq, Lq, Dv), of which what the part covers is used."""
+    hidden = _hidden(part, unused)
+    query, value = part.call.query, part.call.value
+    if hidden is not None and not bool((part.covered if unused is None else part.covered & ~unused).any()):
+        return query.new_zeros(*query.shape[:3], value.shape[3])
+    if hidden is not None and _native(part.call):
+        return attention(hidden.query, hidden.key, hidden.value, **hidden.arguments())
+    return compute(part.call)
+
+
+def _native(call: AttentionCall) -> bool:
+    """Whether kernels run that do not visit what is hidden."""
+    return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES

@@ -1,0 +1,183 @@
+"""What the rules look at: a few numbers for each head of one attention call.
+
+Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._record import CallRecord
+
+if TYPE_CHECKING:
+    from ...operator._statistics import Statistics
+
+Numbers = tuple[float, ...]  # one for each query head
+
+_WHAT = ("query", "key", "value", "logits")
+_AVERAGED = ("keys", "evenness", "sharp", "first", "absent", "steady")
+
+
+@dataclass(frozen=True)
+class NonFiniteEntry:
+    """The first entry of a call that is not finite."""
+
+    what: str  # "query", "key", "value", "logits" or "out"
+    head: int  # of the queries, or for keys and values of the key-value heads
+    share: float  # of the entries of that head
+    item: int | None = None
+    at: tuple[int, int] | None = None  # (row or key, channel), for logits (row, key)
+
+
+@dataclass(frozen=True)
+class CallReading:
+    """One call in numbers per query head; averages are over the rows that see at least `Thresholds.keys` keys.
+
+    Attributes:
+        rows: how many rows that is. keys: how many keys they see.
+        evenness: entropy over the greatest it could be.
+        sharp: share of rows whose largest weight is at least `Thresholds.sharp`.
+        first: weight on the first key. absent: on the learned sink, that is on no key.
+        steady: weight on the key that most rows look at most, counted in the rows that do so. steady_at: that key, -1
+            where readings that were put together differ.
+        logit: the largest logit. span: between the largest and the least.
+        out, query, key, value: mean L2 norms.
+        broken: the first place that is not finite.
+    """
+
+    rows: Numbers
+    keys: Numbers
+    evenness: Numbers
+    sharp: Numbers
+    first: Numbers
+    absent: Numbers
+    steady: Numbers
+    steady_at: Numbers
+    logit: Numbers
+    span: Numbers
+    out: Numbers
+    query: Numbers
+    key: Numbers
+    value: Numbers
+    broken: NonFiniteEntry | None = None
+
+    @property
+    def heads(self) -> int:
+        return len(self.rows)
+
+    def only(self, rows: int) -> CallReading:
+        """The same with NaN for heads that have fewer rows: each head may have its own mask."""
+        few = [count < rows for count in self.rows]
+        if not any(few):
+            return self
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
+        kept: dict[str, Any] = {
+            n: tuple(math.nan if no else x for no, x in zip(few, row, strict=True)) for n, row in numbers.items()
+        }
+        return replace(self, **kept)
+
+
+def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
+    """The numbers of one call; they are fetched from the device at once.
+
+    Args:
+        keys: rows that see fewer say nothing about a head: one key always has all the weight.
+        sharp: which largest weight counts as nearly all.
+    """
+    found = record.statistics
+    judged = found.counted & (found.keys_seen >= keys)
+    rows = judged.sum((0, 2))
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.where(judged, values, 0.0).sum((0, 2)) / rows.clamp(min=1)
+
+    steady, steady_at = _steady(found, judged)
+    logits = found.heads["logits"]
+    numbers = {
+        "rows": rows,
+        "keys": mean(found.keys_seen.to(found.entropy.dtype)),
+        "evenness": mean(found.evenness),
+        "sharp": mean((found.largest >= sharp).to(found.largest.dtype)),
+        "first": mean(found.mass["first"]),
+        "absent": mean(found.mass["sink"]),
+        "steady": steady / rows.clamp(min=1),
+        "steady_at": steady_at,
+        "logit": logits["max"],
+        "span": logits["max"] - logits["min"],
+        "out": record.out_norm,
+        **{what: _norm(found, what) for what in ("query", "key", "value")},
+    }
+    values = torch.stack([value.double() for value in numbers.values()]).tolist()
+    by_name = {name: tuple(row) for name, row in zip(numbers, values, strict=True)}
+    return CallReading(**by_name, broken=_broken(found, record.out_norm))
+
+
+def _steady(found: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
+    """For each head the key that most judged rows look at most, and the sum of those rows' weights on it: (Hq,)."""
+    heads, keys = found.shape[1], found.shape[3]
+    at = found.largest_at.clamp(min=0).transpose(0, 1).reshape(heads, -1)
+    judged = judged.transpose(0, 1).reshape(heads, -1)
+    votes = found.largest.new_zeros(heads, max(keys, 1)).scatter_add_(1, at, judged.to(found.largest.dtype))
+    most = votes.argmax(1)
+    agrees = judged & (at == most[:, None])
+    weights = found.largest.transpose(0, 1).reshape(heads, -1)
+    return torch.where(agrees, weights, 0.0).sum(1), most
+
+
+def _norm(found: Statistics, what: str) -> Tensor:
+    """(Hq,), NaN where it was not measured."""
+    heads = found.shape[1]
+    held = found.heads.get(what)
+    if held is None:
+        return found.entropy.new_full((heads,), torch.nan)
+    norm = held["norm"]
+    return norm.repeat_interleave(heads // norm.shape[0])
+
+
+def _broken(found: Statistics, out: Tensor) -> NonFiniteEntry | None:
+    """In the order of the computation: query, key, value, logits, out; of these the head with the lowest number."""
+    measured = [what for what in _WHAT if what in found.heads]
+    shares = torch.cat([found.heads[what]["nonfinite"] for what in measured]).tolist()
+    for what in measured:
+        held = found.heads[what]["nonfinite_at"]
+        own, shares = shares[: held.shape[0]], shares[held.shape[0] :]
+        # Not "share > 0": of 2^31 entries one is a share of 0 in float32.
+        head = next((head for head, share in enumerate(own) if share != 0), None)
+        if head is not None:
+            item, _, row, column = held[head].tolist()
+            return NonFiniteEntry(what, head, own[head], item, (row, column))
+    # Without a row that counts there is no mean norm, which is no fault.
+    bad = (~out.isfinite() & found.counted.any(2).any(0)).tolist()
+    return NonFiniteEntry("out", bad.index(True), math.nan) if any(bad) else None
+
+
+def joined(readings: Sequence[CallReading]) -> CallReading:
+    """Several readings of one call site as one: what is averaged is weighted by rows, of the rest the extremes."""
+    whole = readings[0]
+    for other in readings[1:]:
+        whole = _two(whole, other)
+    return whole
+
+
+def _two(a: CallReading, b: CallReading) -> CallReading:
+    def by_rows(x: Numbers, y: Numbers) -> Numbers:
+        weighted = zip(x, a.rows, y, b.rows, strict=True)
+        return tuple((p * m + q * n) / max(m + n, 1) for p, m, q, n in weighted)
+
+    def highest(x: Numbers, y: Numbers) -> Numbers:
+        return tuple(max(p, q) for p, q in zip(x, y, strict=True))
+
+    changed = {field.name: highest(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)[:-1]}
+    changed |= {name: by_rows(getattr(a, name), getattr(b, name)) for name in _AVERAGED}
+    changed["rows"] = tuple(m + n for m, n in zip(a.rows, b.rows, strict=True))
+    same = [p == q for p, q in zip(a.steady_at, b.steady_at, strict=True)]
+    changed["steady_at"] = tuple(p if agree else -1.0 for p, agree in zip(a.steady_at, same, strict=True))
+    # Two rows that look at two keys each look at "the same key always" only on their own.
+    changed["steady"] = tuple(p if agree else 0.0 for p, agree in zip(changed["steady"], same, strict=True))
+    return CallReading(**changed, broken=a.broken or b.broken)

@@ -1,0 +1,116 @@
+"""Norms of the gradients of q, k, v and out, taken where backward passes bring them.
+
+Over what is real: a loss that reads padded positions sends gradients through them that would dwarf all others.
+
+Nothing is kept alive: a hook hangs on a tensor of the model's graph, and goes with it.
+
+Shape legend: B items, H heads, L rows or keys, D width.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ...operator._call import GraphTensor
+from ._record import CallSite, GradientRecord
+
+
+class _CallStep(NamedTuple):
+    site: CallSite
+    step: int
+
+
+class GradientNorms:
+    """Collects norms while backward runs, and tells of them by call when the pass has ended.
+
+    Args:
+        told: gets a `GradientRecord` for each call that a pass reached, in the order of the forward.
+        missed: gets what could not be measured, and why.
+    """
+
+    def __init__(self, told: Callable[[GradientRecord], None], missed: Callable[[str, str], None]) -> None:
+        self._told, self._missed = told, missed
+        self._lock = threading.Lock()  # the passes of several devices run on threads of their own
+        self._pending: dict[int, dict[_CallStep, dict[str, Tensor]]] = {}  # by backward pass
+
+    def listen(
+        self, site: CallSite, step: int, used: dict[str, GraphTensor], rows: Tensor, keys: Tensor | None
+    ) -> bool:
+        """Hang hooks on the tensors of one call. Says whether any of them will have a gradient.
+
+        Args:
+            rows: (B, Hq, Lq) bool, those that count.
+            keys: (B or 1, H or 1, Lk) bool, those that such a row may see; None: all.
+        """
+        call = _CallStep(site, step)
+        real_rows = None if bool(rows.all()) else rows
+        needed = {name: one for name, one in used.items() if one.tensor.requires_grad}
+        for name, one in needed.items():
+            self._hang(call, name, one, keys if name in ("key", "value") else real_rows)
+        return bool(needed)
+
+    def _hang(self, call: _CallStep, name: str, one: GraphTensor, real: Tensor | None) -> None:
+        seen_as = one.seen_as
+        handles: list[RemovableHandle] = []
+
+        def hook(gradient: Tensor) -> None:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                try:
+                    norm = norms(gradient if seen_as is None else seen_as(gradient), real)
+                except Exception as error:  # what fails here must not end a backward pass
+                    self._missed(f"{call.site.name}: gradient of {name}", f"{type(error).__name__}: {error}")
+                else:
+                    self._add(call, name, norm)
+            for handle in handles:
+                handle.remove()
+
+        handle = one.tensor.register_hook(hook)
+        if one.tensor.is_leaf:  # it outlives the graph, and other calls use it
+            handles.append(handle)
+
+    def _add(self, call: _CallStep, name: str, norm: Tensor) -> None:
+        # Only a pass knows when it ends, and a pass that fails never does: its norms are dropped with the next one.
+        running = torch._C._current_graph_task_id()
+        with self._lock:
+            new = running not in self._pending
+            self._pending.setdefault(running, {}).setdefault(call, {})[name] = norm
+        if new:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._ended(running))
+
+    def _ended(self, running: int) -> None:
+        with self._lock:
+            found = self._pending.pop(running, {})
+            self._pending = {task: calls for task, calls in self._pending.items() if task > running}
+        for (site, step), gradients in sorted(found.items(), key=lambda item: (item[0].step, item[0].site.layer)):
+            self._told(GradientRecord(site.name, site.path, site.layer, site.order, step, gradients))
+
+
+def norms(gradient: Tensor, real: Tensor | None = None) -> Tensor:
+    """(H,) the L2 norm of (B, H, L, D) for each head over its real rows or keys, float32 at least.
+
+    Args:
+        real: (B or 1, H or 1, L) bool, of the call; the tensor may have fewer items or heads. None: all.
+    """
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    four = gradient[(None,) * (4 - gradient.dim())] if gradient.dim() < 4 else gradient.flatten(0, -4)
+    fitted = None if real is None else _fitted(real, four.shape)
+    if fitted is not None:
+        four = torch.where(fitted[..., None], four, 0)
+    return torch.linalg.vector_norm(four, dim=(0, 2, 3), dtype=wide)
+
+
+def _fitted(real: Tensor, shape: torch.Size) -> Tensor | None:
+    """`real` for a tensor that items or heads of the call share; None where it is laid out in another way."""
+    items, heads, length = shape[:3]
+    if items == 1:
+        real = real.any(0, keepdim=True)
+    if 0 < heads < real.shape[1] and real.shape[1] % heads == 0:
+        real = real.unflatten(1, (heads, -1)).any(2)
+    fits = real.shape[0] in (1, items) and real.shape[1] in (1, heads) and real.shape[2] == length
+    return real if fits else None

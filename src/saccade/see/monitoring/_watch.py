@@ -1,0 +1,259 @@
+"""`watch(model)`: every attention call in the forwards of a model, observed while a block runs.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...operator._call import ObservedCall
+from ...operator._masks._data import describe, from_zero, whole
+from ...operator._tap import padding_in_place
+from ._alarms import Alarm, Alarms
+from ._alarms_thresholds import Thresholds
+from ._gradients import GradientNorms
+from ._kept_calls import kept_of
+from ._observations import Observations
+from ._observe import Groups, ObservationRequest, observed, of_step, real_keys, row_samples, step_samples
+from ._observed import SiteObservations
+from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
+from ._walk import ModuleWalk
+
+Chosen = Callable[[CallSite, int], bool]
+NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """The watched modules, and the receiver of their calls."""
+
+    every: int
+    layers: Chosen | None
+    heads: tuple[int, ...] | None
+    keep: Chosen | None
+    gradients: bool
+    on_record: OnRecord | None
+    on_gradients: OnGradients | None
+
+
+class ModelWatch(Observations):
+    """A watch on a model, with what it saw. `saccade.watch` returns it.
+
+    It is a context manager; a second block continues the counts.
+
+    Example:
+        >>> import torch, saccade
+        >>> model = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4))
+        >>> watched = saccade.watch(model)
+        >>> with watched:
+        ...     _ = model(torch.randn(2, 5, 16))
+        >>> watched.steps, watched.alarms, watched.unobserved
+        (1, [], {})
+    """
+
+    edits_calls = False
+
+    def __init__(
+        self, model: nn.Module, asked: ObservationRequest, choice: WatchSettings, alarms: Alarms | None
+    ) -> None:
+        super().__init__()
+        self._asked, self._choice, self._judge = asked, choice, alarms
+        self._walk = ModuleWalk(model, choice.every, self)
+        self._gradients = GradientNorms(self._told_gradients, self.missed)
+
+    def __enter__(self) -> ModelWatch:
+        self._walk.enter("watch", *(() if self._choice.keep is None else (padding_in_place(),)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._walk.leave()
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        return [] if self._judge is None else self._judge.fired
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The innermost module that runs."""
+        return self._walk.module
+
+    def edits(self, source: str) -> tuple[Any, ...]:
+        return ()
+
+    def missing(self, what: str, reason: str) -> Callable[[], None]:
+        """What counts something in the module that runs as not seen."""
+        if self._walk.hidden:  # it was counted as a whole
+            return lambda: None
+        return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
+
+    def not_shown(self, source: str, reason: str) -> None:
+        """Count a call by its name; those after it in its module keep theirs."""
+        if not self._walk.hidden:
+            self.missed(self._walk.site(source).name or "the model", reason)
+
+    def observe(self, call: ObservedCall) -> None:
+        """An attention call has happened in a forward of the model."""
+        if self._walk.hidden:
+            return
+        site, step, choice = self._walk.site(call.source), self.steps - 1, self._choice
+        if choice.layers is not None and not choice.layers(site, step):
+            self.passed_over += 1
+            return
+        keep = choice.keep is not None and choice.keep(site, step)
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            try:
+                record = self._looked_at(call, site, step, keep)
+            except Exception as error:  # what fails here must not end a training run: it is named and counted
+                self.missed(site.name or "the model", f"{type(error).__name__}: {error}")
+                return
+        if choice.on_record is not None:
+            choice.on_record(record)
+
+    def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord:
+        seen, out_norm = observed(call, self._asked)
+        place = self._site_observations(site, call.query.shape[1])
+        if seen.counted.numel():
+            place.add("rows", row_samples(seen, place.heads))
+            place.add("steps", step_samples(seen, out_norm, place.heads))
+        if keep:
+            place.kept = kept_of(call, seen.lse, step)
+        if self._choice.gradients and not self._gradients.listen(
+            site, step, call.graph_tensors(), seen.counted, real_keys(call)
+        ):
+            self.missed(f"{site.name}: gradients", NO_GRAPH)
+        record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
+        if getattr(call, "rows_unknown", False):
+            self.not_known(site.name, ROWS_UNKNOWN)
+        if self._judge is not None:
+            self._judge.observe(record)
+        return record
+
+    def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
+        """Where the numbers of a call go."""
+        chosen = range(heads) if self._choice.heads is None else self._choice.heads
+        for head in (head for head in chosen if head >= heads):
+            self.missed(f"{site.name}: head {head}", f"the call has {heads} query heads")
+        watched = tuple(head for head in chosen if head < heads)
+        place = self._places.setdefault(site.name, SiteObservations(site, watched, heads))
+        if place.of_all != heads:
+            raise ValueError(f"a call of {heads} query heads where the one before had {place.of_all}")
+        return place
+
+    def _told_gradients(self, record: GradientRecord) -> None:
+        place = self._places[record.name]
+        found = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
+        if found:
+            place.add("gradients", of_step(found, place.of_all, place.heads))
+        if self._judge is not None and len(found) == len(record.gradients):
+            self._judge.observe_gradients(record)
+        if self._choice.on_gradients is not None:
+            self._choice.on_gradients(record)
+
+
+def watch(
+    model: nn.Module,
+    *,
+    every: int = 1,
+    layers: Any = None,
+    heads: Sequence[int] | None = None,
+    keep: Any = None,
+    gradients: bool = False,
+    top: int = 0,
+    received: bool = False,
+    groups: Groups | None = None,
+    histograms: Any = None,
+    alarms: bool | Thresholds = True,
+    on_record: OnRecord | None = None,
+    on_gradients: OnGradients | None = None,
+) -> ModelWatch:
+    """Observe every attention call in the forwards of a model while a block runs.
+
+    It sees the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
+    without weights, of nn.TransformerEncoder, of Hugging Face models with any attention implementation, and attention
+    written by hand as matrix product, softmax, matrix product. Calls that it cannot see are listed under `unobserved`.
+    Outputs do not change by a bit, with one exception: PyTorch's modules do not take their native fast path on this
+    thread meanwhile, and padded positions then hold other numbers.
+
+    Only forwards of the model and of modules within it are watched, on the thread that entered the block, and a
+    checkpointed region is not counted again when backward repeats it. Watches nest, and each sees everything.
+
+    Args:
+        model: the module whose forwards are watched.
+        every: observe every n-th step, starting with the first; a step is one forward of the model, or of a module
+            within it that is called by itself. Other steps cost next to nothing.
+        layers: which calls: None is all; layer numbers, names or paths (with * and ? as in file names), or a function
+            of `CallSite` and step.
+        heads: which query heads are aggregated; None is all.
+        keep: which calls to keep q, k, v, out, lse and the rest of, so that `weights` can compute any part of their map
+            and `saccade.intervene` put them into another run: True for all, or as `layers`. Of each call the latest is
+            kept. Meanwhile models of `saccade.models` compute padding in place, where they pack it away otherwise.
+        gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
+            that runs after the block.
+        top: as in `saccade.statistics`, for `on_record`.
+        received: the same.
+        groups: the same, or a function of the `ObservedCall`.
+        histograms: as in `saccade.statistics`, for `on_record`.
+        alarms: whether to raise alarms on suspicious numbers; `Thresholds` to say when.
+        on_record: called with a `CallRecord` after each observed call.
+        on_gradients: called with a `GradientRecord` for each call that a backward pass reached, when it has ended.
+
+    Raises:
+        TypeError: a model that is not a module, or a choice of another kind.
+        ValueError: every below 1, a negative head.
+
+    Example:
+        >>> import torch, saccade
+        >>> config = saccade.nn.BlockConfig(saccade.nn.AttentionConfig(16, heads=4))
+        >>> model = saccade.nn.Encoder(config, layers=2)
+        >>> with saccade.watch(model) as watched:
+        ...     out = model(torch.randn(2, 5, 16))
+        >>> print(watched)
+        2 attention calls a step, 1 of 1 step observed.
+        ...
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    choice = WatchSettings(
+        whole(every, "every", least=1),
+        _chosen(layers, "layers"),
+        None if heads is None else tuple(dict.fromkeys(from_zero(head, "heads") for head in heads)),
+        _chosen(keep, "keep"),
+        gradients,
+        on_record,
+        on_gradients,
+    )
+    thresholds = alarms if isinstance(alarms, Thresholds) else None
+    return ModelWatch(
+        model, ObservationRequest(top, received, groups, histograms), choice, Alarms(thresholds) if alarms else None
+    )
+
+
+def _chosen(given: Any, name: str) -> Chosen | None:
+    """What `layers` and `keep` take, as a function; None where nothing is chosen."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        return lambda site, step: True
+    if callable(given):
+        return lambda site, step: bool(given(site, step))
+    wanted = [given] if isinstance(given, (str, int)) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in wanted):
+        raise TypeError(f"{name} must be layer numbers, names or paths, or a function, got {describe(given)}")
+    return lambda site, step: any(_fits(site, one) for one in wanted)
+
+
+def _fits(site: CallSite, wanted: str | int) -> bool:
+    if isinstance(wanted, int):
+        return site.layer == wanted
+    return fnmatchcase(site.name, wanted) or fnmatchcase(site.path, wanted)

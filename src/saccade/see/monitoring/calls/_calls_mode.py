@@ -1,0 +1,185 @@
+"""The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
+
+F.scaled_dot_product_attention is reported as one call; scores, softmax and the product with the values are put
+together by `_by_hand`, also within F.multi_head_attention_forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....interception._hooks import SdpaCall
+from ....interception._tracing import SDPA, FunctionMode, is_kernel, overridden
+from ....operator import _tap
+from ....operator._attention import attention
+from ....operator._call import AttentionCall, GraphTensor, ObservedCall
+from ....operator._masks import Mask, as_mask
+from . import _thread
+from ._by_hand import ByHandFollower
+from ._origins import TensorOrigins
+from ._padded import QueryRows, rows_of
+from ._thread import counted_if_it_fails
+
+SOURCE = "F.scaled_dot_product_attention"
+
+
+class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
+    """Tells `_tap` of the attention calls among the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._origins = TensorOrigins()
+        self._by_hand = ByHandFollower(self._origins)
+        # Inside nn.MultiheadAttention: whether its queries and keys are one sequence.
+        self._within: Callable[[], bool | None] | None = None
+
+    def passes(self) -> bool:
+        """Without observers, the running call is reported as a whole elsewhere."""
+        return torch.compiler.is_compiling() or not _tap.THREAD.observers
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is SDPA:
+            return self._sdpa(func, args, kwargs)
+        if is_kernel(func):
+            _thread.missed(str(func), "an attention kernel was called by itself")
+        by_hand = self._by_hand.concerns(func, args)
+        result = func(*args, **kwargs)
+        try:
+            with torch._C.DisableTorchFunction():
+                self._origins.sees(func, args, kwargs, result)
+        except Exception as error:  # as in `counted_if_it_fails`, which costs more, and this runs for every function
+            _thread.missed("what queries and keys are made of", f"{type(error).__name__}: {error}")
+        if _tap.THREAD.editor is not None:
+            self._by_hand.made(func, args, result)
+        if not by_hand:
+            return result
+        call: ObservedCall | None = None
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
+            call = self._by_hand.sees(func, args, kwargs, result)
+        if _tap.THREAD.editor is not None:
+            result, call = self._by_hand.edited(func, args, kwargs, result, call)
+        if call is not None:
+            _tell(call)
+        return result
+
+    def ended(self) -> None:
+        """The forward has ended: what was begun by hand and never finished was not attention that is known."""
+        self._by_hand.ended()
+        self._origins.ended()
+
+    def with_rows(self, call: AttentionCall, source: str) -> AttentionCall:
+        """An unedited call of F.scaled_dot_product_attention with the rows that are tokens."""
+        if source != SOURCE:
+            return call
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
+        return replace(call, real=rows.real)
+
+    def completed(self, call: ObservedCall) -> ObservedCall:
+        """A call that someone answered in PyTorch's place, with the rows that are tokens."""
+        if call.used is not None or call.source != SOURCE:
+            return call
+        rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
+        return replace(call, real=rows.real, rows_unknown=rows.unknown)
+
+    def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        edits = _tap.edits_of(SOURCE)
+        if edits is not None:
+            return self._edited_sdpa(edits, func, SdpaCall.of(*args, **kwargs))
+        with _tap.aside():
+            out = func(*args, **kwargs)
+        call: ObservedCall | None = None
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(SOURCE):
+            call = self._seen(SdpaCall.of(*args, **kwargs), out)
+        if call is not None:
+            _tell(call)
+        return out
+
+    def _edited_sdpa(self, edits: _tap.CallEdits, func: Callable[..., Tensor], given: SdpaCall) -> Tensor:
+        meaning = given.meaning()
+        if torch._C._are_functorch_transforms_active() or isinstance(meaning, str):
+            reason = meaning if isinstance(meaning, str) else "a torch.func transform is at work"
+            raise ValueError(f"intervene: a call of {SOURCE} cannot be changed: {reason}")
+        query, key, value = meaning.query, meaning.key, meaning.value
+        with torch.no_grad():
+            rows = self._rows(as_mask(meaning.mask), meaning.bias, query, key, (given.query, given.key))
+
+        def compute(changed: AttentionCall) -> Tensor:
+            factors = changed.query, changed.key, changed.value
+            if changed.scores_like(meaning) and all(
+                now.shape == before.shape for now, before in zip(factors, (query, key, value), strict=True)
+            ):
+                rest = given[3:6]  # mask, dropout, causal
+                out = func(*_as_given(given, factors), *rest, scale=given.scale, enable_gqa=given.enable_gqa)
+                return out.reshape(*query.shape[:3], value.shape[-1])
+            return attention(*factors, **changed.arguments())
+
+        with _tap.aside() as observers:
+            edited = edits.answered(replace(meaning, real=rows.real), compute)
+            return meaning.shaped(_tap.tell_edited(observers, edited, SOURCE))
+
+    def _seen(self, given: SdpaCall, out: Tensor) -> ObservedCall | None:
+        meaning = (
+            "a torch.func transform is at work" if torch._C._are_functorch_transforms_active() else given.meaning()
+        )
+        if isinstance(meaning, str):
+            _thread.missed(SOURCE, meaning)
+            return None
+        query, key, value = meaning.query, meaning.key, meaning.value
+        shape = (*query.shape[:3], value.shape[-1])
+        used = {
+            "query": _as_shaped(given.query, query.shape),
+            "key": _as_shaped(given.key, key.shape),
+            "value": _as_shaped(given.value, value.shape),
+            "out": GraphTensor(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
+        }
+        rows = self._rows(as_mask(meaning.mask), meaning.bias, query, key, (given.query, given.key))
+        seen = out.detach().reshape(shape)
+        return meaning.observed(seen, SOURCE, used=used, real=rows.real, rows_unknown=rows.unknown)
+
+    def _rows(
+        self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]
+    ) -> QueryRows:
+        """Which rows count, of a call of F.sdpa on the tensors `given`."""
+        length = query.shape[2]
+
+        def self_attention() -> bool | None:
+            return self._origins.same(*given, length) if self._within is None else self._within()
+
+        return rows_of(mask, bias, length, key.shape[2], self_attention)
+
+    def multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if overridden(args, kwargs):
+            _thread.missed("F.multi_head_attention_forward", "an argument has a __torch_function__ of its own")
+        query, key, heads = args[0], args[1], args[4]
+        before, self._within = self._within, lambda: self._origins.same(query, key, query.shape[0], projected=False)
+        try:
+            with self._by_hand.told("nn.MultiheadAttention", heads, self._within):
+                return super().multi_head(args, kwargs)
+        finally:
+            self._within = before
+
+
+def _tell(call: ObservedCall) -> None:
+    with _tap.aside() as observers:
+        _tap.tell(observers, call)
+
+
+def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """Four-dimensional query, key and value in the shapes the model gave; where those were broadcast, as they are."""
+    return [
+        factor.reshape(own.shape) if factor.numel() == own.numel() else factor
+        for factor, own in zip(factors, given[:3], strict=True)
+    ]
+
+
+def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:
+    """What the model gave; where the call broadcast it, its gradient has the heads that it has itself."""
+    if given.shape == shape or given.numel() != shape.numel():
+        return GraphTensor(given)
+    return GraphTensor(given, lambda gradient: gradient.reshape(shape))

@@ -1,0 +1,176 @@
+"""The real numbers of one step of decoding: what the new token adds to the cache, what it reads, what comes next.
+
+Shape legend: B items, H / Hkv query and key heads, Lk keys, D and Dv width of keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ....make.models import DecoderLM
+from ....make.models.text.decoder import TextDecoder
+from ....make.models.text.encoder_decoder import EncoderDecoder, NextTokenHead
+from ....operator._call import ObservedCall
+from ....operator.nn import KVCache
+from ....support._evaluating import evaluating
+from ...inspection import TextModel, weights_of
+from ...inspection._targets import Target, read_target, target_tokenizer
+from ._head import read_short
+
+MOST_TOKENS = 12
+WRITTEN = 5  # tokens of a target that the model writes itself, at most
+_BEST = 3  # next tokens that are shown
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the new token's query reads in one layer, in float64.
+
+    Attributes:
+        labels: the Lk tokens whose keys are held.
+        query: (H, D). key, value: (Hkv, Lk, D) and (Hkv, Lk, Dv), as the cache holds them.
+        weights: (H, Lk). out: (H, Dv).
+        shape: of the layer's keys in the cache, (B, Hkv, Lk, D).
+        token_bytes: of the keys and values of one token, in all layers.
+    """
+
+    labels: list[str]
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    weights: np.ndarray
+    out: np.ndarray
+    shape: tuple[int, ...]
+    token_bytes: int
+
+    def of_head(self, head: int) -> tuple[np.ndarray, np.ndarray]:
+        """The keys and values that a query head reads."""
+        group = head // (len(self.weights) // len(self.key))
+        return self.key[group], self.value[group]
+
+
+@dataclass(frozen=True, eq=False)
+class StepNumbers:
+    """One step in one layer.
+
+    Attributes:
+        own: of the text that is decoded, the new token last. source: of the source, where there is one.
+        before: shape of the layer's keys before this step, (B, Hkv, Lk - 1, D).
+        following: the most probable next tokens and their probabilities.
+    """
+
+    own: Reading
+    source: Reading | None
+    layer: int
+    layers: int
+    before: tuple[int, ...]
+    following: list[tuple[str, float]]
+
+
+def step_numbers(model: TextModel, text: str, layer: int, target: str | None = None) -> StepNumbers:
+    """Decode the last token of ``text`` after the others; of an encoder-decoder, that of its ``target``.
+
+    Raises:
+        ValueError: a model that decodes nothing, a text or a target that is too long or too short for a picture.
+    """
+    if isinstance(model.module, EncoderDecoder):
+        return _of_pair(model, model.module, text, layer, target)
+    module = model.module
+    if target is not None:
+        raise ValueError(f"target: {model.name} reads none; an encoder-decoder does")
+    if not isinstance(module, DecoderLM | TextDecoder):
+        raise ValueError(f"model: {model.name} decodes no text token by token; a decoder such as GPT-2 does")
+    if isinstance(module, TextDecoder) and module.request.head != "causal-lm":
+        raise ValueError(f"model: {model.name} has no head that gives next tokens")
+    tokens, labels = read_short(model, text, MOST_TOKENS)
+    ids = model.whole(tokens.ids)
+    if ids.shape[1] < 2:
+        raise ValueError("text: a step reads the earlier tokens; at least two tokens are needed")
+    cache, seen = module.cache(), list[ObservedCall]()
+
+    def keep(at: int, call: ObservedCall) -> None:
+        if at == layer:
+            seen.append(call)
+
+    ids = ids.to(next(module.parameters()).device)
+    with evaluating(module), torch.no_grad():
+        _logits(module, ids[:, :-1], cache, keep)
+        logits = _logits(module, ids[:, -1:], cache, keep)
+    first, last = seen
+    following = _following(logits, model)
+    return StepNumbers(
+        _reading(last, labels, model.layers), None, layer, model.layers, tuple(first.key.shape), following
+    )
+
+
+def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, target: str | None) -> StepNumbers:
+    tokens, sources = read_short(model, text, MOST_TOKENS)
+    device = next(module.parameters()).device
+    source = model.whole(tokens.ids).to(device)
+    if not isinstance(module.head, NextTokenHead):
+        raise ValueError(f"model: {model.name} has no head that gives next tokens")
+    with evaluating(module):
+        ids, labels = _short(read_target(module, target, source))
+    given, cache, seen = torch.tensor([ids], device=device), module.cache(), list[ObservedCall]()
+    first = len(module.encoder.blocks)
+
+    def keep(at: int, call: ObservedCall) -> None:
+        if at - first == layer:
+            seen.append(call)
+
+    with evaluating(module), torch.no_grad():
+        memory = module.encode(source)
+        for part in (given[:, :-1], given[:, -1:]):
+            out = module(memory=memory, decoder_input_ids=part, cache=cache, observe=keep)
+    before, _, own, cross = seen  # self- and cross-attention of both calls
+    layers = len(module.decoder.blocks)
+    return StepNumbers(
+        _reading(own, labels, layers),
+        _reading(cross, sources, layers),
+        layer,
+        layers,
+        tuple(before.key.shape),
+        _following(out.logits, target_tokenizer(module)),
+    )
+
+
+def _short(target: Target) -> tuple[list[int], list[str]]:
+    """The tokens that the decoder has read, the new one last, without those that end a text; what each is called."""
+    stop = max((word.last for word in target.words if not word.special), default=len(target.ids))
+    stop = min(stop, WRITTEN) if target.written else stop
+    if stop > MOST_TOKENS:
+        raise ValueError(f"target: {stop} tokens came; a picture holds {MOST_TOKENS}, the start token among them")
+    if stop < 2:
+        raise ValueError("target: a step reads the earlier tokens; at least two tokens are needed")
+    return target.ids[:stop], list(target.labels[:stop])
+
+
+def _reading(call: ObservedCall, labels: list[str], layers: int) -> Reading:
+    array = {name: getattr(call, name)[0].double().cpu().numpy() for name in ("query", "key", "value", "out")}
+    return Reading(
+        labels=labels,
+        query=array["query"][:, 0],
+        key=array["key"],
+        value=array["value"],
+        weights=weights_of(call)[0, :, 0].detach().double().cpu().numpy(),
+        out=array["out"][:, 0],
+        shape=tuple(call.key.shape),
+        token_bytes=layers * sum(x.shape[1] * x.shape[-1] * x.element_size() for x in (call.key, call.value)),
+    )
+
+
+def _logits(module: nn.Module, ids: Tensor, cache: KVCache, keep: object) -> Tensor:
+    out = module(ids, cache=cache, observe=keep)
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def _following(logits: Tensor, tokens: Any) -> list[tuple[str, float]]:
+    """The most probable next tokens, as ``tokens`` writes them."""
+    best = logits[0, -1].double().cpu().softmax(-1).topk(_BEST)
+    words = [tokens.written(int(token)).replace("\n", "⏎").strip() or "␣" for token in best.indices]
+    return list(zip(words, best.values.tolist(), strict=True))

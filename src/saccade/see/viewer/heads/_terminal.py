@@ -1,0 +1,228 @@
+"""Heads in a terminal: maps of layers x heads, bars, sentences.
+
+Colour is never the only carrier: every cell and every bar has its number, with its sign.
+Shape legend: C calls, H heads of a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from ....support._numbers import counted
+from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
+from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
+from ._numbers import decimals, legend, short
+from ._sentences import importance_sentences, patching_sentences, rises
+
+LONGEST_LAYER, LONGEST_NAME = 24, 44
+BAR = 16  # cells of the longest bar
+PAIRS, PARTS, HEADS = 10, 5, 5  # lines of a table
+# From a quiet grey to blue, or to orange below 0; white reads on each.
+_GREY, _UP, _DOWN = (0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF), (0xB4, 0x53, 0x09)
+BARS = {True: "█", False: "▒"}  # above 0, below 0
+
+
+class Line(NamedTuple):
+    """A line of a table with bars."""
+
+    name: str
+    value: float
+    said: str = ""
+
+
+def print_importance(console: Console, found: HeadImportance, measured: str) -> None:
+    """The map of what the loss rises by without each head, and sentences; ``measured`` says what the loss is."""
+    title = {
+        "gradient": "Rise of the loss without each head, first-order estimate",
+        "ablation": "Rise of the loss without each head",
+        "greedy": "Rise of the loss without each head, when it was last tried",
+    }[found.by]
+    print_map(console, rises(found), f"{title} (nats)", f"{measured}: {found.loss:.3f} nats")
+    console.print()
+    print_sentences(console, importance_sentences(found))
+    _print_unobserved(console, found.unobserved)
+
+
+def print_patching(console: Console, found: Patching, measured: str) -> None:
+    """The maps of both ways and sentences; ``measured`` says what the metric is."""
+    note = (
+        f"0 is the corrupted run ({found.corrupted:+.3f}), 1 is the clean run ({found.clean:+.3f}); metric: {measured}"
+    )
+    for effects, way in ((found.exact, "exact"), (found.gradient, "by gradient")):
+        if effects is not None:
+            title = f"Share of the metric that each head's output restores, {way}"
+            print_map(console, effects, title, note)
+            console.print()
+            note = ""
+    print_sentences(console, patching_sentences(found))
+    _print_unobserved(console, found.unobserved)
+
+
+def print_attributed(console: Console, found: Attribution) -> None:
+    """What heads write towards the predicted token, the top five, and all else by its kind."""
+    target = repr(found.target_text) + ("" if found.against_text is None else f" rather than {found.against_text!r}")
+    _title(console, f"Contributions to the logit of {target} after {found.labels[found.position]}")
+    console.print(
+        Text(f"direct logit attribution; probability {found.probability:.3f}; {_fixed(found.fixed)}", style="dim")
+    )
+    of_heads = [(one, value) for one, value in found.top(len(found.components)) if one.kind == "head"]
+    lines = [Line(str(one), value, _sources(found, one)) for one, value in of_heads[:HEADS]]
+    rest = of_heads[HEADS:]
+    if rest:
+        lines.append(Line(counted(len(rest), "more head"), sum(value for _, value in rest)))
+    kinds = dict.fromkeys(one.kind for one in found.components if one.kind != "head")
+    for kind in kinds:
+        total = sum(found.of(*one) for one in found.components if one.kind == kind)
+        lines.append(Line("feed-forward layers" if kind == "feed_forward" else str(Component(kind)), total))
+    print_bars(console, lines, found.total, found.remainder)
+
+
+def _sources(found: Attribution, head: Component) -> str:
+    assert head.layer is not None and head.head is not None
+    told = found.top_sources(head.layer, head.head, 2)
+    return "from " + ", ".join(f"{found.labels[j]} {value:+.2f}" for j, value in told)
+
+
+def print_why(console: Console, found: WhyAttends) -> None:
+    """The largest pairs of components with bars, what each side sums to, sentences."""
+    rather = "" if found.against is None else f" rather than {found.labels[found.against]} (token {found.against})"
+    _title(
+        console,
+        f"Head {found.layer}.{found.head}: {found.labels[found.query]} (token {found.query}) attends to "
+        f"{found.labels[found.key]} (token {found.key}){rather}",
+    )
+    seen = f"weight {found.weight:.3f}" if found.visible else "hidden by the mask"
+    logit = f"logit {found.logit:+.3f}" if found.against is None else f"logits differ by {found.logit:+.3f}"
+    console.print(Text(f"{seen}, {logit}; {_fixed(found.fixed)}", style="dim"))
+    console.print()
+    _title(console, "Contribution to the query x contribution to the key")
+    top = found.top(PAIRS)
+    lines = [Line(f"{one} x {other}", value) for one, other, value in top]
+    rest = found.matrix.numel() - len(top)
+    if rest > 0:
+        lines.append(Line(f"{rest:,} more pairs", float(found.matrix.sum()) - sum(value for *_, value in top)))
+    lines += [Line(name, value) for name, value in (("bias", found.bias), ("softcap", found.softcap)) if value]
+    print_bars(console, lines, found.total, found.remainder)
+    for side, shares in (("query", found.of_query), ("key", found.of_key)):
+        console.print()
+        _title(console, f"By contribution to the {side} {found.labels[getattr(found, side)]}")
+        order = shares.abs().argsort(descending=True, stable=True).tolist()
+        lines = [Line(str(found.components[i]), float(shares[i])) for i in order[:PARTS]]
+        if order[PARTS:]:
+            lines.append(Line(f"{len(order) - PARTS} more", float(shares[order[PARTS:]].sum())))
+        print_bars(console, lines)
+    console.print()
+    print_sentences(console, [f"{sentence}." for sentence in found.sentences(3)])
+
+
+# Maps
+
+
+def print_map(console: Console, found: HeadMap, title: str, note: str) -> None:
+    """A line for each call and a cell for each head, in blocks of as many heads as fit."""
+    _title(console, title)
+    if note:
+        console.print(Text(note, style="dim"))
+    labels = layer_labels(found.calls)
+    left = max(cell_len(label) for label in ("layer", *labels)) + 1
+    grid = found.grid().tolist()
+    most = max((abs(value) for row in grid for value in row if not math.isnan(value)), default=0.0)
+    digits = decimals(most)
+    cell = max(7, *(cell_len(short(value, digits)) + 2 for row in grid for value in row))
+    per_line = max(1, (console.width - left) // cell)
+    for first in range(0, len(grid[0]), per_line):
+        heads = range(first, min(first + per_line, len(grid[0])))
+        names = "".join(_pad(f"head {h}" if cell > 7 or h < 10 else f"h {h}", cell, "right") for h in heads)
+        console.print(Text(_pad("layer", left) + names, style="dim"), soft_wrap=True)
+        for label, row in zip(labels, grid, strict=True):
+            line = Text(_pad(label, left))
+            for head in heads:
+                line.append(*_cell(row[head], most, digits, cell, _colours(console)))
+            line.rstrip()
+            console.print(line, soft_wrap=True, highlight=False)
+    meaning = legend((value for row in grid for value in row), digits)
+    if meaning:
+        console.print(Text(meaning, style="dim"), highlight=False)
+
+
+def layer_labels(calls: Sequence[CallHeads]) -> list[str]:
+    """The number of each layer; the names of calls where a layer has several."""
+    numbers = [str(call.layer) for call in calls]
+    return (
+        numbers
+        if len(set(numbers)) == len(numbers)
+        else [_clip(call.name or "(the model)", LONGEST_LAYER) for call in calls]
+    )
+
+
+def _cell(value: float, most: float, digits: int, width: int, colours: bool) -> tuple[str, str | Style]:
+    text = _pad(short(value, digits), width, "right")
+    share = 0.0 if math.isnan(value) or not most else value / most
+    if not colours:
+        return text, "bold" if abs(share) >= 0.5 else ""
+    return text, _fill(share) if abs(share) >= FILLED else "dim"
+
+
+def _fill(share: float) -> Style:
+    """The ground of a cell, by its share of the largest number."""
+    r, g, b = (round(a + (z - a) * abs(share)) for a, z in zip(_GREY, _UP if share > 0 else _DOWN, strict=True))
+    return Style.parse(f"{'bold ' if abs(share) >= 0.3 else ''}#ffffff on #{r:02x}{g:02x}{b:02x}")
+
+
+# Bars and sentences
+
+
+def print_bars(
+    console: Console, lines: Sequence[Line], total: float | None = None, remainder: float | None = None
+) -> None:
+    """Name, number, bar, and a remark; below, the sum."""
+    most = max((abs(line.value) for line in lines), default=0.0) or 1.0
+    shown = [*lines, Line("sum", total)] if total is not None else lines
+    names = [_clip(line.name, LONGEST_NAME) for line in shown]
+    left = max(map(cell_len, names))
+    for name, line in zip(names, shown, strict=True):
+        text = Text(f"  {_pad(name, left)}  {line.value:+8.3f}  ")
+        if line.name == "sum" and remainder is not None:
+            text.append(f"remainder {remainder:.1e} (rounding)", style="dim")
+        else:
+            length = round(BAR * abs(line.value) / most)
+            text.append(
+                _pad(BARS[line.value > 0] * length, BAR if line.said else 0),
+                style=_rgb(_UP if line.value > 0 else _DOWN) if _colours(console) else "",
+            )
+            text.append(f"  {line.said}" if line.said else "", style="dim")
+        text.rstrip()
+        if console.is_terminal:  # in a pipe or a file a long line loses nothing
+            text.truncate(console.width, overflow="ellipsis")
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def print_sentences(console: Console, sentences: Sequence[str]) -> None:
+    """Each with a bullet, wrapped."""
+    for sentence in sentences:
+        for i, line in enumerate(Text(sentence).wrap(console, max(20, console.width - 2))):
+            console.print(Text.assemble(("• " if i == 0 else "  ", _ACCENT), line), highlight=False, soft_wrap=True)
+
+
+def _print_unobserved(console: Console, unobserved: object) -> None:
+    for name, why in dict(unobserved).items():  # type: ignore[call-overload]
+        console.print(Text(f"Not reached: {name}: {why}", style="dim"))
+
+
+def _fixed(fixed: Sequence[str]) -> str:
+    return f"held fixed: {', '.join(fixed)}"
+
+
+def _rgb(colour: tuple[int, int, int]) -> str:
+    return f"#{colour[0]:02x}{colour[1]:02x}{colour[2]:02x}"
+
+
+def _title(console: Console, title: str) -> None:
+    console.print(Text(title, style="bold"), highlight=False)

@@ -1,0 +1,151 @@
+"""Reading a text, or a source and a target, through a model, and keeping what makes its maps.
+
+Shape legend: B items, Hq / Hkv query and key-value heads, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....make.models import Model, Sampling, generate
+from ....operator._biases import as_bias
+from ....operator._call import ObservedCall
+from ....operator._masks import Mask
+from ...inspection import Look, TextModel, as_text_model, look
+from ...inspection._collect import read
+from ...monitoring import Alarms, CallRecord
+from ...monitoring._kept_calls import bias_to, own_bias
+from ...monitoring._observe import ObservationRequest, observed
+from ._budget import KeptTensors, release_freed
+from ._call import MapCall, checked
+from ._run import Run
+from ._side import Side
+
+Progress = Callable[[int, int], None]
+_LOOKED_AT = 400  # words up to which the findings of a look are told beside the maps
+_JUDGED = 4096  # tokens up to which alarms are looked for
+
+
+def read_text(
+    text: str,
+    model: TextModel | Model,
+    *,
+    name: str | None = None,
+    prompt: int | None = None,
+    budget: int | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """The attention of ``model`` on ``text``, kept.
+
+    Args:
+        model: one that reads text; of an encoder-decoder its encoder reads.
+        name: how the model is called.
+        prompt: characters of the text that were given; what follows was generated.
+        budget: bytes of queries and keys that may stay in memory; None: no limit. folder: keeps the rest in files.
+        progress: told (done, total) after each layer.
+
+    Raises:
+        ValueError: a text without a word or longer than the model's context; numbers that the budget does not hold;
+            weights that are not finite.
+    """
+    reader = as_text_model(model)
+    tokens, words = read(reader, text)
+    pieces = reader.pieces(text, tokens.spans)
+    generated = None
+    if prompt is not None:
+        generated = len(reader.before) + sum(start < prompt for start, _ in tokens.spans)
+    side = Side("text", "text", len(pieces), words, text, pieces, generated)
+    calls: list[MapCall] = []
+    alarms: dict[tuple[str, int], list[str]] = {}
+    with kept_for(reader.layers, budget, folder) as kept:
+
+        def keep(layer: int, call: ObservedCall) -> None:
+            made = kept_call(kept, str(layer), f"layer {layer}", layer, call, ("text", "text"))
+            calls.append(made)
+            alarms.update(judged(made, call))
+            if progress is not None:
+                progress(layer + 1, reader.layers)
+
+        reader.run_calls(reader.whole(tokens.ids), keep)
+        beyond = reader.trained if reader.trained is not None and len(pieces) > reader.trained else None
+        roles = reader.roles if beyond is None else None  # measured on texts of the length it was trained on
+        called = name or reader.name
+        run = Run(called, text, {"text": side}, calls, roles, alarms, kept=kept, beyond=beyond, source=reader)
+        if len(words) <= _LOOKED_AT:
+            _tell(run, look(reader, text))
+        return run
+
+
+@contextmanager
+def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Iterator[KeptTensors]:
+    """Where queries and keys of so many calls are kept; their files are deleted where the reading fails."""
+    kept = KeptTensors(budget, folder, calls=calls)
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
+    release_freed()
+
+
+def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:
+    """``text`` and the most probable ``tokens`` tokens that the model continues it with, as `read_text` reads it.
+
+    Raises:
+        ValueError: as `read_text`; a model that continues no text; a text that leaves no room in the context.
+    """
+    reader = as_text_model(model)
+    if reader.generator is None:
+        raise ValueError(f"generate: {reader.name} continues no text here; a decoder of Saccade's families does")
+    pieces = generate(reader.generator, text, tokens, Sampling(temperature=0.0))
+    return read_text(text + "".join(pieces), reader, prompt=len(text), **more)
+
+
+def kept_call(
+    kept: KeptTensors, id: str, name: str, layer: int, call: ObservedCall, sides: tuple[str, str], kind: str = "self"
+) -> MapCall:
+    """A call whose queries and keys are copied: a cache is overwritten, and a model's memory is used again."""
+    scoring = call.scoring()
+    scoring["bias"] = bias_to(own_bias(as_bias(scoring["bias"])), "cpu")
+    if scoring["sink"] is not None:
+        scoring["sink"] = scoring["sink"].detach().cpu()
+    if isinstance(scoring["mask"], (Mask, torch.Tensor)):
+        scoring["mask"] = scoring["mask"].to("cpu")
+    query, key = kept.take(call.query, call.key)
+    return MapCall(id, name, layer, kind, *sides, checked(query, key, **scoring))
+
+
+def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]]:
+    """What is wrong with a call's heads, in sentences; nothing is looked for in a long text."""
+    if max(made.shape[2:]) > _JUDGED:
+        return {}
+    judge = Alarms(None)
+    seen, norms = observed(call, ObservationRequest())
+    judge.observe(CallRecord(made.name, made.name, made.layer, 1, 0, seen, norms))
+    out: dict[tuple[str, int], list[str]] = {}
+    for alarm in judge.fired:
+        for head in range(made.shape[1]) if alarm.head is None else [alarm.head]:
+            out.setdefault((made.id, head), []).append(f"{alarm.kind}: {alarm.message}")
+    return out
+
+
+def _tell(run: Run, seen: Look) -> None:
+    """The findings of a look, at their tokens, and the head that it shows."""
+    words = seen.seen.words
+    run.shown = (str(seen.layer), seen.head)
+    run.findings = [
+        (
+            finding.sentence,
+            None if finding.layer is None else str(finding.layer),
+            finding.head,
+            None if finding.query is None else words[finding.query].last - 1,
+            None if finding.key is None else words[finding.key].first,
+        )
+        for finding in seen.findings
+    ]

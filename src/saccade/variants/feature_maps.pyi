@@ -1,0 +1,1 @@
+from ..operator.variants.feature_maps import *

@@ -1,0 +1,88 @@
+"""What may be verified, and what stands behind the wrappers that PyTorch puts around it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._shortened import LoadedModel
+
+EXPECTED = (
+    "expected a function (q, k, v[, mask]), an nn.Module or its class, a transformers model, or a string, "
+    '"path/to/file.py:Name" or "hf:DIR_OR_ID"'
+)
+
+
+def check(target: Any) -> None:
+    """
+    Raises:
+        TypeError: it is nothing that can be called with tensors.
+    """
+    if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and "forward" not in vars(target):
+        raise TypeError(f"target: {_in_words(target)} has no forward of its own; give a module that has one")
+    if inspect.isclass(target):
+        if not {"forward", "__call__"} & {name for one in target.__mro__ for name in vars(one)}:
+            raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
+    elif not callable(target) and not _is_opened(target):
+        raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
+
+
+def _is_opened(target: Any) -> bool:
+    """Whether it is a model that was opened from a folder, which is more than a module."""
+    return isinstance(target, LoadedModel)
+
+
+def _published_stack(target: Any) -> nn.Module | None:
+    """Of a model of `saccade.models` that reads no tokens; those bring tokenizers, and importing Saccade is light."""
+    if "saccade.models" not in sys.modules:
+        return None
+    from ...make.models import Model
+    from ._published import stack_of
+
+    return stack_of(target) if isinstance(target, Model) else None
+
+
+def _in_words(target: Any) -> str:
+    if isinstance(target, ModuleType):
+        return f"the Python module {target.__name__!r}"
+    if isinstance(target, Tensor):
+        return f"a tensor of shape {list(target.shape)}"
+    name = type(target).__name__
+    return "None" if target is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
+    """What was wrapped, and in words what it was taken out of."""
+    said: list[str] = []
+    while True:
+        if isinstance(target, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            said.append(f"what is checked is the module inside {type(target).__name__}")
+            target = target.module
+            continue
+        stack = _published_stack(target)
+        if stack is not None:
+            said.append(f"what is checked is the stack of {type(target).__name__}, which reads embedded inputs")
+            target = stack
+            continue
+        original = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", None)
+        if original is None:
+            return target, tuple(said)
+        said.append("what is checked is what torch.compile was given; the compile check compiles it")
+        target = original
+
+
+def name_of(target: Any) -> str:
+    """Of what was wrapped: a function's or class's own."""
+    target, _ = unwrapped(target)
+    while isinstance(target, functools.partial):
+        target, _ = unwrapped(target.func)
+    if isinstance(target, torch.jit.ScriptFunction):
+        return str(target.name)
+    named = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
+    return getattr(named, "__qualname__", repr(named)).replace("<locals>.", "")

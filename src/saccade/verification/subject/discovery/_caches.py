@@ -1,0 +1,334 @@
+"""How a target keeps keys and values from call to call: in what it returns, in an object it is given, or inside.
+
+Names say that there is a cache; a call says where it comes back.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....support._seeding import set_seed
+from ...findings._finding import Inapplicable, TargetError, Undecided
+from .._construct import construct
+from .._decoder import CachedDecoder, numbered
+from .._inputs import Side
+from .._reading import CacheReading, Hints, Reading
+from .._subject import Subject, copied
+from ._forms import TargetClues
+from ._needed import FilledCall
+from ._returns import with_returns
+from ._signature import TargetArgument
+from ._trials import TargetTrials, differs
+
+_RESETS = r"(reset|clear|empty|init|flush)(_?(kv_?)?(cache|state|memory)s?)?"
+# Errors that a tensor raises instead of an object, or an object instead of a tuple.
+_OF_ANOTHER_KIND = ("AttributeError", "TypeError", "KeyError", "IndexError", "ValueError")
+_STEPS = ("step", "decode_step", "forward_step", "decode", "forward_one", "step_forward", "incremental_forward")
+
+
+def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
+    """The reading with its cache, where it has one; with why none was found, where something looks like one."""
+    if reading.form == "attention" or not clues.is_module:
+        return reading
+    search = _CacheSearch(trials, clues, reading)
+    found = search.found()
+    if found is None:
+        return replace(reading, unread_cache=search.why_not())
+    found = search.numbered(found)
+    told = (*reading.assumed, _in_words(found))
+    told = tuple(one for one in told if one != f"{found.flag}=False in every call")
+    return replace(reading, cache=found, assumed=told)
+
+
+@dataclass(frozen=True, eq=False)
+class _CacheSearch:
+    """Trials of a target's cache, each on a copy of its own, so that none finds what another one kept."""
+
+    trials: TargetTrials
+    clues: TargetClues
+    reading: Reading
+
+    def found(self) -> CacheReading | None:
+        if self._angles():
+            return None
+        arguments = [one for one in self.clues.arguments if one.role == "cache" and one.name not in self.clues.given]
+        flags = [one.name for one in self.clues.arguments if one.role == "use_cache"]
+        for flag in flags or (None,):
+            for argument in arguments:
+                found = self._passed(argument, flag) or self._made(argument, flag)
+                # of several arguments, as one for keys and one for values, one alone may be no cache
+                if found is not None and (len(arguments) == 1 or self._remembers(found)):
+                    return found
+        found = None if arguments else self._inside(next(iter(flags), None))
+        return found or next(self._by_behaviour(arguments), None)
+
+    def why_not(self) -> str:
+        """In words, where something looks like a cache; "" where nothing does."""
+        names = [one.name for one in self.clues.arguments if one.role in ("cache", "use_cache")]
+        if not names:
+            return ""
+        if self._angles():
+            return (
+                f"{names[0]} is not tried: which {', '.join(self._angles())} a later step is given, only its caller "
+                "knows"
+            )
+        return (
+            f"no way to use {', '.join(names)} was found: no call returns, changes or keeps what a later one could "
+            "take; name the flag that switches it on (--arg NAME=True), or say it in Python, "
+            "how=Reading(..., cache=CacheReading(...))"
+        )
+
+    def numbered(self, cache: CacheReading) -> CacheReading:
+        """With the argument that takes the numbers of all positions, where naming those from 0 on changes nothing."""
+        name = next((one.name for one in self.clues.arguments if one.role == "positions"), None)
+        if name is None or cache.position is not None or name in self.clues.given:
+            return cache
+        inputs = self.trials.inputs(self.reading)
+        plain = self.trials.out(self.reading, inputs)
+        for axes in ("BL", "L"):
+            named = {**self.reading.constants, name: numbered(inputs, axes)}
+            out = self.trials.out(replace(self.reading, constants=named), inputs)
+            if plain is not None and out is not None and torch.equal(plain, out):
+                return replace(cache, positions=(name, axes))
+        return cache
+
+    def _angles(self) -> list[str]:
+        """The arguments that are given angles, made for each call's own positions from 0 on: a caller slices them out
+        of its table, and says so in no way that could be tried."""
+        call = self.reading.call
+        roles = {one.name: one.role for one in self.clues.arguments}
+        return [name for name in call.makers if roles.get(name) != "positions"] if isinstance(call, FilledCall) else []
+
+    def _start(self) -> str | None:
+        """The argument that takes the first position of a call."""
+        starts = (one for one in self.clues.arguments if one.role == "start")
+        return next((one.name for one in starts if one.required or one.default is not None), None)
+
+    # --- in what it returns
+
+    def _passed(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
+        """What is returned beside the output and the weights, and holds tensors, is what the next call takes."""
+        first = _empty(argument)
+        returned, out = self._first_call({flag: True} if flag else {})
+        if out is None:
+            return None
+        candidates = [
+            CacheReading("passed", argument.name, where, first, position=self._start(), flag=flag, out=out.out)
+            for where in self._places(returned, out)
+        ]
+        raised = [self._raised(one) for one in candidates]
+        if "" in raised:
+            return candidates[raised.index("")]
+        # what is all there is, and of the right kind, is broken where it raises; else it may be no cache
+        return candidates[0] if len(raised) == 1 and not raised[0].startswith(_OF_ANOTHER_KIND) else None
+
+    def _places(self, returned: Any, out: Reading) -> list[Any]:
+        inputs = self.trials.inputs(self.reading)
+        lengths = (inputs.length, inputs.key_length)
+        places = [
+            where
+            for where, one in _parts(returned)
+            if where not in (out.out, out.weights) and _holds_tensors(one) and not _are_scores(one, lengths)
+        ]
+        several = [one for one in reversed(places) if isinstance(one, int) and isinstance(returned[one], Tensor)]
+        return [*places, tuple(several)] if len(several) > 1 else places
+
+    def _first_call(self, more: dict[str, Any]) -> tuple[Any, Reading | None]:
+        """What a first call returns, and the reading that says where the output is in it; None where it raises."""
+        target = _copy(self.trials.target)
+        inputs = self.trials.inputs(self.reading)
+        told = replace(self.reading, constants={**self.reading.constants, **more})
+        returned = replace(self.trials, target=target).returned(told, inputs)
+        if returned is None:
+            return None, None
+        shown = inputs if "B" in told.layout else inputs.items([0])
+        plain = replace(told, out=None, weights=None)
+        return returned, with_returns(plain, returned, shown, self.clues.source, self.clues.hints)
+
+    # --- in an object that it is given
+
+    def _made(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
+        """An object of the one class of the target's file whose name says cache, or a dict or list that is empty or
+        holds None, where a call takes and fills it."""
+        for make, is_plain in self._stores(argument):
+            try:
+                store = make()
+            except (TargetError, Undecided):
+                continue
+            returned, out = self._first_call({argument.name: store, **({flag: True} if flag else {})})
+            if returned is None or (is_plain and not _holds_tensors(store)):
+                continue
+            where = out.out if out is not None else None
+            return CacheReading("made", argument.name, make=make, position=self._start(), flag=flag, out=where)
+        return None
+
+    def _stores(self, argument: TargetArgument) -> Iterator[tuple[Callable[[], Any], bool]]:
+        yield from ((make, False) for make in _makers(self.clues.target))
+        name = re.escape(argument.name)
+        keys = re.findall(rf"\b{name}(?:\.get\()?\[?[\"'](\w+)[\"']", self.clues.source.whole)
+        yield dict, True
+        yield list, True
+        yield functools.partial(dict.fromkeys, list(dict.fromkeys(keys))), True
+        yield lambda: [None, None], True
+
+    # --- inside
+
+    def _inside(self, flag: str | None) -> CacheReading | None:
+        target, start = self.clues.target, self._start()
+        step = _step(target)
+        if step is None and not (_has_state(self.clues) and (flag is not None or start is not None)):
+            return None
+        out = self._first_call({flag: True})[1] if flag else None
+        where = None if out is None else out.out
+        return CacheReading("inside", reset=_reset(target), position=start, flag=flag, step=step, out=where)
+
+    # --- by flags whose names say nothing
+
+    def _by_behaviour(self, arguments: list[TargetArgument]) -> Iterator[CacheReading]:
+        """With a flag without a telling name: where a second piece depends on the first as soon as it is set."""
+        for one in self.clues.arguments:
+            if one.role or one.default is not False or one.name in self.clues.given:
+                continue
+            for argument in arguments:
+                found = self._passed(argument, one.name) or self._made(argument, one.name)
+                if found is not None and self._remembers(found):
+                    yield found
+            out = self._first_call({one.name: True})[1]
+            if not arguments and out is not None:
+                kept = CacheReading("inside", reset=_reset(self.clues.target), flag=one.name, out=out.out)
+                if self._remembers(kept):
+                    yield kept
+
+    def _raised(self, cache: CacheReading) -> str:
+        """What a second piece raises; "" where it can be given."""
+        try:
+            self._second(cache)
+        except TargetError as error:
+            return error.error
+        except Inapplicable:  # it takes no batch, as the check says
+            return ""
+        return ""
+
+    def _remembers(self, cache: CacheReading) -> bool:
+        """Whether what a second piece gives depends on the first."""
+        try:
+            return bool(differs(self._second(cache, 0, last=3), self._second(cache, 1, last=3)).any())
+        except (Inapplicable, TargetError):
+            return False
+
+    def _second(self, cache: CacheReading, seed: int = 0, last: int = 1) -> Tensor:
+        """The output of a second piece of `last` positions; `seed` is of the first alone."""
+        side: Side = "query" if self.reading.form == "cross" else "both"
+        inputs = self.trials.inputs(self.reading)
+        first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -last), side)
+        then = inputs.cut(slice(-last, None), side)
+        set_seed(0)
+        decoder = CachedDecoder(Subject(_copy(self.trials.target), replace(self.reading, cache=cache)))
+        decoder(first)
+        return decoder(then)
+
+
+def _empty(argument: TargetArgument) -> Callable[[], Any] | None:
+    """What makes the default of an argument that is an empty list or the like; None for those that begin with None."""
+    default = argument.default
+    return functools.partial(copy.copy, default) if isinstance(default, (tuple, list, dict)) else None
+
+
+def _copy(target: nn.Module) -> nn.Module:
+    try:
+        return copied(target)
+    except Exception:  # what a target's own __deepcopy__ may raise is not known
+        return target
+
+
+def _has_state(clues: TargetClues) -> bool:
+    """Whether the module keeps something: by the names of what it holds, or of what its source says that it will."""
+    held = (name for part in clues.target.modules() for name in (*vars(part), *part._buffers))
+    words = r"cache|past|kept|history"
+    return re.search(rf"self\.\w*({words})", clues.source.whole) is not None or any(
+        re.search(words, name) for name in held
+    )
+
+
+def _parts(returned: Any) -> Iterator[tuple[int | str, Any]]:
+    if isinstance(returned, dict):
+        yield from ((str(key), one) for key, one in returned.items())
+    elif isinstance(returned, (tuple, list)):
+        yield from reversed(list(enumerate(returned)))
+    elif hasattr(returned, "__dict__") and not isinstance(returned, Tensor):
+        yield from vars(returned).items()
+
+
+def _are_scores(one: Any, lengths: tuple[int, int]) -> bool:
+    """Scores or weights (..., Lq, Lk), as Whisper's attention returns them, are nothing to pass on."""
+    return isinstance(one, Tensor) and one.dim() >= 3 and tuple(one.shape[-2:]) == lengths
+
+
+def _holds_tensors(one: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.dim() >= 3
+    if isinstance(one, (tuple, list)):
+        return any(map(_holds_tensors, one))
+    held = one if isinstance(one, dict) else getattr(one, "__dict__", {})
+    return any(map(_holds_tensors, held.values()))
+
+
+def _makers(target: nn.Module) -> Iterator[Callable[[], Any]]:
+    for name in ("make_cache", "new_cache", "init_cache", "cache", "empty_cache", "create_cache"):
+        method = getattr(target, name, None)
+        if inspect.ismethod(method) and not _needed(method):
+            yield method
+    file = sys.modules.get(type(target).__module__)
+    for name, kind in vars(file).items() if file else ():
+        if (
+            inspect.isclass(kind)
+            and re.search("cache", name, re.IGNORECASE)
+            and kind.__module__ == type(target).__module__
+        ):
+            yield functools.partial(_constructed, kind)
+
+
+def _constructed(kind: type) -> Any:
+    return construct(kind, {}, Hints())[0]
+
+
+def _needed(method: Any) -> list[str]:
+    return [one.name for one in inspect.signature(method).parameters.values() if one.default is one.empty]
+
+
+def _reset(target: nn.Module) -> str | None:
+    methods = (name for name in dir(type(target)) if not hasattr(nn.Module, name))
+    found = [name for name in methods if re.fullmatch(_RESETS, name) and not _needed(getattr(target, name))]
+    return min(found, key=lambda name: "cache" not in name, default=None)
+
+
+def _step(target: nn.Module) -> str | None:
+    """A method that takes the next positions in place of a call."""
+    for name in _STEPS:
+        method = getattr(target, name, None)
+        if inspect.ismethod(method) and len(_needed(method)) == 1:
+            return name
+    return None
+
+
+def _in_words(cache: CacheReading) -> str:
+    switched = f", with {cache.flag}=True" if cache.flag else ""
+    if cache.kind == "passed":
+        return f"{cache.argument} takes what an earlier call returned at {cache.returned!r}{switched}"
+    if cache.kind == "made":
+        return f"{cache.argument} takes a cache that is changed in place{switched}"
+    ways = [f"{cache.position} is the first position of the call"] if cache.position else []
+    ways += [f"{cache.flag}=True keeps them"] if cache.flag else []
+    ways += [f"{cache.step}(x) takes the next position"] if cache.step else []
+    ways += [f"{cache.reset}() empties it"] if cache.reset else []
+    return f"it keeps keys and values inside ({', '.join(ways)})"
