@@ -14,9 +14,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "saccade"
 FIGURE = Path(__file__).with_suffix(".svg")
 WAY = [  # the files of the drawing below, row by row
-    ["_attention"],
-    ["_checks", "_backends.native"],
-    ["_call", "_masks", "_backends.native._lowering", "_backends.native._kernels"],
+    ["operator._attention"],
+    ["operator._checks", "operator._backends.native._run"],
+    [
+        "operator._call",
+        "operator._masks",
+        "operator._backends.native._lowering",
+        "operator._backends.native._kernels",
+    ],
 ]
 CORE = [  # what follows in C++: (file, what it does, the files that it goes on to)
     ("bindings.cpp", "integers and addresses"),
@@ -24,29 +29,22 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
     ("mask_list.h", "runs of tiles to visit"),
     ("forward.h", "scores, weights, output"),
 ]
-HELPERS = {
-    "_dropout",
-    "_evaluating",
-    "_extras",
-    "_lazy_names",
-    "_unknown_arguments",
-    "_numbers",
-    "_plain_values",
-    "_seeding",
-    "_terminal",
-    "_uncertainty",
-    "_whole_file",
-}  # imported from everywhere, and left out
+OPERATOR = {"batching", "nn", "positions", "variants"}  # parts of that wing; the rest of it is one box
+WINGS = {"make": "make", "operator": "operator", "see": "see"}  # the style of a wing's boxes
 WIDTH, ROW, BOX = 1000, 50, 26
+SHIFT = 44  # of rows to either side, so that no arrow passes behind a box of the same column
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f; text-anchor: middle }
 .small { font-size: 11px; fill: #57606a }
 .title { font-weight: 600; text-anchor: start }
-rect { fill: #eef3fb; stroke: #7a92b8; rx: 4 }
+rect { fill: #f3f4f6; stroke: #8a95a5; rx: 4 }
 .core { fill: #f6efe3; stroke: #b89b6a }
+.see { fill: #e9f5ec; stroke: #6ba37b }
+.make { fill: #f5ebf7; stroke: #a57bb0 } .operator { fill: #e3edfb; stroke: #4f77b5 }
 path { marker-end: url(#head); fill: none; stroke: #9aa7b8; stroke-width: 1 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .small { fill: #9da7b1 }
-rect { fill: #1b2637; stroke: #5c78a3 }
-.core { fill: #33291a; stroke: #9a7f50 } path { stroke: #56616f } }"""
+rect { fill: #22272e; stroke: #6b7684 }
+.core { fill: #33291a; stroke: #9a7f50 } .see { fill: #1a2e20; stroke: #5b9069 }
+.make { fill: #2f1f33; stroke: #8f6a99 } .operator { fill: #16264a; stroke: #5c82c8 } path { stroke: #56616f } }"""
 
 
 def imports() -> dict[str, set[str]]:
@@ -73,14 +71,25 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def of_parts(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same between the parts that stand directly in the package."""
+def part_of(name: str) -> str:
+    """`see.inspection._look` -> `inspection`; "" of what is imported from everywhere and left out."""
+    wing, *rest = name.split(".")
+    if wing == "operator" and not OPERATOR & set(rest[:1]):
+        return wing
+    if wing in WINGS:
+        return rest[0] if rest else ""
+    return "" if wing in {"support", "__main__"} else wing
+
+
+def of_parts(graph: dict[str, set[str]]) -> tuple[dict[str, set[str]], dict[str, str]]:
+    """The same between parts, and the wing of each."""
     parts: dict[str, set[str]] = {}
+    wings: dict[str, str] = {}
     for name, others in graph.items():
-        own = name.partition(".")[0]
-        if own and own not in HELPERS | {"__main__"}:
-            parts.setdefault(own, set()).update(other.partition(".")[0] for other in others)
-    return {own: {other for other in others if other in parts and other != own} for own, others in parts.items()}
+        if own := part_of(name):
+            wings[own] = WINGS.get(name.partition(".")[0], "")
+            parts.setdefault(own, set()).update(part_of(other) for other in others)
+    return {own: others - {own, ""} for own, others in parts.items()}, wings
 
 
 def rows(parts: dict[str, set[str]]) -> list[list[str]]:
@@ -118,9 +127,9 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     return f'<path d="M{x:.0f} {y:.0f} C{x:.0f} {middle:.0f} {to_x:.0f} {middle:.0f} {to_x:.0f} {to_y:.0f}"/>'
 
 
-def _laid(lines: list[list[str]], top: float) -> dict[str, tuple[float, float]]:
+def _laid(lines: list[list[str]], top: float, shift: float = 0) -> dict[str, tuple[float, float]]:
     return {
-        name: (WIDTH * (n + 0.5) / len(line), top + ROW * row)
+        name: (WIDTH * (n + 0.5) / len(line) + shift * (row % 3 - 1), top + ROW * row)
         for row, line in enumerate(lines)
         for n, name in enumerate(line)
     }
@@ -137,23 +146,24 @@ def _direct(parts: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def draw() -> str:
     graph = imports()
-    parts = of_parts(graph)
-    above = _laid(rows(parts), 60)
-    lines, boxes = [], [_box(x, y, part) for part, (x, y) in above.items()]
+    parts, wings = of_parts(graph)
+    above = _laid(rows(parts), 84, SHIFT)
+    lines, boxes = [], [_box(x, y, part, wings[part]) for part, (x, y) in above.items()]
     for part, others in _direct(parts).items():
         lines += [_arrow(*above[part], *above[other]) for other in sorted(others)]
     top = max(y for _, y in above.values()) + 100
     way = _laid(WAY, top)
     boxes += [
-        _box(x, y, f"{name.replace('.', '/')}.py" if name != "_masks" else "_masks/") for name, (x, y) in way.items()
+        _box(x, y, name.replace(".", "/").removeprefix("operator/") + ("/" if name.endswith("_masks") else ".py"))
+        for name, (x, y) in way.items()
     ]
     for name in way:
-        lines += [
-            _arrow(*way[name], *way[other]) for other in sorted(graph[name] & set(way)) if way[other][1] > way[name][1]
-        ]
+        through = (graph[other] for other in graph[name] if (PACKAGE / other.replace(".", "/")).is_dir())
+        others = graph[name].union(*through) & set(way)
+        lines += [_arrow(*way[name], *way[other]) for other in sorted(others) if way[other][1] == way[name][1] + ROW]
     core_top = top + ROW * len(WAY) + 30
     core = {name: (WIDTH * (n + 0.5) / len(CORE), core_top) for n, (name, _) in enumerate(CORE)}
-    lines.append(_arrow(*way["_backends.native._kernels"], *core["bindings.cpp"]))
+    lines.append(_arrow(*way["operator._backends.native._kernels"], *core["bindings.cpp"]))
     for (one, (x, y)), (_, what) in zip(core.items(), CORE, strict=True):
         boxes += [
             _box(x, y, f"native/{one}", "core"),
@@ -162,10 +172,11 @@ def draw() -> str:
     for (_, (x, y)), (_, (to_x, _)) in zip(list(core.items())[:-1], list(core.items())[1:], strict=True):
         lines.append(f'<path d="M{x + 84:.0f} {y:.0f} L{to_x - 84:.0f} {y:.0f}"/>')
     height = core_top + 50
-    left_out = "without what follows from other arrows, and small helpers"
+    left_out = "without what follows from other arrows; support/ is left out, which all import"
     titles = [
         '<text class="title" x="16" y="24">What imports what</text>',
         f'<text class="small" style="text-anchor: start" x="170" y="24">{left_out}</text>',
+        *(_box(70 + 130 * n, 50, f"wing {wing}", wing) for n, wing in enumerate(WINGS)),
         f'<text class="title" x="16" y="{top - 36:.0f}">From the call to the kernel: a query and a mask</text>',
     ]
     return "\n".join(

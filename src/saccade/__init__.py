@@ -35,7 +35,7 @@ Example:
 
 from __future__ import annotations
 
-from .support._addresses import install
+from .support import _addresses, _pictures
 
 __version__ = "0.2.0"
 
@@ -133,7 +133,7 @@ _HOMES = {  # of all names but the masks
     "why_attends": "see.attribution",
 }
 
-install(__name__, _WINGS)
+_addresses.install(__name__, _WINGS)
 
 _COMMANDS = {  # what a part has under the name of a command
     "bench": "benchmark",
@@ -148,6 +148,14 @@ _COMMANDS = {  # what a part has under the name of a command
     "test": "tasks.test",
     "train": "tasks.train",
 }
+
+
+@_pictures.draw_with
+def _viewer() -> object:
+    from .see import viewer
+
+    return viewer
+
 
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class Addresses:
+class AddressFinder:
     """Finds modules under their address: `saccade.nn.attention` gives the module `saccade.operator.nn.attention`.
 
     There is one module object, so a class is the same by both names. It stands before Python's own finders, which would
@@ -51,4 +51,4 @@ class Addresses:
 
 def install(package: str, wings: Mapping[str, str]) -> None:
     """From now on the rooms of `package` are found under their addresses."""
-    sys.meta_path.insert(0, Addresses(package, wings))
+    sys.meta_path.insert(0, AddressFinder(package, wings))

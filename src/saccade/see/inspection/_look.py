@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from textwrap import shorten
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from ...make.models import Model
 from ...support._numbers import short_number
+from ...support._pictures import picture
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find
@@ -66,8 +66,7 @@ class Look:
         return f"<Look at {text!r}: {self.words:,} words, {model}, {len(self.findings)} findings>"
 
     def _repr_html_(self) -> str:
-        # By name, as the viewer stands on this part.
-        return import_module("saccade.viewer").framed(self)
+        return picture("framed", self)
 
     @cached_property
     def habits(self) -> dict[str, np.ndarray]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from ....support._pictures import picture
 from .._words import Word
 from ._json import FEW, listed, part, plain, rows, scores_json, shown_keys, step_json
 from ._parts import HeadNumbers, Step
@@ -238,10 +238,10 @@ class Steps:
 
     def html(self) -> str:
         """One self-contained page that shows the steps, offline."""
-        return str(import_module("saccade.viewer").render_steps(self))
+        return picture("render_steps", self)
 
     def __str__(self) -> str:
-        return str(import_module("saccade.viewer").steps_as_text(self))
+        return picture("steps_as_text", self)
 
     def __repr__(self) -> str:
         own = self.numbers.inputs.own
@@ -249,4 +249,4 @@ class Steps:
         return f"<Steps of {label!r} in head {self.place}: {len(self.steps)} steps, {len(self.labels)} keys>"
 
     def _repr_html_(self) -> str:
-        return str(import_module("saccade.viewer").framed_steps(self))
+        return picture("framed_steps", self)

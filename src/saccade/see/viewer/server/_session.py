@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module, resources
+from importlib import resources
 from textwrap import shorten
 from typing import Any, cast
 
@@ -105,7 +106,7 @@ class Session:
         return {
             "version": VERSION,
             "title": self.title,
-            "saccade": import_module("saccade").__version__,  # by name: the package stands on its parts
+            "saccade": sys.modules["saccade"].__version__,  # not imported: the package stands on its parts
             "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
             "shown": vars(self.shown),
             "findings": _findings(self.runs[int(self.shown.run)]),
