@@ -101,18 +101,6 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _reading() -> set[str]:
-    """The options of all tasks that say how their data is read, as the command line has them."""
-    from ..make.tasks._runs._registry import TASKS
-
-    return {name.replace("_", "-") for task in TASKS.values() for name in task.reading}
-
-
-def _remembered(option: str) -> str:
-    name = option[2:].replace("-", "_")
-    return f"No such option: {option}; the run remembers it; where the data differs: --set {name}=VALUE"
-
-
 def _threads_option() -> Any:
     """`--threads`, which every command that computes has, and which no command sees."""
     app = typer.Typer(add_completion=False)
@@ -141,6 +129,8 @@ class GroupedCommand(TyperCommand):
     Error messages of the library about its arguments are changed to name the options.
     """
 
+    columns_named_by = ""  # what follows an error about columns that no option names
+
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
 
     def __init__(self, name: str | None, **settings: Any):
@@ -154,13 +144,15 @@ class GroupedCommand(TyperCommand):
         except Exception as error:
             option: Any = getattr(error, "option_name", None)
             shown = [line for line in examples_of(context.command_path.partition(" ")[2]) if option in line.split()]
-            if option == "--device":
-                error.message, error.possibilities = f"No such option: --device; {DEVICE}", None  # type: ignore[attr-defined]
-            elif option is not None and any("--set" in one.opts for one in self.params) and option[2:] in _reading():
-                error.message, error.possibilities = _remembered(option), None  # type: ignore[attr-defined]
+            if option is not None and (reason := self.refusal(option)):
+                error.message, error.possibilities = f"No such option: {option}; {reason}", None  # type: ignore[attr-defined]
             elif shown and any(option in one.opts for one in self.get_params(context)):  # it lacks a value
                 error.message, error.ctx = f"{error.message.rstrip('.')}, as in: {shown[0]}", context  # type: ignore[attr-defined]
             raise
+
+    def refusal(self, option: str) -> str:
+        """Why the command has no such option, and what takes its place; empty where nothing is to be said."""
+        return DEVICE if option == "--device" else ""
 
     def invoke(self, context: Any) -> Any:
         try:
@@ -170,7 +162,7 @@ class GroupedCommand(TyperCommand):
             raise
         except (ValueError, TypeError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (with_options(error.args[0], self._option_names(context)) + self._naming(error, context),)
+                error.args = (with_options(error.args[0], self.option_names(context)) + self._naming(error, context),)
             raise
 
     def _naming(self, error: Any, context: Any) -> str:
@@ -180,20 +172,12 @@ class GroupedCommand(TyperCommand):
         naming = [f"{one.opts[0]} {one.metavar}" for one in options if context.params.get(one.name) in lacking]
         if naming:
             return f"; name yours with {' '.join(naming)}"
-        takes_changes = any("--set" in one.opts for one in self.get_params(context))
-        return "; name yours with --set, as --set text=COLUMN" if lacking and takes_changes else ""
+        return self.columns_named_by if lacking else ""
 
-    def _option_names(self, context: Any) -> dict[str, str]:
+    def option_names(self, context: Any) -> dict[str, str]:
         """How the command line has each argument of the library."""
         options = [one for one in self.get_params(context) if one.param_type_name == "option"]
-        names = {one.name: one.opts[0] for one in options}
-        if "--set" in names.values():  # of a run, whose task has options of its own
-            from ..make.tasks._runs._registry import TASKS
-
-            reading = {name for task in TASKS.values() for name in task.reading}
-            # Advice only: in a list of what may be set the name is right as it stands.
-            names |= {f"let {name}": f"let --set {name}=true" for name in reading if name.startswith("skip_")}
-        return names
+        return {one.name: one.opts[0] for one in options}
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
         # Newer typer releases put braces around what is required.

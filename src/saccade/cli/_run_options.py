@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ._errors import UserError, require
 from ._existing import existing
+from ._options import GroupedCommand
 
 Run = Annotated[
     Path,
@@ -31,6 +32,29 @@ Changes = Annotated[
 Picture = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the task's picture: .png or .svg.", show_default=False)
 ]
+
+
+class RunCommand(GroupedCommand):
+    """A command on a run, which remembers how its data is read: `--set` changes that."""
+
+    columns_named_by = "; name yours with --set, as --set text=COLUMN"
+
+    def refusal(self, option: str) -> str:
+        name = option[2:].replace("-", "_")
+        remembered = f"the run remembers it; where the data differs: --set {name}=VALUE"
+        return remembered if name in _reading() else super().refusal(option)
+
+    def option_names(self, context: Any) -> dict[str, str]:
+        # Advice only: in a list of what may be set the name is right as it stands.
+        skipping = (name for name in _reading() if name.startswith("skip_"))
+        return super().option_names(context) | {f"let {name}": f"let --set {name}=true" for name in skipping}
+
+
+def _reading() -> set[str]:
+    """The options of all tasks that say how their data is read."""
+    from ..make.tasks._runs._registry import TASKS
+
+    return {name for task in TASKS.values() for name in task.reading}
 
 
 def changes_of(given: list[str] | None) -> dict[str, str]:

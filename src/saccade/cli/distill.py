@@ -10,8 +10,8 @@ import typer
 
 from ._errors import UserError
 from ._existing import existing, existing_data
-from ._options import GroupedCommand, flattened, option
-from ._run_options import Changes, changes_of
+from ._options import flattened, option
+from ._run_options import Changes, RunCommand, changes_of
 from ._task_commands import TaskCommand
 from ._task_options import NewRunOptions, TaskEvaluationOptions, TaskLearningOptions, given, with_recipe
 from ._train_options import MachineOptions
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
     for name, group in (("learning", TaskLearningOptions), ("looking", TaskEvaluationOptions)):
         distill.__annotations__[name] = with_recipe(group, _RECIPE)
     short = "Train a small model to imitate a large one."
-    app.command("distill", cls=GroupedCommand, epilog=EPILOG, short_help=short)(flattened(distill))
+    app.command("distill", cls=RunCommand, epilog=EPILOG, short_help=short)(flattened(distill))
 
 
 def distill(

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ._existing import existing
-from ._options import GroupedCommand
-from ._run_options import Changes, Picture, Run, changes_of, picture_target
+from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 PROBABILITIES = ("probability", "probabilities")
 # Of an input that is meant to be a file, though it is not there.
@@ -19,7 +18,7 @@ _ENDINGS = tuple(".csv .tsv .jsonl .json .txt .conll .png .jpg .jpeg .wav .flac 
 
 
 def register(app: typer.Typer) -> None:
-    app.command("predict", cls=GroupedCommand, short_help="Predict new inputs with a trained model.")(predict)
+    app.command("predict", cls=RunCommand, short_help="Predict new inputs with a trained model.")(predict)
 
 
 def predict(

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from ._existing import existing_data
-from ._options import GroupedCommand
-from ._run_options import Changes, Picture, Run, changes_of, picture_target
+from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 
 def register(app: typer.Typer) -> None:
-    app.command("test", cls=GroupedCommand, short_help="Evaluate a trained model on new data.")(test)
+    app.command("test", cls=RunCommand, short_help="Evaluate a trained model on new data.")(test)
 
 
 def test(

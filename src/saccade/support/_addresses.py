@@ -35,7 +35,7 @@ class AddressFinder:
         if not name.startswith(self._prefix):
             return None
         room = name[len(self._prefix) :].partition(".")[0]
-        return ModuleSpec(name, self) if room in self._wings else None
+        return ModuleSpec(name, self) if room in self._wings else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         room = spec.name[len(self._prefix) :]
@@ -45,7 +45,7 @@ class AddressFinder:
 
     def exec_module(self, module: ModuleType) -> None:
         """The module is there already; the import system has given it the specification of its address meanwhile."""
-        address = module.__spec__.name
+        address = module.__spec__.name  # type: ignore[union-attr]
         module.__spec__ = self._specs.pop(address)
 
 
