@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 
+MOST_FREQUENT = "always naming the most frequent class"
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularisation
 
 Labelled = tuple[Sequence[str], np.ndarray]
 """Texts and the numbers of their classes, or which labels they have."""
 Featured = tuple[Any, np.ndarray]
 """Features (N, D), which may be sparse, and the numbers of classes."""
+
+
+def most_frequent_class(training: np.ndarray, classes: int, count: int) -> list[np.ndarray]:
+    """So many times the probabilities (K,) of the class that most training examples have, by their classes' numbers."""
+    return [np.eye(classes)[np.bincount(training).argmax()]] * count
 
 
 def tfidf_regression(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
@@ -40,7 +46,9 @@ def strongest_regression(training: Featured, validation: Featured, asked: Any) -
     models = [LogisticRegression(C=strength, max_iter=1000).fit(*training) for strength in STRENGTHS]
     right = [float((model.predict(validation[0]) == validation[1]).mean()) for model in models]
     best = int(np.argmax(right))
-    return models[best].predict_proba(asked), STRENGTHS[best]
+    found = np.zeros((asked.shape[0], int(training[1].max()) + 1))  # a class may have no example
+    found[:, models[best].classes_] = models[best].predict_proba(asked)
+    return found, STRENGTHS[best]
 
 
 def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:

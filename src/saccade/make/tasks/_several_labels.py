@@ -98,8 +98,8 @@ class ClassifySeveral(Classify):
         """Whether texts have labels, bool (N, K)."""
         return np.array([[label in _labels(example) for label in self.labels] for example in data])
 
-    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> None:
-        """None: no label is the usual one of texts with several."""
+    def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
+        return Baseline("naming no label", [np.zeros(len(self.labels))] * len(tested))
 
     def class_numbers(self, examples: Sequence[TextExample]) -> list[Any]:
         """For `encode`: a 0.0 or 1.0 for each label; None for an example of which nothing is known."""

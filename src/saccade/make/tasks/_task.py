@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
+import numpy as np
+
 from ...see.monitoring import Observations
 from ..models import Model
 from ..training import Objective, Settings
@@ -83,7 +85,7 @@ class Task(ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = "tasks"
     unit: ClassVar[str] = "tokens"
-    quick: ClassVar[bool] = False  # whether `baselines` take seconds, so that each run ends beside them
+    compared: ClassVar[int] = 10_000  # examples that `baselines` learn from in a second or two, at the end of a run
 
     def changed(self: T, options: Mapping[str, Any]) -> T:
         """The task with other values of options in `reading`; numbers, true and false may be texts, as in a command.
@@ -224,9 +226,20 @@ class Task(ABC):
         """The name of the metric that is the `cost`."""
         return next(name for name, value in scores.items() if abs(value) == abs(self.cost(scores)))
 
-    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
-        """The name of a metric, and its value where the most frequent class of `training` is always named."""
+    def looked(self, validation: Sequence[Any]) -> Sequence[Any]:
+        """The validation examples that the metrics of a look are of."""
+        return validation
+
+    def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline | None:
+        """The same answer to every input, such as the most frequent class of `training`. A model that is no better has
+        learned nothing of its inputs. None where there is no such answer."""
         return None
+
+    def quick_baselines(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
+    ) -> list[Baseline]:
+        """`baselines` that take a second or two: each run ends beside them. Arguments and errors as of `baselines`."""
+        return self.baselines(model, training, validation, tested)
 
     @property
     def protocol(self) -> str:
@@ -321,3 +334,12 @@ def _value(name: str, given: Any, kind: Any) -> Any:
         return read(given)
     except (KeyError, ValueError):
         raise ValueError(f"{name}: expected {expected}, got {given!r}") from None
+
+
+def sampled(data: Sequence[Any], most: int) -> Sequence[Any]:
+    """At most so many of the examples: by chance, always the same; of windows and nodes every second, or third."""
+    if len(data) <= most:
+        return data
+    if not isinstance(data, list):
+        return data[:: -(-len(data) // most)]
+    return [data[n] for n in sorted(np.random.default_rng(0).permutation(len(data))[:most].tolist())]

@@ -6,6 +6,7 @@ Shape legend: B rows of a batch, L tokens of the longest, T tokens of a context.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ..models import Model
+from ._baselines import STRENGTHS
 from ._example_task import Batch, parted, widened
 from ._task import Baseline, Recipe, Tested
 from ._texts._answer_baseline import word_regression
@@ -98,6 +100,7 @@ class Answer(EncoderTask):
     learned = ("impossible",)
     reading = ("longest_answer", "longest", "long")
     requires = ("sklearn.linear_model",)
+    compared = 300
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,8 +243,20 @@ class Answer(EncoderTask):
     def baselines(
         self, model: Model, training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
     ) -> list[Baseline]:
-        spans, strength = word_regression(training, validation, tested)
-        return [Baseline(f"logistic regression on words (C = {strength:g})", [Found(*span) for span in spans])]
+        return [_regression(*word_regression(training, validation, tested))]
+
+    def quick_baselines(
+        self, model: Model, training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
+    ) -> list[Baseline]:
+        """With the strongest regularisation alone: weaker ones take many times as long."""
+        return [_regression(*word_regression(training, validation, tested, STRENGTHS[:1]))]
+
+    def constant(self, model: Model, training: Sequence[Question], tested: Sequence[Question]) -> Baseline:
+        """None is an answer, too; and what the context does not hold is none."""
+        [(usual, _)] = Counter(question.expected[0] for question in training).most_common(1)
+        starts = [question.context.find(usual) for question in tested]
+        found = [Found(0, 0) if start < 0 else Found(start, start + len(usual)) for start in starts]
+        return Baseline("always the most frequent answer", found)
 
     def details(self, outputs: Sequence[Found], data: Sequence[Question]) -> dict[str, Any]:
         """`wrong`: some questions with another answer; and of questions with and without answers their own scores,
@@ -297,6 +312,10 @@ class Answer(EncoderTask):
     def line(self, shown: Mapping[str, Any]) -> str:
         answer = " ".join(shown["answer"].split()) or "(no answer)"
         return f"{answer} {shown['probability']:.4f}  {' '.join(shown['question'].split())}"
+
+
+def _regression(spans: Sequence[tuple[int, int]], strength: float) -> Baseline:
+    return Baseline(f"logistic regression on words (C = {strength:g})", [Found(*span) for span in spans])
 
 
 def _text(example: Question, found: Found) -> str:

@@ -71,7 +71,6 @@ class Classify(ClassTask, EncoderTask):
     problem: ClassVar[str | None] = None  # as config.json names it
 
     name = "classify"
-    quick = True
     thing = "text"
     head = "sequence-classification"
     scratch = Recipe(epochs=10, rate=5e-4)

@@ -89,7 +89,6 @@ class Forecast(ExampleTask):
     step: str | None = None
 
     name = "forecast"
-    quick = True
     unit = "windows"
     scratch = Recipe(epochs=10, rate=1e-3)
     tuning = Recipe(epochs=3, rate=1e-4)
@@ -269,6 +268,11 @@ class Forecast(ExampleTask):
         known, judged, asked = ((self.scaled(part.table), part) for part in (training, validation, tested))
         forecasts, kind = linear(known, judged, asked)
         return [Baseline("last value repeated", repeated(*asked)), Baseline(f"linear ({kind})", forecasts)]
+
+    def constant(self, model: Model, training: Windows, tested: Windows) -> Baseline:  # type: ignore[override]
+        """Scaled values have the mean 0."""
+        mean = np.zeros((self.horizon, len(self.names)))
+        return Baseline("the mean of the training rows", [mean] * len(tested))
 
     def details(self, outputs: Sequence[np.ndarray], data: Windows) -> dict[str, Any]:  # type: ignore[override]
         """`steps` with the errors of each step, and `series` with those of each series, one in its own unit."""

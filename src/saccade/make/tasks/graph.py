@@ -8,7 +8,7 @@ Shape legend: N nodes, n of them predicted, M edges, F features, K classes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from ...support._evaluating import evaluating
 from ..models import Model, load, new_graph_model
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
-from ._baselines import strongest_regression
+from ._baselines import MOST_FREQUENT, most_frequent_class, strongest_regression
 from ._classes._confusion import confusion_table
 from ._classes._results import class_details, class_scores, listed, stratified
 from ._examples import read_lines
-from ._graphs._baselines import graph_convolution
+from ._graphs._baselines import graph_convolution, two_hops
 from ._graphs._data import Graph, Node, Nodes
 from ._graphs._files import graph_files, read_graph
 from ._graphs._objective import GraphObjective, node_logits
@@ -298,20 +298,32 @@ class ClassifyNodes(Task):
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
 
+    def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
+        return Baseline(MOST_FREQUENT, most_frequent_class(self.truth(_nodes(training)), len(self.labels), len(tested)))
+
     def baselines(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
     ) -> list[Baseline]:
-        known, judged, asked = _nodes(training), _nodes(validation), _nodes(tested)
-        graphs = [self.tensors(nodes.graph) for nodes in (known, judged, asked)]
-        rows = [x.numpy()[nodes.numbers] for (x, _), nodes in zip(graphs, (known, judged, asked), strict=True)]
-        plain, strength = strongest_regression((rows[0], self.truth(known)), (rows[1], self.truth(judged)), rows[2])
-        spread = graph_convolution(
-            graphs[0], known.numbers.tolist(), self.truth(known).tolist(), graphs[2], len(self.labels)
-        )
+        known, asked = _nodes(training), _nodes(tested)
+        graph, other = (self.tensors(nodes.graph) for nodes in (known, asked))
+        spread = graph_convolution(graph, known.numbers.tolist(), self.truth(known).tolist(), other, len(self.labels))
         return [
-            Baseline(f"logistic regression on features alone (C = {strength:g})", list(plain)),
+            self._regression("features alone", lambda x, edges: x, training, validation, tested),
             Baseline("GCN (two layers, 16 wide)", list(spread[asked.numbers])),
         ]
+
+    def quick_baselines(
+        self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
+    ) -> list[Baseline]:
+        kinds = {"features alone": lambda x, edges: x, "features averaged over two hops": two_hops}
+        return [self._regression(name, read, training, validation, tested) for name, read in kinds.items()]
+
+    def _regression(self, name: str, read: Callable[[Tensor, Tensor], Tensor], *parts: Sequence[Any]) -> Baseline:
+        """Logistic regression of training, validation and tested nodes on what `read` makes of features and edges."""
+        known, judged, asked = map(_nodes, parts)
+        rows = [read(*self.tensors(nodes.graph)).numpy()[nodes.numbers] for nodes in (known, judged, asked)]
+        found, strength = strongest_regression((rows[0], self.truth(known)), (rows[1], self.truth(judged)), rows[2])
+        return Baseline(f"logistic regression on {name} (C = {strength:g})", list(found))
 
     def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, Any]:
         """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""

@@ -103,6 +103,7 @@ class ClassifyImages(MediaTask):
     tuning = Recipe(epochs=3, rate=5e-5)
     reading = ("file", "label", "skip_broken")
     requires = ("PIL.Image", "sklearn.metrics")
+    compared = 1_000
     extra = "image"
 
     def __post_init__(self) -> None:

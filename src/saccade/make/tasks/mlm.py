@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..models.heads import IGNORED
 from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Recipe, Tested
+from ._texts._markov_chain import MarkovChain
 from ._texts._text_task import LONGEST, EncoderTask
 
 MASKED, REPLACED = 0.8, 0.9  # of the chosen tokens: up to here the mask, up to there any token, the rest as it is
@@ -279,21 +280,53 @@ class Mlm(EncoderTask):
     def baselines(
         self,
         model: Model,
-        training: Sequence[MaskedText],
-        validation: Sequence[MaskedText],
-        tested: Sequence[MaskedText],
+        training: Sequence[MaskedText | Window],
+        validation: Sequence[MaskedText | Window],
+        tested: Sequence[MaskedText | Window],
     ) -> list[Baseline]:
+        """The frequency of each token, and what a Markov chain says between the neighbours of a hidden one."""
+        chain = MarkovChain([ids for ids, _ in self.encode(model, training)], model.tokenizer.vocabulary)
+        mask = model.tokenizer.named["mask"]
+
+        def between(ids: list[int], place: int) -> np.ndarray:
+            near = (ids[n] if 0 <= n < len(ids) else mask for n in (place - 1, place + 1))
+            return chain.between(*(None if token == mask else token for token in near))
+
+        return [
+            self.constant(model, training, tested),
+            Baseline("a Markov chain between both neighbours", self._guessed(model, tested, between)),
+        ]
+
+    def constant(
+        self, model: Model, training: Sequence[MaskedText | Window], tested: Sequence[MaskedText | Window]
+    ) -> Baseline:
         """How often each token comes, one time more than it does: p = (n + 1) / (all + V)."""
         special, size = model.tokenizer.special, model.tokenizer.vocabulary
         tokens = [token for ids, _ in self.encode(model, training) for token in ids if token not in special]
         counts = np.bincount(tokens, minlength=size) + 1
-        surprise, best = -np.log(counts / counts.sum()), int(counts.argmax())
-        outputs = []
-        for windows in self.windows(model, tested):
-            labels = [self.collate(model, [window])["labels"] for window in windows]
-            truth = torch.cat([ids[ids != IGNORED] for ids in labels]).numpy()
-            outputs.append(Guesses(truth, surprise[truth], truth == best))
-        return [Baseline("frequency of each piece", outputs)]
+        share = counts / counts.sum()
+        return Baseline("frequency of each piece", self._guessed(model, tested, lambda ids, place: share))
+
+    def _guessed(
+        self,
+        model: Model,
+        tested: Sequence[MaskedText | Window],
+        share: Callable[[list[int], int], np.ndarray],
+    ) -> list[Guesses]:
+        """What a simple model says, of whom `share` gives the probabilities (V,) at a place of a window."""
+        found = []
+        for example in tested:
+            truth, surprise, right = [], [], []
+            for window in self.encode(model, [example]):
+                batch = self.collate(model, [window])
+                ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+                for place in np.flatnonzero(batch["wanted"][0].numpy()).tolist():
+                    probability = share(ids, place)
+                    truth.append(labels[place])
+                    surprise.append(-math.log(probability[labels[place]]))
+                    right.append(int(probability.argmax()) == labels[place])
+            found.append(Guesses(np.array(truth), np.array(surprise), np.array(right)))
+        return found
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """How often each of the most frequent pieces is guessed, of those that were masked."""

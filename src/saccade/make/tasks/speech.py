@@ -119,6 +119,7 @@ class Speech(TranscriptTask):
     reading = ("file", "label", "text", "skip_broken", "longest", "beams")
     requires = ("jiwer", "scipy.signal", "sklearn.metrics", "soundfile")
     extra = "speech"
+    compared = 1_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -105,7 +105,6 @@ class Tag(EncoderTask):
     tags: tuple[str, ...] = ()
 
     name = "tag"
-    quick = True
     head = "token-classification"
     longs = ("slide", "cut", "refuse")
     scratch = Recipe(epochs=20, rate=1e-3)
@@ -254,6 +253,10 @@ class Tag(EncoderTask):
             "recall": float(recall),
             "word accuracy": float(accuracy_score(truth, found)),
         }
+
+    def constant(self, model: Model, training: Sequence[TaggedText], tested: Sequence[TaggedText]) -> Baseline:
+        counts = (len(example.words) for example in tested)
+        return Baseline("naming no entity", [TaggedWords([OUTSIDE] * n, [None] * n) for n in counts])
 
     def baselines(
         self,

@@ -6,6 +6,7 @@ Shape legend: B pairs of a batch, Ls / Lt tokens of the longest source and targe
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,6 +257,14 @@ class Translate(TextTask):
             Baseline("the source as it is", [pair.source for pair in tested]),
         ]
 
+    def looked(self, validation: Sequence[Pair]) -> list[Pair]:
+        chosen = np.linspace(0, len(validation) - 1, min(LOOKED, len(validation))).astype(int)
+        return [validation[n] for n in chosen]
+
+    def constant(self, model: Model, training: Sequence[Pair], tested: Sequence[Pair]) -> Baseline:
+        [(usual, _)] = Counter(pair.target or "" for pair in training).most_common(1)
+        return Baseline("always the most frequent translation", [usual] * len(tested))
+
     def details(self, outputs: Sequence[str], data: Sequence[Pair]) -> dict[str, Any]:
         """`signatures` of the metrics, by which sacrebleu says how it counts, and the first `translations`."""
         signatures = {}
@@ -305,8 +314,7 @@ class TranslationObjective(ExampleObjective):
         loss = self.mean_loss(model, rows)
         if accelerator is not None and is_sharded(accelerator):  # no process has a model that could write
             return Evaluation(loss)
-        chosen = np.linspace(0, len(self._validation) - 1, min(LOOKED, len(self._validation))).astype(int)
-        looked, greedy = [self._validation[n] for n in chosen], dataclasses.replace(self._task, beams=1)
+        looked, greedy = self._task.looked(self._validation), dataclasses.replace(self._task, beams=1)
         scores = greedy.scores(greedy.predict(_translator(model), looked, rows), looked)
         return Evaluation(loss, scores, greedy.cost(scores))
 

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models import Model
+from .._baselines import MOST_FREQUENT, most_frequent_class
 from .._example_task import Batch, ExampleTask, parted
-from .._task import Tested
+from .._task import Baseline, Tested
 from ._calibration import expected_calibration_error
 from ._confusion import confusion_picture, confusion_table
 from ._results import class_details, class_scores, listed, stratified
@@ -134,11 +136,8 @@ class ClassTask(ExampleTask):
         calibration = expected_calibration_error(np.asarray(outputs), truth)
         return {**class_scores(outputs, truth), "calibration error": calibration}
 
-    def majority(self, training: Sequence[Any], data: Sequence[Any]) -> tuple[str, float] | None:
-        if not self.labels:  # sounds may be written down in place of named
-            return None
-        most = int(np.bincount(self.truth(training)).argmax())
-        return "accuracy", float((self.truth(data) == most).mean())
+    def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
+        return Baseline(MOST_FREQUENT, most_frequent_class(self.truth(training), len(self.labels), len(tested)))
 
     @property
     def protocol(self) -> str:

@@ -1,4 +1,4 @@
-"""What a model of nodes is compared with: a graph-convolutional network.
+"""What a model of nodes is compared with: a graph-convolutional network, and what it averages.
 
 Shape legend: N nodes, n of them tested, F features, K classes.
 """
@@ -25,6 +25,12 @@ def propagation(edges: Tensor, nodes: int) -> Tensor:
     scale = torch.bincount(pairs[0], minlength=nodes).float().rsqrt()
     values = scale[pairs[0]] * scale[pairs[1]]
     return torch.sparse_coo_tensor(pairs, values, (nodes, nodes), check_invariants=False).coalesce()
+
+
+def two_hops(x: Tensor, edges: Tensor) -> Tensor:
+    """The features (N, F) averaged over neighbours twice: a GCN without its layers (Wu et al. 2019, "SGC")."""
+    spread = propagation(edges, len(x))
+    return torch.sparse.mm(spread, torch.sparse.mm(spread, x))
 
 
 class GCN(nn.Module):

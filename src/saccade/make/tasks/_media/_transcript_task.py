@@ -6,6 +6,7 @@ Shape legend: B examples of a batch, L frames, V tokens, N examples of all.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from ...models import Model
 from ...models.heads import IGNORED
 from ...training import Evaluation, Objective, Settings
 from .._example_task import Batch, ExampleObjective, ExampleTask
+from .._task import Baseline
 from ._characters import Characters, characters_of, ctc_loss
 from ._media_task import MediaTask
 
@@ -119,6 +121,17 @@ class TranscriptTask(MediaTask):
 
     def cost(self, scores: Mapping[str, float]) -> float:
         return super().cost(scores) if self.text is None else scores["character error"]
+
+    def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
+        """Of texts none at all, or the most frequent one where that is nearer to the training texts."""
+        if self.text is None:
+            return super().constant(model, training, tested)
+        truth = [example.text for example in training]
+        [(usual, _)] = Counter(truth).most_common(1)
+        errors = error_rates(truth, [usual] * len(truth))
+        if errors["character error"] < 1.0:  # that of no text at all
+            return Baseline("always writing the most frequent text", [usual] * len(tested))
+        return Baseline("writing nothing", [""] * len(tested))
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
         """Of texts `wrong`, those that are not the right ones: the first, and how many there are."""

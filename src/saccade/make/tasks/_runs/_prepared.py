@@ -23,11 +23,10 @@ from ...training.verdict import UNTRAINED
 from .._task import Task
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._card import task_card
+from ._compared import beside_simple
 from ._request import TaskRun
 from ._run_folder import weights_digest
 from ._tuning import merged, parameter_count
-
-MOST_COMPARED = 2_000  # examples that a simple model learns from at the end of a run
 
 
 class PreparedTaskRun(PreparedRun):
@@ -83,30 +82,8 @@ class PreparedTaskRun(PreparedRun):
 
     def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
         lines = super().verdict(curve, steps_done, stored)
-        simple = self._beside_simple(stored)
-        found = self.run.kind.majority(self.run.training, self.run.validation)
-        if found is None or found[0] not in stored.metrics:
-            return [*lines, simple]
-        name, value = found
-        told = f"{name} {stored.metrics[name]:.4f}; always naming the most frequent class has {value:.4f}"
-        worse = stored.metrics[name] <= value and not lines[0].startswith(UNTRAINED)
-        return [*lines, f"{UNTRAINED}: {told}" if worse else told, simple]
-
-    def _beside_simple(self, stored: Evaluation) -> str:
-        """What the best of the task's simple models has on the same validation data."""
-        run, task = self.run, self.run.kind
-        if not task.quick or len(run.training) > MOST_COMPARED:
-            return "`saccade test` compares the model with a simple one"
-        try:
-            with seeded(run.settings.seed):
-                found = task.baselines(self.trained, run.training, run.validation, run.validation)
-        except ValueError as error:
-            return f"no simple model to compare with: {' '.join(str(error).split())}"
-        scores = {one.name: task.scores(one.outputs, run.validation) for one in found}
-        name = min(scores, key=lambda name: task.cost(scores[name]))
-        metric, cost = task.judged_by(scores[name]), task.cost(scores[name])
-        better = "less good than this model" if task.cost(stored.metrics) < cost else "as good as this model or better"
-        return f"{name}, a simple model, has {metric} {scores[name][metric]:.4f}: {better}"
+        with seeded(self.settings.seed):
+            return [*lines, *beside_simple(self.run, self.trained, stored, finished=not lines[0].startswith(UNTRAINED))]
 
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         whole = merged({name: tensor.detach() for name, tensor in weights.items()})

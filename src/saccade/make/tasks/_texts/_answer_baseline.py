@@ -33,7 +33,10 @@ class _Words:
 
 
 def word_regression(
-    training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
+    training: Sequence[Question],
+    validation: Sequence[Question],
+    tested: Sequence[Question],
+    strengths: Sequence[float] = STRENGTHS,
 ) -> tuple[list[Span], float]:
     """Each word is in the answer or not; the most probable one is the answer, with its neighbours while they are
     likely.
@@ -41,7 +44,7 @@ def word_regression(
     What is known of a word: itself and its neighbours, itself and its letters beside the question's first word, how
     many words of the question its sentence has, whether another sentence has more of them, or as many later, and how
     far the next word of the question is. C, and the probability under which there is no answer, are those of
-    `STRENGTHS` and `_LEAST` with the most exact matches on the validation data.
+    `strengths` and `_LEAST` with the most exact matches on the validation data.
 
     Returns:
         An answer for each tested question, and C.
@@ -56,8 +59,8 @@ def word_regression(
     truth = np.array([inside for question, words in known for inside in _truth(question, words)])
     least = _LEAST if any(not question.answers for question in training) else _LEAST[:1]
     judged = [(question, _words(question)) for question in validation]
-    best = (-1.0, STRENGTHS[0], 0.0, None)
-    for strength in STRENGTHS:
+    best = (-1.0, strengths[0], 0.0, None)
+    for strength in strengths:
         model = LogisticRegression(C=strength, max_iter=1000).fit(features, truth)
         likely = [_likely(model, vectorizer, words) for _, words in judged]
         for bound in least:
@@ -115,10 +118,14 @@ def _features(texts: list[str], sentences: list[int], wanted: list[str]) -> Iter
     for word, sentence in zip(lower, sentences, strict=True):
         found[sentence] |= {word} & asked
     shared = [len(one) for one in found]
+    places: list[list[int]] = [[] for _ in found]
+    for n, word in enumerate(lower):
+        if word in asked:
+            places[sentences[n]].append(n)
     for n, word in enumerate(lower):
         sentence = sentences[n]
         mine = shared[sentence]
-        near = [abs(n - m) for m, other in enumerate(lower) if other in asked and sentences[m] == sentence]
+        near = [abs(n - m) for m in places[sentence]]
         yield {
             "word": word,
             "before": lower[n - 1] if n else "",
