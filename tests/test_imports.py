@@ -32,6 +32,7 @@ LAYERS = [
         "_pictures",
         "_seeding",
         "_terminal",
+        "_threads",
         "_uncertainty",
         "_whole_file",
     },

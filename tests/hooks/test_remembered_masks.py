@@ -22,7 +22,7 @@ WHOLE = B, H, LQ, LK
 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
-    _masks._THREAD.entries.clear()
+    _masks._THREAD.held.clear()
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_other_views_of_one_tensor_are_other_masks():
 
 @pytest.mark.slow
 def test_nothing_is_kept_of_what_is_gone(dense):
-    entries = _masks._THREAD.entries
+    entries = _masks._THREAD.held
     mask_of(dense.clone(), WHOLE)
     gc.collect()
     assert not entries
@@ -107,7 +107,7 @@ def test_only_so_many_are_kept():
     held = [torch.rand(B, 1, LQ, LK) < 0.5 for _ in range(3 * _masks._MOST)]
     for tensor in held:
         assert says(mask_of(tensor, WHOLE), tensor)
-    assert len(_masks._THREAD.entries) == _masks._MOST
+    assert len(_masks._THREAD.held) == _masks._MOST
 
 
 def test_each_thread_remembers_for_itself(dense):

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..support._threads import Blocks
 from ._call import AttentionCall, ObservedCall
 
 Observer = Callable[[ObservedCall], None]
@@ -64,21 +65,13 @@ class PassiveMode:
     notified."""
 
 
-class _Blocks:
-    """How many blocks of a thread want padding in place. Who ends one on another thread still reaches it."""
-
-    count = 0
-
-
 class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.blocks = _Blocks()
-
     observers: tuple[Observer, ...] = ()
     editor: Editor | None = None  # it is asked only where there are observers, too
 
 
 THREAD = _Thread()
+_PADDING_IN_PLACE: Blocks[None] = Blocks()
 
 
 @contextmanager
@@ -110,20 +103,14 @@ def edits_of(source: str) -> CallEdits | None:
     return None if THREAD.editor is None else THREAD.editor(source)
 
 
-@contextmanager
-def padding_in_place() -> Iterator[None]:
+def padding_in_place() -> AbstractContextManager[None]:
     """A block in which this thread's models keep the items of a batch apart: calls are edited, or kept for edits."""
-    blocks = THREAD.blocks
-    blocks.count += 1
-    try:
-        yield
-    finally:
-        blocks.count -= 1
+    return _PADDING_IN_PLACE.holding(None)
 
 
 def wants_padding_in_place() -> bool:
     """Whether this thread is in such a block."""
-    return THREAD.blocks.count > 0
+    return bool(_PADDING_IN_PLACE.thread.held.values)
 
 
 @contextmanager

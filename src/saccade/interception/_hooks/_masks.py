@@ -11,7 +11,6 @@ Shape legend: `...` leading axes, B batch, H query heads, Lq / Lk lengths.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from ...operator._derived import origin, state
 from ...operator._masks import FromTensor, Mask, Padding
+from ...support._threads import PerThread
 
 _MOST = 8  # values remembered by a thread: a model has one mask for each kind of layer
 
@@ -31,12 +31,7 @@ class _CachedMask(NamedTuple):
     mask: Mask
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.entries: dict[Any, _CachedMask] = {}
-
-
-_THREAD = _Thread()
+_THREAD: PerThread[dict[Any, _CachedMask]] = PerThread(dict)
 
 
 def broadcast(mask: Tensor, whole: tuple[int, ...]) -> Tensor | str:
@@ -99,7 +94,7 @@ def _remembered(
         return make(given, whole)
     source, now = origin(given), state(given)
     where = (id(source), given.dtype, given.storage_offset(), given.shape, given.stride(), whole)
-    entries = _THREAD.entries
+    entries = _THREAD.held
     entry = entries.get(where)
     if entry is not None and now is not None and entry.source() is source and entry.state == now:
         return entry.mask

@@ -8,7 +8,6 @@ matter of the thread: others' calls go straight on. PyTorch's compiler looks thr
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...support._threads import Blocks, Entered
 from ._calls import SdpaCall
 
 Proceed = Callable[[], Any]
@@ -25,37 +25,14 @@ MhaHandler = Callable[[bool, Callable[[], tuple[Tensor, "Tensor | None"]]], tupl
 AnyHandler = Callable[[Any, Proceed], Any]
 
 
-class _ThreadHandlers:
-    """The handlers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
-
-    handlers: tuple[AnyHandler, ...] = ()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.held = _ThreadHandlers()
+def _without_fast_path() -> Callable[[], None]:
+    """Switches off PyTorch's native path through whole layers, which calls no function that could be replaced."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    return functools.partial(torch.backends.mha.set_fastpath_enabled, before)
 
 
-_LOCK = threading.RLock()
-
-
-class _FastPath:
-    """PyTorch's native path through whole layers, which calls no function that could be replaced: off meanwhile."""
-
-    def __init__(self) -> None:
-        self.users = 0
-        self.before = True
-
-    def off(self) -> None:
-        if self.users == 0:
-            self.before = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-        self.users += 1
-
-    def back(self) -> None:
-        self.users -= 1
-        if self.users == 0:
-            torch.backends.mha.set_fastpath_enabled(self.before)
+_FAST_PATH: Blocks[None] = Blocks(_without_fast_path)
 
 
 class _Replacement:
@@ -69,71 +46,53 @@ class _Replacement:
 
     def __init__(self, name: str, read: Callable[..., Any]) -> None:
         self.name, self.read = name, read
-        self.thread = _Thread()
-        self.users = 0
+        self.handlers: Blocks[AnyHandler] = Blocks(self._put)
         self.ours: Any = None
 
     @contextmanager
     def handled_by(self, handler: AnyHandler) -> Iterator[None]:
-        held = self.thread.held
-        with _LOCK:
-            _FAST_PATH.off()
-            if self.users == 0:
-                self._put()
-            self.users += 1
-        held.handlers = (*held.handlers, handler)
-        try:
+        with _FAST_PATH.holding(None), self.handlers.holding(handler):
             yield
-        finally:
-            # The blocks of generators end in any order: this handler goes, the others stay.
-            at = len(held.handlers) - 1 - held.handlers[::-1].index(handler)
-            held.handlers = held.handlers[:at] + held.handlers[at + 1 :]
-            with _LOCK:
-                _FAST_PATH.back()
-                self.users -= 1
-                if self.users == 0:
-                    self._take_away()
 
-    def _put(self) -> None:
+    def _put(self) -> Callable[[], None]:
         standing = getattr(F, self.name)
         # The same function as last time where that is possible: compiled graphs know it by its identity.
         if self.ours is None or standing not in (self.ours, self.ours.__wrapped__):
             self.ours = self._replacing(standing)
         setattr(F, self.name, self.ours)
+        return self._take_away
 
     def _take_away(self) -> None:
         if getattr(F, self.name) is self.ours:
             setattr(F, self.name, self.ours.__wrapped__)
 
     def _replacing(self, below: Callable[..., Any]) -> Callable[..., Any]:
-        thread, read = self.thread, self.read
+        thread, read = self.handlers.thread, self.read
 
         @functools.wraps(below)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            handlers = thread.held.handlers
+            handlers = thread.held.values
             if not handlers:
                 return below(*args, **kwargs)
             try:
                 call = read(*args, **kwargs)
             except TypeError:
                 return below(*args, **kwargs)  # which says what is wrong
-            return _handled(thread, handlers, call, functools.partial(below, *args, **kwargs))
+            return _handled(thread.held, handlers, call, functools.partial(below, *args, **kwargs))
 
         return replaced
 
 
-def _handled(thread: _Thread, handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
+def _handled(entered: Entered[AnyHandler], handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
     """The last of the handlers answers; calls made meanwhile are for those below it."""
-    held = thread.held
-    before, below = held.handlers, handlers[:-1]
-    held.handlers = below
+    before, below = entered.values, handlers[:-1]
+    entered.values = below
     try:
-        return handlers[-1](call, functools.partial(_handled, thread, below, call, bottom) if below else bottom)
+        return handlers[-1](call, functools.partial(_handled, entered, below, call, bottom) if below else bottom)
     finally:
-        held.handlers = before
+        entered.values = before
 
 
-_FAST_PATH = _FastPath()
 _SDPA = _Replacement("scaled_dot_product_attention", SdpaCall.of)
 
 

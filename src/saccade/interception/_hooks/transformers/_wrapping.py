@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ....support._extras import installing
+from ....support._threads import Blocks
 
 Function = Callable[..., Any]
-
-
-class _ThreadWrappers:
-    """The wrappers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
-
-    wraps: tuple[Callable[[Function], Function], ...] = ()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.held = _ThreadWrappers()
-
-
-THREAD = _Thread()
-_LOCK = threading.Lock()
-_USERS = 0
-_BEFORE: dict[str, Any] = {}
 
 
 @contextmanager
@@ -58,66 +41,47 @@ def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]
         (1, 2, 3, 8)
         (1, 2, 3, 8)
     """
-    _install()
-    held = THREAD.held
-    held.wraps = (*held.wraps, wrap)
-    try:
+    with _WRAPPERS.holding(wrap):
         yield
-    finally:
-        # The blocks of generators end in any order: this wrapper goes, the others stay.
-        at = len(held.wraps) - 1 - held.wraps[::-1].index(wrap)
-        held.wraps = held.wraps[:at] + held.wraps[at + 1 :]
-        _uninstall()
 
 
 def _wrapped(function: Function) -> Function:
-    for wrap in THREAD.held.wraps:
+    for wrap in _WRAPPERS.thread.held.values:
         function = wrap(function)
     return function
 
 
-def _interface() -> Any:
+def _put() -> Callable[[], None]:
+    """Wraps the two ways to look a function up, both of which are looked up on the class."""
     try:
         from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
         raise ImportError(f"functions_wrapped_by needs transformers >= 5.0: {installing('hf')}") from error
-    return AttentionInterface
+    interface: Any = AttentionInterface
+    before = {name: interface.__dict__.get(name) for name in ("get_interface", "__getitem__")}
+    get_interface, get_item = interface.get_interface, interface.__getitem__
+
+    def wrapping_get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
+        entered = _WRAPPERS.thread.held
+        wraps, entered.values = entered.values, ()
+        try:
+            function = get_interface(self, attn_implementation, default)
+        finally:
+            entered.values = wraps
+        return _wrapped(function)
+
+    def wrapping_get_item(self: Any, name: Any) -> Any:
+        return _wrapped(get_item(self, name))
+
+    def put_back() -> None:
+        for name, function in before.items():
+            if function is None:  # inherited
+                delattr(interface, name)
+            else:
+                setattr(interface, name, function)
+
+    interface.get_interface, interface.__getitem__ = wrapping_get_interface, wrapping_get_item
+    return put_back
 
 
-def _install() -> None:
-    global _USERS
-    interface = _interface()
-    with _LOCK:
-        if _USERS == 0:
-            # Both are looked up on the class; __getitem__ is inherited, so that restoring it means removing it.
-            _BEFORE.update({name: interface.__dict__.get(name) for name in ("get_interface", "__getitem__")})
-            get_interface, get_item = interface.get_interface, interface.__getitem__
-
-            def wrapping_get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
-                held = THREAD.held
-                wraps, held.wraps = held.wraps, ()
-                try:
-                    function = get_interface(self, attn_implementation, default)
-                finally:
-                    held.wraps = wraps
-                return _wrapped(function)
-
-            def wrapping_get_item(self: Any, name: Any) -> Any:
-                return _wrapped(get_item(self, name))
-
-            interface.get_interface, interface.__getitem__ = wrapping_get_interface, wrapping_get_item
-        _USERS += 1
-
-
-def _uninstall() -> None:
-    global _USERS
-    interface = _interface()
-    with _LOCK:
-        _USERS -= 1
-        if _USERS == 0:
-            for name, before in _BEFORE.items():
-                if before is None:
-                    delattr(interface, name)
-                else:
-                    setattr(interface, name, before)
-            _BEFORE.clear()
+_WRAPPERS: Blocks[Callable[[Function], Function]] = Blocks(_put)
