@@ -127,7 +127,8 @@ def test_a_function_of_somebody_elses_becomes_the_booleans_it_means():
 
 def test_all_of_transformers_own_mask_functions_are_known():
     """A new one in a later version is no error, but shows here."""
-    made = {name for name in vars(masking_utils) if name.endswith(("_overlay", "_masks", "padding_mask_function"))}
+    names = {name for name in vars(masking_utils) if name[0] != "_"}  # compiled code leaves names there
+    made = {name for name in names if name.endswith(("_overlay", "_masks", "padding_mask_function"))}
     known = {
         "and_masks",
         "or_masks",

@@ -189,23 +189,19 @@ def _forward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
 @contextlib.contextmanager
 def _hooks(model: nn.Module, trail: _TensorTrail) -> Iterator[None]:
     """Look at what goes into norms and what comes out of every module, but for the insides of attention."""
-    handles = []
     inside: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        # Rotary positions turn queries and keys, which are looked at.
-        if module in inside or isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
-            continue
-        if isinstance(module, MultiHeadAttention):
-            inside.update(module.modules())
-        if "norm" in type(module).__name__.lower():
-            place = f"residual stream before {name}"
-            handles.append(module.register_forward_pre_hook(_looker(trail, place)))
-        handles.append(module.register_forward_hook(_looker(trail, _output_of(name))))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            # Rotary positions turn queries and keys, which are looked at.
+            if module in inside or isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
+                continue
+            if isinstance(module, MultiHeadAttention):
+                inside.update(module.modules())
+            if "norm" in type(module).__name__.lower():
+                place = f"residual stream before {name}"
+                hooks.enter_context(module.register_forward_pre_hook(_looker(trail, place)))
+            hooks.enter_context(module.register_forward_hook(_looker(trail, _output_of(name))))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _looker(trail: _TensorTrail, place: str) -> Any:

@@ -5,6 +5,7 @@ Shape legend: B texts, L tokens with the special ones, E width.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -52,11 +53,9 @@ def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:
         found.append(out)
 
     blocks = module.decoder.blocks
-    hooks = [blocks[0].register_forward_pre_hook(before)]
-    hooks += [block.register_forward_hook(after) for block in blocks]
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(blocks[0].register_forward_pre_hook(before))
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(after))
         module(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -153,13 +153,12 @@ def _hooked(model: ResidualModel, found: Recorded) -> Iterator[None]:
         if module is model.stack:
             raise _Enough
 
-    hooks = [module.register_forward_pre_hook(reads) for module in _read(model)]
-    hooks += [module.register_forward_hook(gives) for module in _given(model)]
-    try:
+    with ExitStack() as hooks:
+        for module in _read(model):
+            hooks.enter_context(module.register_forward_pre_hook(reads))
+        for module in _given(model):
+            hooks.enter_context(module.register_forward_hook(gives))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _read(model: ResidualModel) -> Iterator[nn.Module]:

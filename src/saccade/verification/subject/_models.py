@@ -118,11 +118,8 @@ class PatchModel(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         model: Any = self.model
-        hook = model.embeddings.register_forward_hook(lambda *_: x)
-        try:
+        with model.embeddings.register_forward_hook(lambda *_: x):
             return model(pixel_values=self.pixels(len(x)))
-        finally:
-            hook.remove()
 
 
 def is_transformers(target: Any) -> bool:

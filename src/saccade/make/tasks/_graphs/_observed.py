@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from torch import Tensor, nn
 
@@ -46,15 +48,11 @@ def _inputs(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """What each layer reads: nodes and edges."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            read = layer.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
+            hooks.enter_context(read)
         model(*graph)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 

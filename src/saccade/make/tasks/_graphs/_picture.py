@@ -109,11 +109,8 @@ def _along_edges(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int
     """Of a GAT, whose weights are no matrix of queries and keys: its last layer has them for each edge."""
     last, given = model.head, []
     assert isinstance(last, GraphAttention)
-    hook = last.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
-    try:
+    with last.register_forward_pre_hook(lambda _, arguments: given.append(arguments)):
         model(*graph)
-    finally:
-        hook.remove()
     ((x, edges),) = given
     weights = last.weights(x, edges).mean(1)
     return [(edges[0, edges[1] == node], weights[edges[1] == node]) for node in nodes]

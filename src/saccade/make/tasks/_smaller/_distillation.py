@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -180,7 +180,7 @@ class DistilledObjective(Objective):
                 observe(layer, call)
 
         wanted = self._teaching
-        with _outputs_of(inner, outputs), self._padding():
+        with inner.register_forward_hook(lambda module, given, output: outputs.append(output)), self._padding():
             result = self._task.forward(model, batch, keep if wanted.relations else observe)
         if len(outputs) > 1 and (wanted.hidden or wanted.relations):
             raise ValueError(
@@ -283,13 +283,3 @@ class DistilledObjective(Objective):
 
 
 _RATIO = "weight of a state"  # in a part of a batch
-
-
-@contextlib.contextmanager
-def _outputs_of(model: Model, outputs: list[ModelOutput]) -> Iterator[None]:
-    """Keep what a model gives meanwhile."""
-    hook = model.register_forward_hook(lambda module, given, output: outputs.append(output))
-    try:
-        yield
-    finally:
-        hook.remove()

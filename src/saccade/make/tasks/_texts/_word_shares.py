@@ -115,16 +115,12 @@ def _along(
         moved.append((placed, step))
         return placed
 
-    hook = embedding.register_forward_hook(move)
-    try:
-        with evaluating(model), torch.enable_grad():
-            found = value(torch.tensor(ids, device=model.device).expand(len(at), -1))
-            if len(moved) != 1:  # of an encoder-decoder, which reads the text twice
-                return None
-            (placed, step) = moved[0]
-            (gradient,) = torch.autograd.grad(found.sum(), placed)
-    finally:
-        hook.remove()
+    with embedding.register_forward_hook(move), evaluating(model), torch.enable_grad():
+        found = value(torch.tensor(ids, device=model.device).expand(len(at), -1))
+        if len(moved) != 1:  # of an encoder-decoder, which reads the text twice
+            return None
+        (placed, step) = moved[0]
+        (gradient,) = torch.autograd.grad(found.sum(), placed)
     slopes = (gradient.double() * step.double()).sum(-1)
     return found.detach().double().cpu().numpy(), slopes.cpu().numpy()
 

@@ -278,18 +278,14 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
     block: Any = stack.blocks[layer]
     attention = block.cross if cross else block.attention
     # Before the norm of cross-attention the stream is what self-attention left; where the norm comes after, it is read.
-    before = [block] if not cross else [block.cross_norm] if block.config.placement == "pre" else [attention]
-    hooks = [
+    before = block if not cross else block.cross_norm if block.config.placement == "pre" else attention
+    with (
         stack.blocks[0].register_forward_pre_hook(reads("embedded")),
-        *(module.register_forward_pre_hook(reads("stream")) for module in before),
+        before.register_forward_pre_hook(reads("stream")),
         attention.register_forward_pre_hook(attends, with_kwargs=True),
         attention.register_forward_hook(lambda module, given, out: keep("written", out)),
-    ]
-    try:
+    ):
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor], row: int) -> HeadInputs:
