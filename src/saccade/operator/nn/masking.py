@@ -89,7 +89,7 @@ def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> t
 
 
 def of_context(mask: Mask | None) -> Mask | None:
-    """A context's mask, where the padding of the context itself (queries as its keys) says nothing of who asks."""
+    """The mask of a context without its own padding of queries: cross-attention has queries of another sequence."""
     if isinstance(mask, And):
         parts = [of_context(part) for part in mask.parts]
         return And.of(*(part for part in parts if part is not None))

@@ -14,7 +14,7 @@ from ._writer import Writer, length, shape
 
 
 class BeforeScores(Writer):
-    """The embedding, the residual stream, the norm, the projections and what turns them."""
+    """The steps from the embedding to the projections: residual stream, norm, query, key and value, rotary positions."""
 
     def __init__(
         self,

@@ -156,7 +156,7 @@ def _loss(again: Rereading, predicted: Predictions) -> Tensor:
 def patched_from(
     run: Run, other: str, target: str | None, positions: str | None, by: str, ended: Callable[[], bool]
 ) -> Answer:
-    """The reply to `patching`: what each head brings back of what the run's text and another one differ by.
+    """The reply to `patching`: the change of the metric when each head's output is restored from the clean run.
 
     The header has the metric in words and its value for both texts, and what stands out in sentences. The buffer has
     the effects, `by` "gradient" or "exact", of all heads of all calls, as in the run.
