@@ -14,7 +14,7 @@ from ._writer import Writer, length, shape
 
 
 class BeforeScores(Writer):
-    """The steps from the embedding to the projections: residual stream, norm, query, key and value, rotary positions."""
+    """The steps from the embedding to the projections: stream, norm, query, key and value, rotary positions."""
 
     def __init__(
         self,
