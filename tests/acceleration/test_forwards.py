@@ -9,33 +9,13 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import saccade
+from feed_forwards import WIDTH, FeedForward, agree, spots_in
 from saccade._products import dtypes
 from saccade.acceleration._spots import Spot
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
-WIDTH, HIDDEN = 192, 424
-
-
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x):
-        return self.down(self.act(self.up(x)))
-
-
-def agree(out, exact):
-    """Rounding of two sums of at most 424 terms."""
-    allowed = 2 * HIDDEN * 2.0**-24 * float(exact.abs().max())
-    assert float((out - exact).abs().max()) <= allowed
-
-
-def spots_in(model):
-    return [value for part in model.modules() for value in vars(part).values() if isinstance(value, Spot)]
 
 
 @pytest.mark.parametrize("unwrapped", ["inside", "after"])
