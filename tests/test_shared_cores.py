@@ -12,9 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import saccade
 from saccade.support import _machine, _shared_cores
 from saccade.support._machine import watch_others
 from saccade.support._shared_cores import WAITING, shared_cores, threads_sleep
+from saccade.models.decoding.beam import BeamSearch, search
+from saccade.models.decoding.constraints import Constraints
+from saccade.models.decoding.drawing import tokens_after
+from saccade.models.decoding.sampling import Sampling
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
 
@@ -57,7 +62,7 @@ def test_threads_sleep_while_others_take_cores_that_they_need(monkeypatch, cores
         _shared_cores, "_IdleTeam", lambda begin, n: teams.append(n) or SimpleNamespace(end=teams.clear)
     )
     watch = _shared_cores._Watch()
-    watch.end()
+    watch.thread.join()  # nobody opens a context
     seen = []
     for share in shares:
         watch._decide(share)
@@ -75,6 +80,7 @@ def test_a_team_is_made_where_pytorch_has_gnus_openmp_and_ends():
         return
     x = torch.randn(31, 4099, requires_grad=True)
     alone = torch.autograd.grad((x @ x.T).sin().sum(), x)[0]
+    ended()
     before = len(os.listdir("/proc/self/task"))
     team = _shared_cores._IdleTeam(begin, 5)
     assert torch.equal(torch.autograd.grad((x @ x.T).sin().sum(), x)[0], alone)
@@ -93,11 +99,62 @@ def test_what_the_user_says_about_waiting_stays_and_one_context_watches(monkeypa
         monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, "1")
+    ended()
     with shared_cores():
         assert len(_shared_cores._watching) == (variable is None)
         with shared_cores():
             assert len(_shared_cores._watching) == (variable is None)
+    ended()
     assert not _shared_cores._watching and not threads_sleep()
+
+
+def ended():
+    """Wait until nothing watches any more."""
+    for watch in list(_shared_cores._watching):
+        watch.thread.join()
+
+
+@LINUX
+def test_short_contexts_one_after_the_other_are_watched_as_one(monkeypatch):
+    """Calls that end before the first look, as short generations do, were never watched."""
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_shared_cores, "INTERVAL", 0.02)
+    looks = []
+    monkeypatch.setattr(_shared_cores._Watch, "_decide", lambda watch, share: looks.append(watch))
+    ended()
+    while len(looks) < 5:
+        with shared_cores():
+            pass
+    ended()
+    assert len(set(looks)) == 1 and not _shared_cores._watching
+
+
+@LINUX
+@pytest.mark.parametrize("what", ["accelerate", "generate", "beams"])
+def test_python_calls_that_compute_for_long_are_watched(monkeypatch, what):
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    watched = []
+
+    class Watched:
+        def step(self, ids):
+            watched.extend(_shared_cores._watching[0].contexts)
+            return torch.zeros(len(ids), 7)
+
+        def reorder(self, items):
+            pass
+
+    ended()
+    start, rules = torch.tensor([[1, 5]]), Constraints(3)
+    if what == "accelerate":
+        with saccade.accelerate():
+            Watched().step(start)
+    elif what == "generate":
+        list(tokens_after(Watched(), start, Sampling(temperature=0.0), rules))
+    else:
+        search(Watched(), start, BeamSearch(2), rules)
+    assert watched
 
 
 STEPS = """

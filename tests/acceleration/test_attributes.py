@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import saccade
+from feed_forwards import WIDTH, FeedForward, agree
 from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
-WIDTH, HIDDEN, HEADS = 192, 424, 6
+HEADS = 6
 
 
 class Norm(nn.Module):
@@ -23,21 +24,6 @@ class Norm(nn.Module):
 
     def forward(self, x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
-
-
-class FeedForward(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x):
-        return self.down(self.act(self.up(x)))
-
-
-def agree(out, exact):
-    """Rounding of two sums of at most 424 terms."""
-    allowed = 2 * HIDDEN * 2.0**-24 * float(exact.abs().max())
-    assert float((out - exact).abs().max()) <= allowed
 
 
 class Scaled(FeedForward):

@@ -13,6 +13,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's
 INTERVAL = 0.5  # seconds
 BEGIN, END = 0.45, 0.3  # cores that others take of those that ours need; below, spinning costs less than sleep
 
-_watching: list[_Watch] = []
+_watching: list[_Watch] = []  # one at most
 
 
 @contextlib.contextmanager
@@ -30,18 +31,28 @@ def shared_cores() -> Iterator[None]:
     """While it is open, threads that wait for one another sleep whenever other processes hold cores that they need.
 
     It changes nothing where the environment says how threads wait, where the system does not tell how busy it is, and
-    with another OpenMP than GNU's. One thread looks twice a second; only the outermost context does.
+    with another OpenMP than GNU's. One thread looks twice a second for all contexts. It goes on for a second after the
+    last of them, so that short contexts one after the other are watched, too.
     """
-    if _watching or any(name in os.environ for name in WAITING) or busy_seconds() is None:
-        yield
-        return
-    watch = _Watch()
-    _watching.append(watch)
+    watch = _watch()
+    context = object()
+    if watch is not None:
+        watch.contexts.append(context)
     try:
         yield
     finally:
-        _watching.remove(watch)
-        watch.end()
+        if watch is not None:
+            watch.used = True
+            watch.contexts.remove(context)
+
+
+def _watch() -> _Watch | None:
+    """The one that runs, or a new one. No lock: a fork would copy it locked. Two at once do no harm."""
+    if any(name in os.environ for name in WAITING):
+        return None
+    if not any(watch.thread.is_alive() for watch in _watching):  # a fork leaves it without a thread
+        _watching[:] = [] if busy_seconds() is None else [_Watch()]
+    return next(iter(_watching), None)
 
 
 def threads_sleep() -> bool:
@@ -50,24 +61,21 @@ def threads_sleep() -> bool:
 
 
 class _Watch:
-    """A thread that looks at the other processes until it ends."""
+    """A thread that looks at the other processes until no context was open since it looked last."""
 
     def __init__(self) -> None:
         self.team: _IdleTeam | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="saccade-shared-cores")
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
+        self.contexts: list[object] = []
+        self.used = True
+        self.thread = threading.Thread(target=self._look, daemon=True, name="saccade-shared-cores")
+        self.thread.start()
 
     def _look(self) -> None:
-        while True:
-            share = watch_others()
-            if self._over.wait(INTERVAL):
-                break
+        while self.contexts or self.used:
+            self.used, share = False, watch_others()
+            time.sleep(INTERVAL)
             self._decide(share())
+        _watching[:] = [watch for watch in _watching if watch is not self]
         self._decide(0.0)
 
     def _decide(self, share: float | None) -> None:

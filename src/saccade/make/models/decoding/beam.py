@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._shared_cores import shared_cores
 from .constraints import Constraints, told_by
 from .generated import Generated
 from .step import Step
@@ -63,6 +64,7 @@ class BeamSearch:
 
 
 @torch.no_grad()
+@shared_cores()
 def search(
     step: Step,
     start: Tensor,

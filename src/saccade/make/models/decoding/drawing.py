@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._shared_cores import shared_cores
 from .constraints import Constraints, told_by
 from .generated import Generated
 from .sampling import Draws, Sampling
@@ -46,29 +47,30 @@ def tokens_after(
     told = ids
     items = torch.arange(ids.shape[0], device=ids.device)  # those that are computed
     going = torch.ones_like(items, dtype=torch.bool)
-    for count in range(constraints.max_new_tokens):
-        logits = step.step(new)
-        if count == 0:
-            constraints.check(logits.shape[-1])
-            told = told_by(ids, attention_mask) if constraints.reads_text else ids
-        drawn = draws.draw(constraints.apply(draws.penalised(logits), told, count))
-        if not constraints.ends:
-            yield drawn
-        else:
-            drawn = torch.where(going, drawn, pad)
-            yield torch.full_like(ids[:, 0], pad, dtype=torch.int64).index_copy_(0, items, drawn)
-            going = going & ~constraints.finished(drawn, count + 1)
-            left = int(going.sum())
-            if not left:
-                return
-            if 2 * left <= going.numel():
-                kept = going.nonzero()[:, 0]
-                step.reorder(kept)
-                draws.keep(kept)
-                items, going, drawn, told = items[kept], going[kept], drawn[kept], told[kept]
-        new = drawn[:, None]
-        if constraints.reads_text:
-            told = torch.cat((told, new), 1)
+    with shared_cores():
+        for count in range(constraints.max_new_tokens):
+            logits = step.step(new)
+            if count == 0:
+                constraints.check(logits.shape[-1])
+                told = told_by(ids, attention_mask) if constraints.reads_text else ids
+            drawn = draws.draw(constraints.apply(draws.penalised(logits), told, count))
+            if not constraints.ends:
+                yield drawn
+            else:
+                drawn = torch.where(going, drawn, pad)
+                yield torch.full_like(ids[:, 0], pad, dtype=torch.int64).index_copy_(0, items, drawn)
+                going = going & ~constraints.finished(drawn, count + 1)
+                left = int(going.sum())
+                if not left:
+                    return
+                if 2 * left <= going.numel():
+                    kept = going.nonzero()[:, 0]
+                    step.reorder(kept)
+                    draws.keep(kept)
+                    items, going, drawn, told = items[kept], going[kept], drawn[kept], told[kept]
+            new = drawn[:, None]
+            if constraints.reads_text:
+                told = torch.cat((told, new), 1)
 
 
 @torch.no_grad()
