@@ -101,9 +101,9 @@ MORE: dict[str, dict[str, Any]] = {
     "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "head_dim": None},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": dict.fromkeys(
-            ("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 10_000.0}
-        ),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("sliding_attention", "full_attention")
+        },
     },
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "deberta-v2": {
@@ -203,6 +203,7 @@ EXPLAINED: dict[str, set[str]] = {
     "blt": {"padding", "model"},
     "convbert": {"padding", "model"},
     "cpmant": {"causal-leak", "mask-meaning", "model"},
+    "dots3_note": {"mixing"},
     "dots3_note_text": {"mixing"},
     "falcon": {"dropout"},
     "fsmt": {"model"},
