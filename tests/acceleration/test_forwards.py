@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import saccade
 from feed_forwards import WIDTH, FeedForward, agree, spots_in
@@ -81,6 +82,58 @@ def test_a_forward_inside_the_block_is_still_a_method(part):
         for name in ("__self__", "__func__", "__code__", "__globals__", "__name__", "__qualname__", "__defaults__"):
             assert getattr(method, name) is getattr(plain, name)
         assert not hasattr(method, "_torchdynamo_disable")
+
+
+def doubled(function, kind):
+    def new(*args, **named):
+        out = function(*args, **named)
+        return 2 * out if kind is None or isinstance(args[0], kind) else out
+
+    return new
+
+
+CALLED = {
+    "a module's call": (nn.Module, "__call__", nn.Linear),
+    "what that calls": (nn.Module, "_call_impl", nn.GELU),
+    "a class's call": (nn.Linear, "__call__", nn.Linear),
+    "F.linear": (F, "linear", None),
+    "F.gelu": (F, "gelu", None),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("name", CALLED)
+@torch.no_grad()
+def test_what_every_module_calls_is_replaced(monkeypatch, name, when):
+    torch.manual_seed(0)
+    owner, attribute, kind = CALLED[name]
+    module, x = FeedForward().eval(), torch.randn(3, 37, WIDTH)
+    plain, new = copy.deepcopy(module), doubled(getattr(owner, attribute), kind)
+    if when == "before":
+        monkeypatch.setattr(owner, attribute, new)
+    with saccade.accelerate(module):
+        module(x), module(x)
+        monkeypatch.setattr(owner, attribute, new)
+        torch.testing.assert_close(module(x), plain(x), rtol=1e-4, atol=1e-4)
+        monkeypatch.undo()
+        torch.testing.assert_close(module(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_shallow_copy_inside_the_block():
+    """It shares the module's parts, until they are replaced in either."""
+    torch.manual_seed(0)
+    module, x = FeedForward().eval(), torch.randn(3, 37, WIDTH)
+    with torch.no_grad(), saccade.accelerate(module):
+        module(x), module(x)
+        shallow, up = copy.copy(module), copy.copy(module.up)
+        assert not {"forward", "__reduce_ex__"} & (vars(shallow).keys() | vars(up).keys())
+        up.weight = nn.Parameter(2 * up.weight)
+        for part in ("up", "act"):
+            for model in (module, shallow):
+                agree(model(x), copy.deepcopy(model).double()(x.double()))
+            setattr(shallow, part, {"up": up, "act": nn.ReLU()}[part])
+        for model in (module, shallow):
+            agree(model(x), copy.deepcopy(model).double()(x.double()))
 
 
 def test_export_inside_the_block():
