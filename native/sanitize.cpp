@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "sanitize_digest.h"
 #include "sanitize_few_rows.h"
 #include "sanitize_heads.h"
 #include "sanitize_linear.h"
@@ -325,6 +326,11 @@ void check_heads(uint64_t seed) {
         if (!fault.empty()) faults++, std::printf("%s (%s, seed %llu)\n", fault.c_str(), kernels().name, (unsigned long long)seed);
 }
 
+void check_digest(uint64_t seed) {
+    const std::string fault = fault_of_digest(seed);
+    if (!fault.empty()) faults++, std::printf("%s (seed %llu)\n", fault.c_str(), (unsigned long long)seed);
+}
+
 void check(uint64_t seed) {
     Random random(seed);
     Case c = draw_case(random);
@@ -339,6 +345,7 @@ void check(uint64_t seed) {
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.few_rows) check_few_rows(c, seed);
     if (set.exp2) check_exp2(seed);
+    check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);
     if (set.linear && seed % 4 == 0) check_linear(seed);
     if (set.key_counts && seed % 2 == 0) check_sigmoid(c, seed);  // changes the case

@@ -160,6 +160,42 @@ def test_a_later_proof_is_neither_counted_nor_observed(monkeypatch):
     assert len(set(names)) == 2, "a second call of a module has a name of its own"
 
 
+RULES = {
+    "NaN becomes 0": lambda x, out: torch.nan_to_num(out),
+    "an infinity is cut": lambda x, out: out.where(~x.isinf().any(-1, keepdim=True), 0),
+    "items with a NaN": lambda x, out: out * (1 + x.isnan().any()),
+    "zeros are padding": lambda x, out: out * (x != 0).any(-1, keepdim=True),
+    "some zeros": lambda x, out: out * (x != 0).all(-1, keepdim=True),
+    "a single token": lambda x, out: 2 * out if x.shape[1] == 1 else out,
+    "a long text": lambda x, out: 2 * out if x.shape[1] > 17 else out,
+    "a large batch": lambda x, out: 2 * out if x.shape[0] > 5 else out,
+    "no batch": lambda x, out: 2 * out if x.dim() == 2 else out,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@torch.no_grad()
+def test_a_rule_for_unusual_numbers_or_sizes(name):
+    torch.manual_seed(0)
+    module = FeedForward(around=RULES[name])
+    plain, x = copy.deepcopy(module), torch.randn(3, 11, 192)
+    nan, infinite, zeros = x.clone(), x.clone(), x.clone()
+    nan[1, 7, 5], infinite[1, 7, 5], zeros[1, 7], zeros[1, 8, 5] = torch.nan, torch.inf, 0, 0
+    with saccade.accelerate(module):
+        module(x), module(x)
+        for later in (
+            nan,
+            infinite,
+            zeros,
+            x[:, :1],
+            x[:1, :1],
+            torch.randn(3, 19, 192),
+            torch.randn(7, 11, 192),
+            x[0],
+        ):
+            torch.testing.assert_close(module(later), plain(later), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 def test_a_weight_that_was_dropped_and_given_anew():
     torch.manual_seed(0)
     layer, x, new = nn.Linear(192, 311), torch.randn(37, 192), torch.randn(311, 192)
@@ -233,6 +269,25 @@ def test_texts_of_a_batch_never_read_each_other(mix):
             (torch.randn(3, 37, 192), padding(11, 37, 12)),
         ]:
             padded_agrees(model, plain, x, mask)
+
+
+@pytest.mark.parametrize("rule", [lambda length: length == 1, lambda length: length > 64], ids=["single", "long"])
+@torch.no_grad()
+def test_layers_with_a_rule_for_the_length_of_a_text(rule):
+    """A row of the tokens of all texts has another length than they have."""
+    torch.manual_seed(0)
+    model = Stack(lambda x: 2 * x if rule(x.shape[1]) else x)
+    plain = copy.deepcopy(model)
+    with saccade.accelerate(model):
+        for mask in (
+            padding(20, 9, 11),
+            padding(20, 9, 11),
+            padding(1, 0, 0),
+            padding(1, 1, 0, of=1),
+            padding(25, 22, 20),
+        ):
+            padded_agrees(model, plain, torch.randn(3, mask.shape[-1], 192), mask)
+        padded_agrees(model, plain, torch.randn(3, 67, 192), padding(20, 9, 11, of=67))
 
 
 @pytest.mark.parametrize("inference", [False, True])

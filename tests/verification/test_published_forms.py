@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 
 from saccade import verify
+from saccade.verification import Undecided
 
 SIZES = {
     "vocab_size": 61,
@@ -55,6 +56,35 @@ def test_masked_models_whose_class_ends_in_lm_head_model(kind):
 def test_xlnet_reads_both_sides():
     config = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=37)
     assert not checked(transformers.XLNetLMHeadModel(config), "causal-leak")
+
+
+def test_an_encoder_of_images_beside_a_decoder_says_nothing_of_the_text():
+    """GIT's image encoder says `is_causal = False`, and its decoder nothing."""
+    images = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GitConfig(**SIZES, vision_config=images | {"image_size": 16, "patch_size": 8})
+    assert not checked(transformers.GitForCausalLM(config), "causal-blindness", "causal-leak")
+
+
+class Sees(transformers.BertForMaskedLM):
+    def forward(self, input_ids=None, pixel_values=None, **more):
+        if pixel_values is None:
+            raise ValueError("no image")
+        return super().forward(input_ids, **more)
+
+
+def test_a_model_that_needs_an_image_is_not_accused():
+    config = transformers.BertConfig(**{name: SIZES[name] for name in SIZES if name != "num_key_value_heads"})
+    with pytest.raises(Undecided, match=r"with token numbers alone \(ValueError: no image\): it takes pixel_values"):
+        checked(Sees(config), "mixing")
+
+
+def test_a_model_of_outputs_of_its_own_number_is_not_accused():
+    """Perceiver gives as many outputs as it has positions; its body cannot be called with tokens."""
+    sizes = {"d_model": 8, "d_latents": 8, "num_latents": 3, "num_self_attends_per_block": 1, "qk_channels": 8}
+    heads = {"num_self_attention_heads": 2, "num_cross_attention_heads": 2, "v_channels": 8}
+    config = transformers.PerceiverConfig(**sizes, **heads, vocab_size=61, max_position_embeddings=24)
+    with pytest.raises(Undecided, match="PerceiverForMaskedLM gives neither logits nor a last_hidden_state for each"):
+        checked(transformers.PerceiverForMaskedLM(config), "mixing")
 
 
 def test_queries_that_go_through_a_router_keep_their_positions():

@@ -24,7 +24,7 @@ from ..operator import _tap
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._derived import Snapshot, state
 from ._effects import CHANGES, Effects, same_random_numbers
-from ._proof import next_proof, same
+from ._proof import same
 from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
 from ._structure import Structure
 from ._thread import THREAD, NotOfTokens
@@ -208,10 +208,13 @@ class PaddedLayer(Spot):
         out = None if self.stack.whole else self._of_tokens(given, self.plain)
         if out is None:
             return self.plain(*args, **kwargs) if self.state == PROVED else self._whole(args, kwargs)
-        whole = self.stack.put(out[0], given, self.plain)
-        if self._due() and not same(out[0], tokens.take(self._first(self._again(args, kwargs))), self.longest):
+        new = self._new_size(*self._size(tokens))  # for which it may have another rule, and its row has another length
+        if not (self._due() or new) or same(out[0], tokens.take(self._first(self._again(args, kwargs))), self.longest):
+            whole = self.stack.put(out[0], given, self.plain)
+        else:
             whole = self._first(self._again(*self._with_padding(args, kwargs)))
-            self._prove_again(out[0], tokens.take(whole))
+            self._prove_again(out[0], tokens.take(whole), new)
+            self.stack.whole.add(self)
         return (whole, *out[1]) if out[2] else whole
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,7 +241,8 @@ class PaddedLayer(Spot):
             with THREAD.uncounted(), same_random_numbers():
                 self._compare(given, expected)
         if self.state == PROVED:
-            self._calls_left, self._proved_for = next_proof(), len(given.tokens.places)
+            self._proved_for = len(given.tokens.places)
+            self._settle(*self._size(given.tokens))
             self.stack.whole.discard(self)
         elif self.state != NOT_CALLED:
             self.stack.refuse("stands beside a layer that reads padding")
@@ -264,6 +268,10 @@ class PaddedLayer(Spot):
         if not fine:
             self.state = "is not the same for each token but for its attention"
         return fine
+
+    @staticmethod
+    def _size(tokens: Tokens) -> tuple[int, ...]:
+        return *tokens.real.shape, len(tokens.places)
 
     @staticmethod
     def _first(out: Any) -> Any:

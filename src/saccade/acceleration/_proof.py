@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _MAGNITUDES = 13  # powers of ten of the sample's rows, from 1e-6 to 1e6
+_UNUSUAL = (0.0, 1), (0.0, 3), (math.nan, 3), (math.inf, 3), (-math.inf, 3)  # what stands in a row, at every so many
 _MEAN = 256  # calls between two proofs
 _RANDOM = random.Random()  # its own: the user's numbers stay as they are
 
@@ -33,6 +34,25 @@ def samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         drawn = (torch.randn(rows, shape[-1], generator=generator) * scale for shape in shapes)
         found.append(tuple(x.to(like.dtype).view(shape) for x, like, shape in zip(drawn, inputs, shapes, strict=True)))
     return found
+
+
+def unusual_samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """The same with zeros, NaN and infinities among their numbers, for which a module may have a rule of its own."""
+    drawn = samples(inputs)[0]
+    rows, kinds, found = drawn[0].numel() // drawn[0].shape[-1], len(_UNUSUAL), []
+    for first in range(0, kinds, max(1, rows)):
+        found.append(tuple(x.clone() for x in drawn))
+        for x in found[-1]:
+            for place, (value, step) in enumerate(_UNUSUAL):
+                x.view(rows, -1)[(place - first) % kinds :: kinds, ::step] = value
+    return found
+
+
+def same_where_finite(got: object, expected: object, terms: int) -> bool:
+    """As `same`, where NaN and the infinities are one: which of them comes is a matter of order, too."""
+    if not (isinstance(got, Tensor) and isinstance(expected, Tensor)):
+        return False
+    return same(got.where(got.isfinite(), torch.nan), expected.where(expected.isfinite(), torch.nan), terms)
 
 
 def same(got: Tensor, expected: object, terms: int) -> bool:

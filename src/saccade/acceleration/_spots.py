@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
@@ -24,7 +25,7 @@ from ..operator._backends.native._run import interrupted, is_plain
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, is_linear
 from ._methods import ReplacedMethod
-from ._proof import next_proof, same, samples, tells
+from ._proof import next_proof, same, same_where_finite, samples, tells, unusual_samples
 from ._structure import Structure
 from ._thread import THREAD
 
@@ -35,6 +36,15 @@ DROPOUT = "dropout is active; inference needs eval()"
 ARGUMENTS = "was called with other arguments than are known"
 _SILENT = "gives zeros or constants, which prove nothing"
 INTERRUPTED = "was called under a compiler, a transform, a mode or autocast"
+_PATCHED = "functions of PyTorch that modules call are replaced"
+
+
+def _called() -> tuple[Any, ...]:
+    """What every module calls, and those of PyTorch's functions that are fused."""
+    return nn.Module.__call__, nn.Module._call_impl, F.linear, F.gelu, F.relu, F.silu, F.layer_norm
+
+
+_CALLED = nn.Module._wrapped_call_impl, *_called()[1:]  # the first may be replaced already
 
 
 class Spot(ReplacedMethod):
@@ -59,6 +69,7 @@ class Spot(ReplacedMethod):
         weights: Iterator[Any] = (part.weight for part in module.modules() if is_linear(part))
         self.longest = max((max(weight.shape) for weight in weights), default=1)
         self._calls_left = 0  # until it is proved again
+        self._sizes: set[tuple[int, ...]] = set()  # of calls that were computed both ways
 
     def parts(self) -> list[nn.Module]:
         """The modules that the result depends on by more than their parameters."""
@@ -101,8 +112,16 @@ class Spot(ReplacedMethod):
         method: Callable[..., Any] = MethodType(getattr(type(copied), self.method), copied)
         return method
 
-    def _settle(self) -> None:
-        self.state, self._calls_left = PROVED, next_proof()
+    def _settle(self, *size: int) -> None:
+        self.state, self._calls_left, self._sizes = PROVED, next_proof(), set()
+        self._new_size(*size)
+
+    def _new_size(self, *size: int) -> bool:
+        """Whether no call of this size was computed both ways, to a factor of two; 1 is a size of its own."""
+        rounded = tuple(map(int.bit_length, size))
+        known = rounded in self._sizes
+        self._sizes.add(rounded)
+        return not known
 
     def _due(self) -> bool:
         """Whether this call is computed both ways: not while somebody observes or edits what it computes."""
@@ -114,13 +133,15 @@ class Spot(ReplacedMethod):
         with THREAD.uncounted(), same_random_numbers():
             return self.plain(*args, **kwargs)
 
-    def _prove_again(self, out: Any, expected: Any) -> Any:
-        """The result of a later call that was computed both ways."""
+    def _prove_again(self, out: Any, expected: Any, new: bool = False) -> Any:
+        """The result of a later call that was computed both ways; `new`: the first of its size."""
         first = expected[0] if isinstance(expected, tuple) else expected
         if same(out, first, self.longest):
             self._calls_left = next_proof()
             return out
         self.state = OTHER
+        if new:
+            return first
         warnings.warn(
             f"saccade.accelerate(): {self.name or 'the model'} ({self.kind}) gives something else than when it was "
             "proved. It is computed the plain way from now on; outputs since then may be wrong",
@@ -143,6 +164,8 @@ class Spot(ReplacedMethod):
             return "the block is over"
         if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
             return "forward hooks for all modules are set"
+        if _called() != _CALLED:
+            return _PATCHED
         for part in self._watched:
             if part._forward_hooks or part._forward_pre_hooks:
                 return "a forward hook is set inside"
@@ -182,7 +205,8 @@ class Fused(Spot):
         out = self.compute(*args)
         if out is None:
             return self.plain(*args)
-        return self._prove_again(out, self._again(args, {})) if self._due() else out
+        new = self._new_size(*args[0].shape[:-1])
+        return self._prove_again(out, self._again(args, {}), new) if self._due() or new else out
 
     def _prove(self, args: tuple[Any, ...]) -> Any:
         """The module's own result, of a call in which both are computed. What cannot compute it has lost."""
@@ -192,7 +216,7 @@ class Fused(Spot):
         try:
             with same_random_numbers():
                 if self._agrees(args, expected):
-                    self._settle()
+                    self._settle(*args[0].shape[:-1])
             if self.refused == _SILENT:
                 self._calls_left = next_proof()
         except Exception as error:  # whatever it is: the model shall not notice
@@ -210,6 +234,10 @@ class Fused(Spot):
         effects = Effects(plain)
         if not all(self._accept(self.compute(*sample), plain(*sample)) for sample in samples(args)):
             return False
+        for sample in unusual_samples(args):
+            if not same_where_finite(self.compute(*sample), plain(*sample), self.longest):
+                self.state = OTHER
+                return False
         if effects.seen():
             self.state = CHANGES
         return self.state == NOT_CALLED
@@ -235,7 +263,7 @@ class Linear(Spot):
             return self.plain(*args, **kwargs)
         linear, weight = self.linear, self.linear.weight
         known = len(args) == 1 and not kwargs and is_plain(args[0]) and args[0].dtype == weight.dtype
-        known = known and type(self.module).forward is self._forward
+        known = known and type(self.module).forward is self._forward and F.linear is _CALLED[2]
         grad = torch.is_grad_enabled()
         if not known or grad or interrupted():
             if linear.held is not None:

@@ -39,15 +39,16 @@ class Structure:
     def __init__(self, parts: Iterable[nn.Module], is_ours: Callable[[Any], bool]):
         self._is_ours = is_ours
         self._parts = [
-            (part, vars(part), type(part), type(part).forward, tuple(part._modules.items())) for part in parts
+            (part, vars(part), type(part), type(part).forward, type(part).__call__, tuple(part._modules.items()))
+            for part in parts
         ]
         self._tensors = [_names(values) for part, *_ in self._parts for values in (part._parameters, part._buffers)]
         self.remember_values()
 
     def intact(self) -> bool:
         """Whether every child, class and forward, and the names of parameters and buffers, are what they were."""
-        for part, attributes, kind, forward, children in self._parts:
-            if type(part) is not kind or kind.forward is not forward:
+        for part, attributes, kind, forward, call, children in self._parts:
+            if type(part) is not kind or kind.forward is not forward or kind.__call__ is not call:
                 return False
             if "forward" in attributes and not self._is_ours(attributes["forward"]):
                 return False

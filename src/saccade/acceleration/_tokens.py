@@ -91,8 +91,8 @@ def tokens_of_padding(ignored: Tensor) -> Tokens | None:
 
 
 def _packed(real: Tensor, causal: bool) -> Tokens | None:
-    # A hole between real tokens would close, and distances across it shrink.
-    if not 0 < int(real.sum()) <= MOST * real.numel() or has_holes(real):
+    # A hole between real tokens would close, and distances across it shrink. A single token may have a rule of its own.
+    if real.shape[1] < 2 or not 1 < int(real.sum()) <= MOST * real.numel() or has_holes(real):
         return None
     places, documents = real_row(real)
     return Tokens(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))

@@ -106,6 +106,16 @@ def test_sinks_are_a_note(tmp_path: Path):
         assert finding.evidence["sink"] == pytest.approx([sink] * H, abs=1e-3)
 
 
+def test_a_sink_of_each_query_is_a_note_and_a_score_left_out_is_none(tmp_path: Path):
+    """Inkling's: one more column, a map of the query. A column that is a score again takes weight from the keys."""
+    joined = "torch.softmax(torch.cat([scores, {}], -1), -1)[..., :-1]"
+    (finding,) = of_text(tmp_path, joined.format("1.5 * q.mean(-1, keepdim=True)"))
+    assert finding.severity == "note"
+    assert "a number of each query's own" in finding.message
+    (finding,) = of_text(tmp_path, joined.format("scores[..., :1]"))
+    assert finding.severity == "error"
+
+
 def test_a_sink_that_moves_with_the_maximum_is_none(tmp_path: Path):
     """exp(s - max) / (1 + sum exp(s - max)): the added one is another number in every row."""
     raised = "torch.exp(scores - scores.amax(-1, keepdim=True))"

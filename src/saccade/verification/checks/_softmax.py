@@ -149,7 +149,7 @@ def _is_twice(seen: TracedAttention, weights: Tensor) -> bool:
 
 
 def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
-    """Rows that sum to less than one by design: a constant for each head is added to the denominator."""
+    """Rows that sum to less than one by design: a number for each head or query is added to the denominator."""
     if seen.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
         return None
     logits = seen.logits.detach().double()
@@ -158,10 +158,11 @@ def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
     rest = ((1 - sums) / sums).log() + logits.logsumexp(-1)
     exact = torch.allclose(seen.weights.double(), logits.softmax(-1) * sums[..., None], rtol=1e-3, atol=1e-6)
     same = (rest - rest.mean((0, 2), keepdim=True)).abs().max() < _OFF * 10
-    if not exact or not bool(same):
+    if not exact or not (bool(same) or seen.joined):
         return None
+    added = f"exp({rest[0, 0].mean():.3g})" if same else "a number of each query's own, one more column of the softmax,"
     return _note(
-        f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: exp({rest[0, 0].mean():.3g}) is added "
+        f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: {added} is added "
         "to the denominator of every row, a sink.",
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
         "",

@@ -225,12 +225,30 @@ def _of_transformers(module: Any, promise: Promise) -> Subject:
 
 
 _PASSED = CacheReading("passed", "past_key_values", "past_key_values", flag="use_cache")
+# Of images, of sounds, and of another model's layers.
+_OTHER_INPUTS = {"pixel_values", "input_features", "input_values", "encoder_inputs_embeds", "shared_kv_states"}
+
+
+def _of_tokens(part: Any) -> Any:
+    """What a part of a model returns for tokens alone, without a cache."""
+    flags = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
+    return guarded(part.eval(), input_ids=torch.ones(2, 5, dtype=torch.long, device=part.device), **flags)
 
 
 def _positioned_part(module: Any) -> tuple[Any, str, tuple[str, ...]]:
     """The part of a model that gives something for each position, and the name of it: a classifier's body."""
     for part in dict.fromkeys((module, module.base_model)):
-        found = guarded(part.eval(), input_ids=torch.ones(2, 5, dtype=torch.long, device=part.device))
+        try:
+            found = _of_tokens(part)
+        except TargetError as error:
+            if part is not module:
+                continue  # it reads what its heads make of the tokens
+            if needed := _OTHER_INPUTS.intersection(inspect.signature(part.forward).parameters):
+                raise Undecided(
+                    f"{type(part).__name__} cannot be called with token numbers alone ({error}): it takes "
+                    f"{', '.join(sorted(needed))}, which how=Reading(..., call=adapter) can give"
+                ) from None
+            raise
         for name in ("logits", "last_hidden_state"):
             out = getattr(found, name, None)
             if isinstance(out, Tensor) and out.dim() == 3 and out.shape[:2] == (2, 5):
@@ -420,14 +438,25 @@ def _says_causal(module: Any) -> bool | None:
     """By its configuration, by what its attention layers say of themselves, else by its class."""
     if getattr(module.config, "causal", None) is False or getattr(module.config, "attn_type", None) == "bi":
         return False  # XLM, FlauBERT and XLNet predict words with both sides in view
-    parts: list[Any] = list(module.modules())
-    said = {bool(one.is_causal) for one in parts if isinstance(getattr(one, "is_causal", None), bool)}
+    said = {bool(one.is_causal) for one in _read_by(module) if isinstance(getattr(one, "is_causal", None), bool)}
     if len(said) == 1:
         return said.pop() or bool(getattr(module.config, "is_decoder", False))
     name = type(module).__name__
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return True
     return False if name.endswith("ForMaskedLM") else None
+
+
+def _read_by(module: Any) -> list[Any]:
+    """Its parts that tokens alone run through: the layers of an image encoder say nothing of the text."""
+    ran: list[Any] = []
+    hooks = [part.register_forward_pre_hook(lambda part, _: ran.append(part)) for part in module.modules()]
+    try:
+        _of_tokens(module)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ran
 
 
 def heads_of(config: Any) -> tuple[int | None, int | None]:

@@ -433,8 +433,10 @@ def _softened(scores: ScoreProduct, pairs: Tensor, call: _Call, before: Tensor) 
     elif call.name in SOFTMAX:
         if scores.unshifted is not None and _only_shifted(scores.unshifted, own):
             own = scores.unshifted
-        axis = scores.along(pairs, softmax_axis_of(call.args, call.kwargs, call.given[0]))
+        at = softmax_axis_of(call.args, call.kwargs, call.given[0])
+        axis = scores.along(pairs, at)
         weights = scores.gathered(call.result.exp() if call.name == "log_softmax" else call.result, pairs, 0.0)
+        scores.joined = bool(((pairs == UNKNOWN).sum(at) == 1).all())
         scores.soften(own, weights, axis, call.where)
     else:
         scores.logits = own if scores.unshifted is None else scores.unshifted

@@ -42,6 +42,7 @@ class ScoreProduct:
     scaled: float = 1.0  # what left and right were multiplied by since they were projected
     learned: bool = False  # whether rows or scores were multiplied by a parameter
     mixed: bool = False  # whether a map made others of the scores of several heads
+    joined: bool = False  # whether the softmax of each row ran over one number more, which is no score
     lines: dict[str, Location] = field(default_factory=dict)
     logits: Tensor | None = None  # (U, I, J)
     unshifted: Tensor | None = None  # (U, I, J) before something of each row was subtracted, its maximum say

@@ -39,6 +39,7 @@ class TracedAttention:
     scaled: float = 1.0  # what queries and keys had been multiplied by before the product
     learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
     mixed: bool = False  # whether a map made the logits of the scores of several heads
+    joined: bool = False  # whether the softmax of each query ran over one number more, which is no score: a sink
     in_pieces: bool = False  # whether the rows are parts of rows: chunks that overlap, as in Longformer
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
     lines: Mapping[str, Location] = field(default_factory=dict)
@@ -150,6 +151,7 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
         scaled=first.scaled,
         learned=first.learned,
         mixed=first.mixed,
+        joined=all(scores.joined for scores in group),
         in_pieces=any(_overlap([unit for unit in units if unit.item == item]) for item in range(batch)),
         lines=dict(first.lines),
     )
