@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import saccade
-from saccade.support import _machine, _shared_cores
-from saccade.support._machine import watch_others
-from saccade.support._shared_cores import WAITING, shared_cores, threads_sleep
 from saccade.models.decoding.beam import BeamSearch, search
 from saccade.models.decoding.constraints import Constraints
 from saccade.models.decoding.drawing import tokens_after
 from saccade.models.decoding.sampling import Sampling
+from saccade.support import _machine, _shared_cores
+from saccade.support._machine import watch_others
+from saccade.support._shared_cores import WAITING, shared_cores, threads_sleep
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
 

@@ -19,8 +19,8 @@ from torch.nn.utils import parametrizations, parametrize
 
 import saccade
 from feed_forwards import HIDDEN, WIDTH, FeedForward, agree, spots_in
-from saccade.operator._products import dtypes
 from saccade.acceleration._spots import is_spot
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 HEADS = 6

@@ -13,8 +13,8 @@ from torch import nn
 
 import saccade
 from feed_forwards import WIDTH, FeedForward, agree, spots_in
-from saccade.operator._products import dtypes
 from saccade.acceleration._spots import Spot
+from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
 

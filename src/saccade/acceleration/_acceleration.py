@@ -11,8 +11,8 @@ from types import TracebackType
 
 from torch import nn
 
-from ..operator._backends.native import _kernels
 from ..interception._hooks import mha_handled_by, sdpa_handled_by
+from ..operator._backends.native import _kernels
 from ..support._shared_cores import shared_cores
 from ._answers import answer, answer_mha
 from ._model import AcceleratedModel

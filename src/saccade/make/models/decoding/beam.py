@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._shared_cores import shared_cores
+from ....support._shared_cores import shared_cores
 from .constraints import Constraints, told_by
 from .generated import Generated
 from .step import Step
