@@ -2,9 +2,9 @@
 
 const texts = new Set<string>();
 
-/** Adds a sheet; called by a part when its file is loaded. `$name` is what the build writes for `var(--name)`. */
+/** Adds a sheet; called by a part when its file is loaded. */
 export function addStyle(css: string): void {
-  texts.add(css.replace(/\$([\w-]+)/g, "var(--$1)"));
+  texts.add(css);
 }
 
 /** Puts all sheets into force, after those that are. Constructed sheets need no permission of a Content-Security-Policy. */

@@ -20,7 +20,7 @@ BUILT = (VIEWER / "client.js", VIEWER / "heads.js", VIEWER / "steps" / "step.js"
 def test_the_committed_files_are_those_of_these_sources():
     """Fails for a source that changed after the build, and for a built file that somebody edited; needs no Node."""
     sources = [path for path in (CLIENT / "src").rglob("*") if path.is_file()]
-    files = [*sources, CLIENT / "build.mjs", CLIENT / "short.mjs", *BUILT]
+    files = [*sources, CLIENT / "build.mjs", *BUILT]
     digest = hashlib.sha256()
     for name in sorted(Path(os.path.relpath(path, CLIENT)).as_posix() for path in files):
         digest.update(name.encode() + b"\0" + (CLIENT / name).read_bytes() + b"\0")
@@ -29,7 +29,7 @@ def test_the_committed_files_are_those_of_these_sources():
 
 def test_the_client_is_small_and_names_no_address():
     text = BUILT[0].read_text("utf8")
-    assert len(text.encode()) < 100_000
+    assert len(text.encode()) < 130_000
     assert set(re.findall(r"https?://[^\s\"'`)]+", text)) <= {
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xhtml",
