@@ -35,7 +35,7 @@ from pronoun_sentences import KINDS, Kind, Sentence, sentences
 from saccade.inspection import TextModel, weights_of
 from saccade.inspection._models import SaccadeModel
 from saccade.models import LanguageModel, load
-from saccade.support._numbers import two_decimals
+from saccade.support._numbers import short_number
 from saccade.support._uncertainty import LEVEL, student
 
 OUT = Path(__file__).parent / "results" / "pronouns.md"
@@ -232,7 +232,7 @@ def attention_table(studies: Sequence[Study], heads: int) -> tuple[list[str], in
                 f"| {layer_head(widest, heads)}: ± {found.half[widest]:.3f} "
                 f"| {(found.clear & (found.mean > 0)).sum()}, {(found.clear & (found.mean < 0)).sum()} "
                 f"| {', '.join(f'{layer_head(h.head, heads)}: {h.found.of()}' for h in left)} "
-                f"| {', '.join(map(two_decimals, rights))} |"
+                f"| {', '.join(map(short_number, rights))} |"
             )
     return lines, comparisons
 
@@ -247,7 +247,7 @@ def places_table(studies: Sequence[Study], heads: int, most: int = 6) -> list[st
     lines = ["| head | first noun | second noun | the noun meant | the other |", "|---|---|---|---|---|"]
     for head in np.argsort(-(first + second))[:most]:
         numbers = (first[head], second[head], right[head], first[head] + second[head] - right[head])
-        lines.append(f"| {layer_head(int(head), heads)} | {' | '.join(map(two_decimals, numbers))} |")
+        lines.append(f"| {layer_head(int(head), heads)} | {' | '.join(map(short_number, numbers))} |")
     return lines
 
 
@@ -298,7 +298,7 @@ def page(lm: LanguageModel) -> str:
         "docstring of the command. What follows from it: [Pronouns](../../docs/pronouns.md).",
         ATTENTION.format(heads=config.layers * config.heads, comparisons=comparisons),
         "\n".join(table),
-        PLACES.format(uniform=two_decimals(np.mean([one.uniform for one in studies if one.told is not None]))),
+        PLACES.format(uniform=short_number(np.mean([one.uniform for one in studies if one.told is not None]))),
         "\n".join(places_table(studies, config.heads)),
         NEXT,
         "\n".join(next_words_table(studies)),

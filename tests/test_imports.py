@@ -31,6 +31,7 @@ LAYERS = [
         "_numbers",
         "_pictures",
         "_seeding",
+        "_tables",
         "_terminal",
         "_threads",
         "_uncertainty",

@@ -14,11 +14,12 @@ from torch import nn
 import saccade
 from saccade.cli import main
 from saccade.nn import AttentionConfig, MultiHeadAttention
+from saccade.support._numbers import typeset
 from saccade.variants import LinearConfig
 from saccade.viewer.diagrams import KINDS
 from saccade.viewer.diagrams._canvas import runs_of
 from saccade.viewer.diagrams._fonts import fitted, width_of
-from saccade.viewer.diagrams._shapes import HEAT, number
+from saccade.viewer.diagrams._shapes import HEAT
 from saccade.viewer.diagrams._theme import DARK, HEADS, LIGHT
 
 pytestmark = pytest.mark.usefixtures("no_poison")
@@ -117,7 +118,7 @@ def test_widths_of_letters():
     assert width_of("é", 10) == width_of("e", 10) and width_of("猫", 10) == 10
     assert fitted("abcdefgh", 10, 30) == "abc…" and fitted("ab", 10, 30) == "ab"
     assert [tuple(run) for run in runs_of("QK^{T} W_{O}x")] == [("QK", 0), ("T", 1), (" W", 0), ("O", -1), ("x", 0)]
-    assert [number(x) for x in (0.005, -0.004, -0.5, 12.34, 123.4)] == ["0.01", "0.00", "−0.50", "12.3", "123"]
+    assert [typeset(x) for x in (0.005, -0.004, -0.5, 12.34, 123.4)] == ["0.01", "0.00", "−0.50", "12.3", "123"]
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

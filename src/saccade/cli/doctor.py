@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..support._tables import Table
 from ._options import GroupedCommand
 
 
@@ -47,7 +48,7 @@ def as_text(report: dict[str, Any]) -> str:
     ]
     rows += _extras(report["extras"])
     rows += [("broken", line) for line in report["broken"]] or [("result", "no problem found")]
-    return "\n".join(f"{name:<13}{text}" for name, text in rows)
+    return str(Table((), rows, "l"))
 
 
 def _kernels(kernels: dict[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..support._tables import Table
 from ._errors import UserError, require
 from ._existing import existing_model, model_folder
 from ._options import GroupedCommand, flattened, option
@@ -179,17 +180,15 @@ def _save(model: Model, out: Path) -> None:
 
 
 def _show(made: Comparison | PrunedRun, out: Path | None) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = result_console()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading, side in (("layer", "left"), ("heads", "right"), ("left", "right"), ("removed", "left")):
-        table.add_column(heading, justify=side)  # type: ignore[arg-type]
-    for layer in made.layers:
-        removed = " ".join(map(str, layer.removed)) or "-"
-        table.add_row(layer.name, _of_groups(layer, 0), _of_groups(layer, 1), removed)
-    console.print(table)
+    rows = [
+        (layer.name, _of_groups(layer, 0), _of_groups(layer, 1), " ".join(map(str, layer.removed)) or "-")
+        for layer in made.layers
+    ]
+    for at, line in enumerate(Table(("layer", "heads", "left", "removed"), rows, "lrrl").lines()):
+        console.print(Text(line, "dim" * (at == 0)), soft_wrap=True)
     renumbered = _renumbered(made)
     if renumbered:
         console.print(renumbered, style="dim", highlight=False, soft_wrap=True)

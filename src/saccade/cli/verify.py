@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .. import __version__
+from ..support._tables import Table
 from ._errors import UserError
 from ._existing import existing, model_folder
 from ._options import GroupedCommand, flattened, option
@@ -293,7 +294,5 @@ def _print_candidates(undecided: Undecided, *, as_numbers: bool) -> None:
         return
     typer.echo(f"saccade: error: {undecided.message.rstrip('.:')}", err=True)
     if undecided.candidates:
-        wide = max(len(option) for _, option in undecided.candidates)
-        typer.echo("What decides it:", err=True)
-        for words, option in undecided.candidates:
-            typer.echo(f"  {option:{wide}}  {words}", err=True)
+        lines = Table((), [(option, words) for words, option in undecided.candidates], "l").lines("  ")
+        typer.echo("\n".join(["What decides it:", *lines]), err=True)

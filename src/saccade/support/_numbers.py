@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, SupportsFloat
+from collections.abc import Iterable, Sequence
+from typing import SupportsFloat
+
+DOT = "·"  # a number that rounds to 0, among others
 
 # --- plain ----------------------------------------------------------------------------------------------------------
 
@@ -33,13 +36,14 @@ def three_decimals(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def two_decimals(value: Any) -> str:
-    """Two decimals and no leading zero, .50 and -.50; a dash for what is not known."""
-    value = float(value)
-    if not math.isfinite(value):
-        return "-"
-    text = f"{value:.2f}"
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+def signed(value: float) -> str:
+    """+1.234, -0.012."""
+    return f"{value:+.3f}"
+
+
+def without_zero(text: str) -> str:
+    """A number's text without the zero before its point: .50, -.50, +.50."""
+    return text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text
 
 
 def hundredths(weight: float) -> int:
@@ -54,15 +58,48 @@ def hundredths(weight: float) -> int:
 
 
 def short_number(weight: float) -> str:
-    """A weight with two decimals and no leading zero, with halves rounded up: ``.50``, ``1.00``.
+    """A weight with two decimals and no leading zero, with halves rounded up: ``.50``, ``1.00``; a dash for NaN.
 
     Example:
         >>> from saccade.inspection import short_number
         >>> short_number(0.495), short_number(1.0)
         ('.50', '1.00')
     """
-    n = hundredths(weight)
-    return f"{n // 100}.{n % 100:02d}" if n >= 100 else f".{n:02d}"
+    weight = float(weight)
+    if not math.isfinite(weight):
+        return "-"
+    return without_zero(f"{math.copysign(hundredths(abs(weight)) / 100, weight):.2f}")
+
+
+def decimals_for(largest: float) -> int:
+    """As many as show three digits of the largest of several numbers, two at least."""
+    return max(2, min(9, 2 - math.floor(math.log10(largest)))) if largest > 0 else 2
+
+
+def signed_cell(value: float, digits: int) -> str:
+    """+.12, -.03; a dot for what rounds to 0, nothing for NaN."""
+    if math.isnan(value):
+        return ""
+    text = f"{value:+.{digits}f}"
+    return DOT if float(text) == 0 else without_zero(text)
+
+
+def fixed(value: float, digits: int) -> str:
+    """So many decimals and no minus before 0; whole numbers stay whole with more than three, −∞ for what is hidden."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "−∞" if value < 0 else "∞"
+    if value and abs(value) >= 10**7:
+        return f"{value:.3e}"
+    if value == int(value) and digits > 3:
+        return str(int(value))  # the numbers of an example by hand
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if not float(text) else text
+
+
+def typeset(value: float) -> str:
+    """For pictures: two decimals, one from 10 on, none from 100 on, and a true minus sign."""
+    size = abs(value)
+    return fixed(value, 0 if size >= 99.5 else 1 if size >= 9.95 else 2).replace("-", "−")
 
 
 def rounded(value: SupportsFloat, digits: int = 3) -> float:
@@ -122,6 +159,19 @@ def length(value: int) -> str:
     return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
 
 
+# --- in sentences ---------------------------------------------------------------------------------------------------
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """1 head, 1,024 heads."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def named_values(values: Iterable[tuple[str, float]]) -> str:
+    """accuracy 0.8023, loss 0.4512."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in values)
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...support._numbers import named_values
 from ..models import Model
 from ..training import Evaluation, Settings
 from ._baselines import tfidf_one_vs_rest
@@ -210,9 +211,9 @@ class ClassifySeveral(Classify):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
-        found = [f"{label} {share:.4f}" for label, share in likely if label in shown["labels"]]
-        none = f"none (most probable: {likely[0][0]} {likely[0][1]:.4f})"
-        return f"{', '.join(found) or none}  {' '.join(shown[self.thing].split())}"
+        found = named_values((label, share) for label, share in likely if label in shown["labels"])
+        none = f"none (most probable: {named_values(likely[:1])})"
+        return f"{found or none}  {' '.join(shown[self.thing].split())}"
 
 
 def _labels(example: TextExample) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
+from ...support._numbers import named_values
 from ..models import Model
 from ._baselines import STRENGTHS
 from ._example_task import Batch, parted, widened
@@ -275,10 +276,7 @@ class Answer(EncoderTask):
         return {"wrong": wrong[:_WRONG], **({"kinds": parts} if parts else {})}
 
     def table(self, details: Mapping[str, Any]) -> str:
-        lines = [
-            f"{name}: " + ", ".join(f"{metric} {value:.4f}" for metric, value in scores.items())
-            for name, scores in details.get("kinds", {}).items()
-        ]
+        lines = [f"{name}: {named_values(scores.items())}" for name, scores in details.get("kinds", {}).items()]
         for one in details["wrong"]:
             question = " ".join(one["question"].split())
             lines.append(f"{question:.60}  expected {one['expected']!r:.40}, got {one['answer']!r:.40}")

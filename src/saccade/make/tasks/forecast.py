@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
+from ...support._tables import Table
 from ..models import Model, load
 from ..models.families.patchtst import PatchTST
 from ..models.loading import new_model
@@ -303,9 +304,7 @@ class Forecast(ExampleTask):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         columns = [[name, *(cell if name == self.date else f"{cell:.6g}" for cell in shown[name])] for name in shown]
-        wide = [max(map(len, column)) for column in columns]
-        rows = zip(*columns, strict=True)
-        return "\n".join("  ".join(f"{cell:>{n}}" for cell, n in zip(row, wide, strict=True)) for row in rows)
+        return str(Table((), list(zip(*columns, strict=True)), "r"))
 
     def _errors(self, outputs: Sequence[np.ndarray], data: Windows) -> tuple[np.ndarray, np.ndarray]:
         """Squared and absolute errors (F, C), each a mean over the windows."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...see.monitoring import Observations
 from ...support._evaluating import evaluating
+from ...support._numbers import named_values
 from ..models import Model, load, new_graph_model
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
@@ -345,7 +346,7 @@ class ClassifyNodes(Task):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        return f"{', '.join(f'{label} {share:.4f}' for label, share in likely)}  {shown['node']}"
+        return f"{named_values(likely)}  {shown['node']}"
 
 
 def _of_words(features: np.ndarray) -> bool:

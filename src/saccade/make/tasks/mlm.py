@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
+from ...support._numbers import named_values
 from ..models import Model
 from ..models.heads import IGNORED
 from ._example_task import JUDGED, Batch, widened
@@ -350,7 +351,7 @@ class Mlm(EncoderTask):
         return {"text": example.text, "masks": masks}
 
     def line(self, shown: Mapping[str, Any]) -> str:
-        guesses = [", ".join(f"{one['piece']} {one['probability']:.4f}" for one in likely) for likely in shown["masks"]]
+        guesses = [named_values((one["piece"], one["probability"]) for one in likely) for likely in shown["masks"]]
         return f"{' | '.join(guesses)}  {' '.join(shown['text'].split())}"
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...operator.nn.stacks import LayerObserver
 from ..models import Model
 from ..models.heads import IGNORED
-from ._classes._results import keeping_kinds
+from ._classes._results import by_class, keeping_kinds, label_table
 from ._example_task import Batch, parted, widened
 from ._task import Baseline, Recipe, Tested
 from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
@@ -288,22 +288,10 @@ class Tag(EncoderTask):
         truth, found = [example.truth for example in data], [output.tags for output in outputs]
         kinds = sorted({entity.kind for tags in (*truth, *found) for entity in entities_of(tags)})
         rows = precision_recall_fscore_support(truth, found, average=None, zero_division=0)
-        names = ("precision", "recall", "F1", "count")
-        return {
-            "types": {
-                kind: {name: float(values[n]) for name, values in zip(names, rows, strict=True)}
-                for n, kind in enumerate(kinds)
-            }
-        }
+        return {"types": by_class(kinds, rows)}
 
     def table(self, details: Mapping[str, Any]) -> str:
-        kinds = details["types"]
-        wide = max([6, *map(len, kinds)])
-        lines = [f"{'entity':<{wide}}  precision  recall      F1   count"]
-        for kind, row in kinds.items():
-            shares = f"{row['precision']:>9.4f}  {row['recall']:.4f}  {row['F1']:.4f}"
-            lines.append(f"{kind:<{wide}}  {shares}  {int(row['count']):>6,}")
-        return "\n".join(lines) if kinds else ""
+        return label_table(details["types"], "entity")
 
     @property
     def protocol(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...support._machine import processor
+from ...support._tables import Table
 from ..models import LanguageModel
 from .data import Corpus
 from .language_run import LanguageRun
@@ -27,18 +30,13 @@ def model_card(
 ) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
     rows = {**_model(run, lm), **_training(run, lm, corpus, steps_done), **_result(curve, stored_loss)}
-    return "\n".join(
-        [
-            f"# {run.out.resolve().name}",
-            "",
-            "A small language model trained by `saccade train lm`.",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows.items()),
-            "",
-        ]
-    )
+    return card(run.out, "A small language model trained by `saccade train lm`.", rows)
+
+
+def card(out: Path, sentence: str, rows: Mapping[str, str]) -> str:
+    """Markdown: the folder's name, what the model is, and facts by their names."""
+    table = Table(("", ""), list(rows.items())).markdown()
+    return "\n".join([f"# {out.resolve().name}", "", sentence, "", *table, ""])
 
 
 def _model(run: LanguageRun, lm: LanguageModel) -> dict[str, str]:

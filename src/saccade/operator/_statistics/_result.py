@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from html import escape
 from typing import Any
 
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor
 
 from ...support._numbers import three_decimals
 from ...support._plain_values import plain_values
+from ...support._tables import Table
 
 _MASSES = ("self", "previous", "next", "first", "sink")
 _MOST = 64  # heads
-_STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
-_CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.3)"
 
 ROWS = ("lse", "entropy", "evenness", "largest", "distance", "keys_seen")
 
@@ -182,10 +180,12 @@ class Statistics:
         }
 
     def __repr__(self) -> str:
-        return _table(self)
+        first, table, more = _shown(self)
+        return "\n".join([first, *table.lines(), *more])
 
     def _repr_html_(self) -> str:
-        return _html(self)
+        first, table, more = _shown(self)
+        return "".join([f"<p>{first}</p>", table.html(), *(f"<p>{line}</p>" for line in more)])
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -198,27 +198,8 @@ def _alone(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
 
 
-def _table(statistics: Statistics) -> str:
-    """One line of averages per head, under what the call was and how many rows were counted."""
-    first, cells, more = _cells(statistics)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    return "\n".join([first, *lines, *more])
-
-
-def _html(statistics: Statistics) -> str:
-    """The same for a notebook."""
-    first, (titles, *lines), more = _cells(statistics)
-    head = "".join(f'<th style="{_CELL}">{escape(title)}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td style={_CELL!r}>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    rows = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return "".join(
-        [f"<p>{escape(first)}</p>", f'<div style="overflow-x:auto">{rows}</div>', *(f"<p>{line}</p>" for line in more)]
-    )
-
-
-def _cells(statistics: Statistics) -> tuple[str, list[list[str]], list[str]]:
-    """What it is of, a table with titles, and what is left out."""
+def _shown(statistics: Statistics) -> tuple[str, Table, list[str]]:
+    """What the call was and how many rows were counted, the averages of each head, and how many are left out."""
     items, heads, rows, keys = statistics.shape
     first = f"Statistics of {items} items, {heads} heads, {rows} queries, {keys} keys; rows: {_rows(statistics)}"
     names = ["entropy", "evenness", "largest", "distance"]
@@ -226,9 +207,8 @@ def _cells(statistics: Statistics) -> tuple[str, list[list[str]], list[str]]:
     names += [f"mass.{name}" for name in statistics.mass if name not in _MASSES]
     columns = {name.removeprefix("mass."): statistics.mean(name).tolist() for name in names}
     columns["max logit"] = statistics.heads["logits"]["max"].tolist()
-    cells = [["head", *columns]]
-    cells += [[str(h), *(three_decimals(column[h]) for column in columns.values())] for h in range(min(heads, _MOST))]
-    return first, cells, [f"and {heads - _MOST} heads more"] if heads > _MOST else []
+    cells = [[str(h), *(three_decimals(column[h]) for column in columns.values())] for h in range(min(heads, _MOST))]
+    return first, Table(["head", *columns], cells, "r"), [f"and {heads - _MOST} heads more"] if heads > _MOST else []
 
 
 def _rows(statistics: Statistics) -> str:

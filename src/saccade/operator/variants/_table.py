@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...support._tables import Table
 from . import MECHANISMS, patterns
 from ._mechanism import MechanismConfig, Traits
 
@@ -39,21 +40,23 @@ def capabilities() -> str:
 
 
 def _costs() -> Iterator[str]:
-    yield "| mechanism | computes | time | memory | also takes |"
-    yield "|---|---|---|---|---|"
+    rows = []
     for kind in MECHANISMS:
         traits = kind.traits
         takes = ", ".join(f"`{option}`" for option in traits.takes) or "-"
-        cells = _COMPUTES[traits.computes], traits.time, traits.memory, takes
-        yield f"| [{kind.name}](#{kind.name}) | {' | '.join(cells)} |"
+        rows.append([f"[{kind.name}](#{kind.name})", _COMPUTES[traits.computes], traits.time, traits.memory, takes])
+    yield from Table(["mechanism", "computes", "time", "memory", "also takes"], rows).markdown()
 
 
 def _abilities() -> Iterator[str]:
-    yield "| mechanism | " + " | ".join(_ABILITIES) + " |"
-    yield "|---|" + "---|" * len(_ABILITIES)
-    for kind in MECHANISMS:
-        cells = ("yes" if getattr(kind.traits, name) is True else "no" for name in _ABILITIES)
-        yield f"| [{kind.name}](#{kind.name}) | " + " | ".join(cells) + " |"
+    yield from Table(
+        ["mechanism", *_ABILITIES],
+        [
+            [f"[{kind.name}](#{kind.name})"]
+            + ["yes" if getattr(kind.traits, name) is True else "no" for name in _ABILITIES]
+            for kind in MECHANISMS
+        ],
+    ).markdown()
     yield ""
     yield from (f"- **{name}**: {meaning}" for name, meaning in _ABILITIES.items())
 
@@ -88,11 +91,11 @@ def _patterns() -> Iterator[str]:
     yield "\nMasks on the one operator: exact softmax attention of the keys they show, with everything that"
     yield "`saccade.attention` takes: causal or not as their parameters say, any other mask beside them, caches,"
     yield "grouped heads. Time is that of the visited tiles, memory L d.\n"
-    yield "| pattern | shows |"
-    yield "|---|---|"
-    for name, pattern in _named_patterns():
-        first = " ".join((inspect.getdoc(pattern) or "").split("\n\n")[0].split())
-        yield f"| `{name}{_arguments(pattern)}` | {first} |"
+    rows = [
+        [f"`{name}{_arguments(pattern)}`", " ".join((inspect.getdoc(pattern) or "").split("\n\n")[0].split())]
+        for name, pattern in _named_patterns()
+    ]
+    yield from Table(["pattern", "shows"], rows).markdown()
 
 
 def _named_patterns() -> Iterator[tuple[str, Callable[..., Any]]]:

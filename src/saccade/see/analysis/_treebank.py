@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...support._numbers import counted
 from ._texts import LARGEST_FILE
 
 COLUMNS = 10
@@ -103,7 +104,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _check_line(path: Path, number: int, line: str) -> None:
     cells = line.split("\t")
     if not line.startswith("#") and len(cells) != COLUMNS:
-        came = f"{len(cells)} column{'s' * (len(cells) != 1)} between tabs"
+        came = f"{counted(len(cells), 'column')} between tabs"
         raise ValueError(f"{path}:{number}: not CoNLL-U: {came}, expected {COLUMNS}: {line[:40]!r}")
 
 

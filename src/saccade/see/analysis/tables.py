@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 from rich.text import Text
 
-from ...support._numbers import counted, two_decimals
+from ...support._numbers import counted, short_number, without_zero
 from ...support._terminal._console import Console, progress_bar
 from ._compare import ModelComparison, ScoreChange
 from ._coreference import Coreference
@@ -83,7 +83,7 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
         spread = [_spread(*both) for both in zip(mean(thirds), deviation(thirds), strict=True)]
         table.add_row(
             name,
-            "-" if name in ("broad", "dormant") else two_decimals(chance),
+            "-" if name in ("broad", "dormant") else short_number(chance),
             *spread,
             "  ".join(_strongest(study, name, wide)),
         )
@@ -128,7 +128,7 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
         if held and role == "mixed":
             table.add_row(role, str(len(held)), "none of these clearly")
         elif held:
-            shown = "  ".join(f"{layer}.{head} {two_decimals(score)}" for score, layer, head in held[:STRONGEST])
+            shown = "  ".join(f"{layer}.{head} {short_number(score)}" for score, layer, head in held[:STRONGEST])
             table.add_row(role, str(len(held)), shown)
     console.print(table)
 
@@ -180,7 +180,7 @@ def print_comparison(console: Console, comparison: ModelComparison) -> None:
 
 def _change(change: ScoreChange) -> tuple[str, ...]:
     difference = _signed(change.difference, change.half_width) + (" *" if change.certain else "")
-    both = two_decimals(change.before), two_decimals(change.after)
+    both = short_number(change.before), short_number(change.after)
     return f"{change.layer}.{change.head}", change.score, *both, difference
 
 
@@ -224,8 +224,8 @@ def print_syntax(console: Console, study: Syntax) -> None:
                     WAYS[direction],
                     *_best_head_cells(tally),
                     f"{offset:+d}",
-                    two_decimals(answer.share),
-                    two_decimals(tally.held_out[1].share),
+                    short_number(answer.share),
+                    short_number(tally.held_out[1].share),
                 )
     console.print(table)
     _note(console, "anew: the best of one half of the sentences, asked about the other half")
@@ -278,9 +278,9 @@ def print_coreference(console: Console, study: Coreference) -> None:
             kind,
             *_best_head_cells(tally),
             f"{offset:+d}",
-            two_decimals(answer.share),
-            two_decimals(study.nearest[kind].share),
-            two_decimals(study.same_word[kind].share),
+            short_number(answer.share),
+            short_number(study.nearest[kind].share),
+            short_number(study.same_word[kind].share),
         )
     console.print(table)
     _note(console, "anew: the best of one half of the texts, asked about the other half")
@@ -296,8 +296,8 @@ def _best_head_cells(tally: AnswerTally) -> tuple[str, ...]:
     """cases, head, right, 95 %, held out."""
     layer, head = tally.best
     answer = tally.of_head(layer, head)
-    held_out = two_decimals(tally.held_out[0].share)
-    return f"{tally.total:,}", f"{layer}.{head}", two_decimals(answer.share), _range(*answer.interval), held_out
+    held_out = short_number(tally.held_out[0].share)
+    return f"{tally.total:,}", f"{layer}.{head}", short_number(answer.share), _range(*answer.interval), held_out
 
 
 # Layers
@@ -328,7 +328,7 @@ def print_probe(console: Console, study: Probe) -> None:
     _note(console, "95 %: intervals over sentences; control: random labels for word types")
     table = _table("layer", "right", "95 %", "over layer 0", "control", "selectivity")
     low, high = study.majority_interval
-    table.add_row(f"(all {study.majority})", two_decimals(study.majority_accuracy), _range(low, high))
+    table.add_row(f"(all {study.majority})", short_number(study.majority_accuracy), _range(low, high))
     for layer in study.layers:
         low, high = layer.interval
         over = f"{layer.gain:+.2f}"
@@ -336,10 +336,10 @@ def print_probe(console: Console, study: Probe) -> None:
             over += " ({:+.2f} to {:+.2f})".format(*layer.gain_interval)
         table.add_row(
             "0 (embedding)" if layer.layer == 0 else str(layer.layer),
-            two_decimals(layer.accuracy) + ("" if layer.converged else "?"),
+            short_number(layer.accuracy) + ("" if layer.converged else "?"),
             _range(low, high),
             over if layer.layer else "",
-            two_decimals(layer.control),
+            short_number(layer.control),
             f"{layer.selectivity:+.2f}",
         )
     console.print(table)
@@ -373,18 +373,18 @@ def _note(console: Console, text: str) -> None:
 
 
 def _spread(value: Any, spread: Any) -> str:
-    return two_decimals(value) if not math.isfinite(float(spread)) else f"{two_decimals(value)}±{two_decimals(spread)}"
+    return short_number(value) if not math.isfinite(float(spread)) else f"{short_number(value)}±{short_number(spread)}"
 
 
 def _range(low: float, high: float) -> str:
-    return f"{two_decimals(low)}-{two_decimals(high)}".replace("1.00", "1") if math.isfinite(low) else "-"
+    return f"{short_number(low)}-{short_number(high)}".replace("1.00", "1") if math.isfinite(low) else "-"
 
 
 def _signed(value: Any, wide: Any) -> str:
     if not math.isfinite(float(value)):
         return "-"
-    around = f" ±{two_decimals(wide)}" if math.isfinite(float(wide)) else ""
-    return f"{'+' if value >= 0 else '-'}{two_decimals(abs(float(value)))}{around}"
+    around = f" ±{short_number(wide)}" if math.isfinite(float(wide)) else ""
+    return f"{without_zero(f'{value:+.2f}')}{around}"
 
 
 __all__: Sequence[str] = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...support._numbers import compact
-from ..monitoring._tables import aligned
+from ...support._tables import Table
 
 
 class CallHeads(NamedTuple):
@@ -106,11 +106,11 @@ class HeadMap:
     def text(self) -> str:
         """A line for each call, a column for each head."""
         grid = self.grid()
-        rows = [["layer", "call", *(f"head {head}" for head in range(grid.shape[1]))]]
+        rows = []
         for call, numbers in zip(self.calls, grid.tolist(), strict=True):
             cells = ["" if math.isnan(value) else compact(value) for value in numbers]
             rows.append([str(call.layer), call.name or "(the model)", *cells])
-        return "\n".join(aligned(rows))
+        return str(Table(["layer", "call", *(f"head {head}" for head in range(grid.shape[1]))], rows, "rlr"))
 
     def __str__(self) -> str:
         return self.text()

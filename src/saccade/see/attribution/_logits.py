@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
+from ...support._tables import Table
 from ._components import BIASES, Component
 from ._input import Input
 from ._record import Recorded, Vocabulary, record
 from ._residual import source_shares, stream_steps
 from ._steps import Step, Writes, exact, norm_steps, pulled_back, shares
-from ._tables import aligned, listed, signed
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +145,8 @@ class Attribution:
             [
                 f"{self._named()} at {self.labels[self.position]} (token {self.position}), "
                 f"probability {self.probability:.3f}",
-                *aligned(rows),
-                f"held fixed: {listed(self.fixed)}",
+                *Table((), rows, "lrl").lines("  "),
+                f"held fixed: {joined(self.fixed)}",
             ]
         )
 

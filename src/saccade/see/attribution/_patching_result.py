@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...support._numbers import compact, two_decimals
+from ...support._numbers import compact, short_number
 from ...support._plain_values import plain_values
 from ._heads import Head, HeadMap, by_sign, table_of
 
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"correlation {two_decimals(self.pearson)}, of ranks {two_decimals(self.spearman)}, "
+            f"correlation {short_number(self.pearson)}, of ranks {short_number(self.spearman)}, "
             f"{self.common} of the top {self.top} heads in common"
         )
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ...operator._call import ObservedCall
+from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
+from ...support._tables import Table
 from ..inspection import weights_of
 from ..inspection._steps._inputs import HeadInputs, of_call
 from ._components import TOKEN, Component
@@ -21,7 +23,6 @@ from ._input import Input
 from ._record import ResidualModel, record
 from ._residual import read_steps, stream_steps
 from ._steps import shares
-from ._tables import aligned, listed, signed
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +151,8 @@ class WhyAttends:
                 f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
                 f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {seen}",
                 "  contribution to the query x contribution to the key",
-                *aligned(rows),
-                f"held fixed: {listed(self.fixed)}",
+                *Table((), rows, "lrl").lines("  "),
+                f"held fixed: {joined(self.fixed)}",
             ]
         )
 

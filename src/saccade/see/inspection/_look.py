@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...make.models import Model
-from ...support._numbers import short_number
+from ...support._numbers import joined, short_number
 from ...support._pictures import picture
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
@@ -173,7 +173,7 @@ class Look:
     def part(self, columns: Sequence[int]) -> str:
         """Which words these are, as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
         runs = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in self.runs(columns)]
-        return f"words {' and '.join([', '.join(runs[:-1]), runs[-1]] if len(runs) > 1 else runs)} of {self.words:,}"
+        return f"words {joined(runs)} of {self.words:,}"
 
     def is_all(self, columns: Sequence[int]) -> bool:
         """Whether these are all words of the text."""

@@ -12,7 +12,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...support._numbers import compact
+from ...support._numbers import compact, counted
+from ...support._tables import Markup, Table
 from ._aggregates import Aggregate
 from ._observed import CallObservations
 from ._record import Unobserved
@@ -20,6 +21,7 @@ from ._record import Unobserved
 Head = dict[str, Aggregate]
 MOST_LINES = 12  # of alarms, and of what was not seen
 MOST_CALLS = 200  # in a notebook
+SIDES = "rlr"  # names stand to the left
 NAME = 44  # characters of a call's name
 WIDTH = 120
 
@@ -90,7 +92,7 @@ def lines_of(seen: CallObservations) -> tuple[list[TableColumn], list[CallLine]]
 
 def headline(seen: CallObservations) -> str:
     """How much was seen, in a sentence."""
-    steps = f"{seen.observed} of {seen.steps} step{'s' * (seen.steps != 1)}"
+    steps = f"{seen.observed} of {counted(seen.steps, 'step')}"
     if not seen.steps:
         return "Nothing observed: the model ran no forward pass inside the watched block on the thread that entered it."
     if not seen.calls:
@@ -100,8 +102,7 @@ def headline(seen: CallObservations) -> str:
         if seen.unobserved:
             reason = "unobserved calls are listed below"
         return f"Nothing observed in {steps}: {reason}."
-    count = len(seen.calls)
-    return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
+    return f"{counted(len(seen.calls), 'attention call')} a step, {steps} observed."
 
 
 def text(seen: CallObservations) -> str:
@@ -109,10 +110,13 @@ def text(seen: CallObservations) -> str:
     parts = _wrapped([headline(seen), *_alarms(seen)])
     columns, lines = lines_of(seen)
     if lines:
-        rows = [["layer", "call", "heads", *(column.title for column in columns)]]
-        for line in lines:
-            rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
-        parts += [*_blocks(rows), "", "Each cell: minimum to maximum over the heads of the mean over all rows."]
+        head = ["layer", "call", "heads", *(column.title for column in columns)]
+        cells = [[str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)] for line in lines]
+        parts += [
+            *_blocks(Table(head, cells, SIDES)),
+            "",
+            "Each cell: minimum to maximum over the heads of the mean over all rows.",
+        ]
         parts += _extremes(columns, lines)
     return "\n".join([*parts, *(line for lines in _not_seen(seen) for line in _wrapped(lines))])
 
@@ -123,9 +127,9 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
     return [part for line in lines for part in (wrap.wrap(line) or [""])]
 
 
-def _blocks(rows: Sequence[Sequence[str]]) -> list[str]:
+def _blocks(table: Table) -> list[str]:
     """The table, in several where it is too wide: each begins with the layers and names."""
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]
+    widths = [width + 2 for width in table.widths]
     blocks, room = [[0, 1, 2]], WIDTH + 2 - sum(widths[:3])
     left = room
     for column in range(3, len(widths)):
@@ -134,8 +138,7 @@ def _blocks(rows: Sequence[Sequence[str]]) -> list[str]:
             left = room
         blocks[-1].append(column)
         left -= widths[column]
-    tables = [aligned([[row[column] for column in block] for row in rows]) for block in blocks]
-    return [line for table in tables for line in ("", *table)]
+    return [line for block in blocks for line in ("", *table.columns(block).lines())]
 
 
 def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list[str]:
@@ -146,13 +149,7 @@ def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list
         low, high = (choose(held, key=lambda pair: pair[0]) for choose in (min, max))
         if compact(low[0]) != compact(high[0]):
             found.append([column.title, compact(low[0]), low[1], compact(high[0]), high[1]])
-    if not found:
-        return []
-    widths = [max(len(row[cell]) for row in found) for cell in range(4)]
-    return ["", "Minimum and maximum over all heads:"] + [
-        f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}} {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}} {row[4]}"
-        for row in found
-    ]
+    return ["", "Minimum and maximum over all heads:", *Table((), found, "lrlrl").lines("  ")] if found else []
 
 
 def _alarms(seen: CallObservations) -> list[str]:
@@ -163,7 +160,7 @@ def _alarms(seen: CallObservations) -> list[str]:
     shown = [f"  {alarm}" for alarm in found[:MOST_LINES]]
     rest = len(found) - len(shown)
     counts = [(kind, sum(alarm.severity == kind for alarm in found)) for kind in order]
-    title = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts if count)
+    title = ", ".join(counted(count, kind) for kind, count in counts if count)
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
@@ -184,18 +181,10 @@ def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[
 class TextTable(str):
     """Text as any other, which a notebook shows as a table."""
 
-    _rows: Sequence[Sequence[str]] = ()
+    _table: Table
 
     def _repr_html_(self) -> str:
-        head, *body = (
-            [(_LEFT if column == 1 else _CELL, html_.escape(cell)) for column, cell in enumerate(row)]
-            for row in self._rows
-        )
-        titles = "".join(f'<th style="{style}">{cell}</th>' for style, cell in head)
-        written = ["".join(f'<td style="{style}">{cell}</td>' for style, cell in row) for row in body]
-        lines = "".join(f"<tr>{cells}</tr>" for cells in written)
-        table = f'<table style="{_STYLE}"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
-        return f'<div style="overflow-x:auto">{table}</div>'
+        return self._table.html()
 
 
 def grid(seen: CallObservations, statistic: str) -> TextTable:
@@ -205,26 +194,15 @@ def grid(seen: CallObservations, statistic: str) -> TextTable:
         known = ", ".join(sorted(names)) or "none, nothing was observed"
         raise ValueError(f"statistic must be one of {known}; got {statistic!r}")
     every = sorted({head for place in seen._places.values() for head in place.heads})
-    rows = [["layer", "call", *(f"head {head}" for head in every)]]
+    rows = []
     for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True):
         cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
         numbers = ["" if cell is None else compact(cell) for cell in cells]
         rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *numbers])
-    shown = TextTable("\n".join(aligned(rows)))
-    shown._rows = rows
+    table = Table(["layer", "call", *(f"head {head}" for head in every)], rows, SIDES)
+    shown = TextTable(table)
+    shown._table = table
     return shown
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns; names (the second one) stand to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _range(numbers: Mapping[int, float]) -> str:
@@ -238,41 +216,33 @@ def _clipped(name: str, most: int = NAME) -> str:
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
-_STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
-_CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.3)"
-_LEFT = _CELL.replace("text-align:right", "text-align:left")
-
-
 def html(seen: CallObservations) -> str:
     """The same for a notebook: median, and least to greatest in grey."""
     columns, lines = lines_of(seen)
     parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]
     if lines:
-        titles = [("layer", ""), ("call", ""), ("heads", ""), *((c.title, c.meaning) for c in columns)]
-        head = "".join(
-            f'<th style="{_LEFT if title == "call" else _CELL}" title="{html_.escape(note)}">{title}</th>'
-            for title, note in titles
-        )
-        body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines[:MOST_CALLS])
-        table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        parts.append(f'<div style="overflow-x:auto">{table}</div>')
+        head = ["layer", "call", "heads", *(_with_title(c.title, c.meaning) for c in columns)]
+        cells = [
+            [str(line.layer), line.name, str(line.heads), *map(_median, line.numbers)] for line in lines[:MOST_CALLS]
+        ]
+        parts.append(Table(head, cells, SIDES).html())
     if len(lines) > MOST_CALLS:
         parts.append(f"<p>... and {len(lines) - MOST_CALLS} calls more; <code>.table()</code> has all</p>")
     return "".join([*parts, *(item for lines in _not_seen(seen) for item in _list(lines[1:]))])
 
 
-def _cells(line: CallLine) -> list[str]:
-    cells = [f'<td style="{_CELL}">{line.layer}</td>', f'<td style="{_LEFT}">{html_.escape(line.name)}</td>']
-    return [*cells, f'<td style="{_CELL}">{line.heads}</td>', *(_median(numbers) for numbers in line.numbers)]
+def _with_title(text: str, title: str) -> Markup:
+    """Text that says more where the mouse points at it."""
+    return Markup(f'<span title="{html_.escape(title)}">{text}</span>')
 
 
 def _median(numbers: Mapping[int, float]) -> str:
     if not numbers:
-        return f'<td style="{_CELL}"></td>'
+        return ""
     around = f' <span style="opacity:.6">{_range(numbers)}</span>' if len(numbers) > 1 else ""
     low, high = (choose(numbers, key=numbers.__getitem__) for choose in (min, max))
-    heads = f"least: head {low}, greatest: head {high}"
-    return f'<td style="{_CELL}" title="{heads}">{compact(statistics.median(numbers.values()))}{around}</td>'
+    middle = compact(statistics.median(numbers.values()))
+    return _with_title(f"{middle}{around}", f"least: head {low}, greatest: head {high}")
 
 
 def _list(lines: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from ...support._numbers import counted
 from ..inspection import ROLE_NAMES, hundredths, short_number
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _facts(look: Look) -> Text:
     words = look.words
     parts = [
         f"{words:,} words and marks" if words > 1 else "1 word",
-        f"{look.pieces:,} token{'s' * (look.pieces != 1)}",
+        counted(look.pieces, "token"),
         f"{look.model}, {seen.size}",
     ]
     return Text(", ".join(parts) + (f", {look.source}" if look.source else ""))

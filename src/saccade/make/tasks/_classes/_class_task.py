@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ....support._numbers import named_values
 from ...models import Model
 from .._baselines import MOST_FREQUENT, most_frequent_class
 from .._example_task import Batch, ExampleTask, parted
@@ -170,7 +171,7 @@ class ClassTask(ExampleTask):
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])[:3]
-        return f"{', '.join(f'{label} {share:.4f}' for label, share in likely)}  {' '.join(shown[self.thing].split())}"
+        return f"{named_values(likely)}  {' '.join(shown[self.thing].split())}"
 
 
 def label_of(value: Any, place: str) -> str:

@@ -6,6 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from ....support._tables import Table
+
 Counts = Sequence[Sequence[int]]
 WIDEST = 12  # classes in a terminal
 NAMED = 40  # classes of a picture that have their counts written in
@@ -17,13 +19,8 @@ def confusion_table(labels: Sequence[str], counts: Counts) -> str:
     if len(labels) > WIDEST:
         return ""
     names = [label if len(label) <= _NAME else f"{label[: _NAME - 1]}…" for label in labels]
-    corner = "truth \\ predicted"
-    first = max(len(corner), *map(len, names))
-    wide = max(6, *map(len, names)) + 2
-    lines = [f"{corner:<{first}}" + "".join(f"{name:>{wide}}" for name in names)]
-    for name, row in zip(names, counts, strict=True):
-        lines.append(f"{name:<{first}}" + "".join(f"{count:>{wide},}" for count in row))
-    return "\n".join(lines)
+    rows = [[name, *(f"{count:,}" for count in row)] for name, row in zip(names, counts, strict=True)]
+    return str(Table(["truth \\ predicted", *names], rows))
 
 
 def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ....support._tables import Table
+
 SHOWN = 6  # examples of a picture
 _LISTED = 20  # classes
 
@@ -39,7 +41,7 @@ def class_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: n
     found, numbers = np.argmax(outputs, axis=1), list(range(len(labels)))
     rows = precision_recall_fscore_support(truth, found, labels=numbers, zero_division=0)
     confusion = confusion_matrix(truth, found, labels=numbers)
-    return {"labels": list(labels), "confusion": confusion.tolist(), "classes": _by_class(labels, rows)}
+    return {"labels": list(labels), "confusion": confusion.tolist(), "classes": by_class(labels, rows)}
 
 
 def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, float]:
@@ -59,10 +61,11 @@ def several_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth:
     from sklearn.metrics import precision_recall_fscore_support
 
     rows = precision_recall_fscore_support(truth, np.asarray(outputs) > 0.5, zero_division=0)
-    return {"labels": list(labels), "classes": _by_class(labels, rows)}
+    return {"labels": list(labels), "classes": by_class(labels, rows)}
 
 
-def _by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+def by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and count of each, as scikit-learn and seqeval give them."""
     names = ("precision", "recall", "F1", "count")
     return {
         label: {name: float(values[n]) for name, values in zip(names, rows, strict=True)}
@@ -70,15 +73,15 @@ def _by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, di
     }
 
 
-def label_table(classes: Mapping[str, Mapping[str, float]]) -> str:
+def label_table(classes: Mapping[str, Mapping[str, float]], name: str = "label") -> str:
     """A line for each label, the most frequent ones first; of very many only some."""
-    rows = sorted(classes.items(), key=lambda pair: -pair[1]["count"])
-    wide = max(len("label"), *(len(label) for label, _ in rows[:_LISTED]))
-    lines = [f"{'label':<{wide}}  precision  recall      F1   count"]
-    for label, row in rows[:_LISTED]:
-        figures = f"{row['precision']:>9.4f}  {row['recall']:.4f}  {row['F1']:.4f}  {row['count']:>6,.0f}"
-        lines.append(f"{label:<{wide}}  {figures}")
-    return "\n".join([*lines, *([f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else [])])
+    shown = sorted(classes.items(), key=lambda pair: -pair[1]["count"])[:_LISTED]
+    rows = {
+        label: {key: f"{value:,.0f}" if key == "count" else f"{value:.4f}" for key, value in row.items()}
+        for label, row in shown
+    }
+    more = [f"and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
+    return "\n".join([*Table.of_named(rows, name).lines(), *more]) if rows else ""
 
 
 def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ....support._numbers import named_values
 from ...models import Model
 from ...training import Evaluation
-from ...training.card import machine
+from ...training.card import card, machine
 from ...training.prepared import COMMON, CurveEntry
 from ._request import TaskRun
 from ._tuning import parameter_count
@@ -13,18 +14,7 @@ from ._tuning import parameter_count
 def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how good it is on the validation data."""
     rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
-    return "\n".join(
-        [
-            f"# {run.out.resolve().name}",
-            "",
-            f"A model trained by `saccade train {run.task}`.",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows.items()),
-            "",
-        ]
-    )
+    return card(run.out, f"A model trained by `saccade train {run.task}`.", rows)
 
 
 def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
@@ -51,12 +41,7 @@ def _result(run: TaskRun, curve: list[CurveEntry], stored: Evaluation | None) ->
     if curve:
         metrics = {name: value for name, value in curve[-1].items() if name not in COMMON}
         rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
-        rows["last look at validation"] = _shown(metrics)
+        rows["last look at validation"] = named_values(metrics.items())
     if stored is not None:
-        rows[f"best weights, {run.kind.scored(len(run.validation))}"] = _shown(stored.metrics)
+        rows[f"best weights, {run.kind.scored(len(run.validation))}"] = named_values(stored.metrics.items())
     return rows
-
-
-def _shown(metrics: object) -> str:
-    assert isinstance(metrics, dict)
-    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

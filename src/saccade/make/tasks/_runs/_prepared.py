@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....support._numbers import named_values
 from ....support._seeding import seeded
 from ...models import Model
 from ...models.model import COMPANIONS
@@ -76,9 +77,8 @@ class PreparedTaskRun(PreparedRun):
         ]
 
     def conclusion(self, stored: Evaluation) -> str:
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in stored.metrics.items())
         scored = self.run.kind.scored(len(self.run.validation))
-        return f"best weights, {scored}: {metrics}, loss {stored.loss:.4f}"
+        return f"best weights, {scored}: {named_values({**stored.metrics, 'loss': stored.loss}.items())}"
 
     def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
         lines = super().verdict(curve, steps_done, stored)

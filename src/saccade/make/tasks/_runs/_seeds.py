@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ....support._tables import Table
 from ...training.folder import TASK
-from ._testing import TestReport, aligned, test
+from ._testing import TestReport, test
 
 PREFIX = "seed-"
 
@@ -99,7 +100,9 @@ class SeedsReport:
             for title, found in rows.items()
         }
         notes = dict.fromkeys(report.note for report in self.reports if report.note)
-        return "\n".join([*lines, *aligned(shown), *([first.protocol] if first.protocol else []), *notes])
+        return "\n".join(
+            [*lines, *Table.of_named(shown).lines(), *([first.protocol] if first.protocol else []), *notes]
+        )
 
     def save_picture(self, path: str | Path) -> None:
         """The picture of the first seed's run."""

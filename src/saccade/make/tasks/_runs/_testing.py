@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ....support._seeding import seeded
+from ....support._tables import Table
 from ....support._whole_file import whole_file
 from ...models import Model
 from .._task import Baseline, Task, Tested
@@ -79,7 +80,8 @@ class TestReport:
         lines = [f"The baseline is better than this model: {name}." for name in self.better]
         lines.append(f"{self.run} on {self.data}: {len(self.tested.data):,} examples")
         rows = {"this model": self.metrics, **self.baselines}
-        lines += aligned({title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()})
+        shown = {title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()}
+        lines += Table.of_named(shown).lines()
         table = self.task.table(self.tested.details)
         told = [line for line in (self.protocol, self.note) if line]
         return "\n".join([*lines, *told, *(["", table] if table else [])])
@@ -96,18 +98,6 @@ def write_picture(path: Path, draw: Callable[[str], bytes]) -> None:
         raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")
     with whole_file(path) as temporary:
         temporary.write_bytes(draw(kind))
-
-
-def aligned(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A table: its head, and a line for each row; columns are those of the first row."""
-    wide, first = max(map(len, rows)), next(iter(rows.values()))
-    columns = {name: max(len(name), *(len(row[name]) for row in rows.values())) for name in first}
-    head = " " * wide + "".join(f"  {name:>{width}}" for name, width in columns.items())
-    lines = (
-        f"{title:<{wide}}" + "".join(f"  {row[name]:>{width}}" for name, width in columns.items())
-        for title, row in rows.items()
-    )
-    return [head, *lines]
 
 
 def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = True, **options: Any) -> TestReport:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ....support._tables import Table
 from .._classes._confusion import written
-from .._runs._testing import aligned, write_picture
+from .._runs._testing import write_picture
 from .._runs._training import TrainedRun
 from ._trials import ENDED, PRUNED, Trial, ranked
 
@@ -65,7 +66,7 @@ class SearchResult:
         states = [trial.state for trial in self.trials]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         lines = [f"{self.run.folder}: {len(states)} trials ({counts}), the best first; on the validation data"]
-        lines += aligned({f"trial {trial.number}": self._row(trial) for trial in self.ranked})
+        lines += Table.of_named({f"trial {trial.number}": self._row(trial) for trial in self.ranked}).lines()
         if self.importance:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.importance.items())
             lines.append(f"importance of the settings: {shares}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....support._tables import Table
 from ._table import Window, Windows
 
 if TYPE_CHECKING:
@@ -32,17 +33,13 @@ def forecast_table(steps: Mapping[str, Sequence[float]], series: Mapping[str, Ma
     """Errors at five steps, and of the first series."""
     count = len(steps["MSE"])
     chosen = sorted({max(1, round(count * part / 4)) for part in range(5)})
-    lines = ["step" + "".join(f"  {step:>7,}" for step in chosen)]
-    for name, errors in steps.items():
-        lines.append(f"{name:<4}" + "".join(f"  {errors[step - 1]:>7.4f}" for step in chosen))
-    shown = list(series)[:LISTED]
-    wide = max(6, *map(len, shown))
-    lines += ["", f"{'series':<{wide}}" + "".join(f"  {name:>7}" for name in series[shown[0]])]
-    for name in shown:
-        cells = (f"  {value:>{max(7, len(title))}.4g}" for title, value in series[name].items())
-        lines.append(f"{name:<{wide}}" + "".join(cells))
+    at_steps = [[name, *(f"{errors[step - 1]:.4f}" for step in chosen)] for name, errors in steps.items()]
+    of_series = {
+        name: {title: f"{value:.4g}" for title, value in series[name].items()} for name in list(series)[:LISTED]
+    }
     more = [f"and {len(series) - LISTED} more"] if len(series) > LISTED else []
-    return "\n".join(lines + more)
+    tables = Table(["step", *(f"{step:,}" for step in chosen)], at_steps), Table.of_named(of_series, "series")
+    return "\n".join([*tables[0].lines(), "", *tables[1].lines(), *more])
 
 
 def forecast_picture(

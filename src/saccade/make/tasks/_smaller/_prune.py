@@ -27,6 +27,7 @@ from ...pruning._layers import attention_layers, prunable
 from ...pruning._report import all_layers, as_json
 from ...pruning._timing import ROUNDS, ForwardTimes, forward_times
 from ...training import Reporter
+from ...training.card import card
 from ...training.folder import OURS, TASK, check_output, clear, lock_existing
 from .._example_task import Batch, ExampleTask, judged_batches
 from .._runs._request import TaskRun, read_data, settings_for
@@ -256,9 +257,9 @@ class HeadsRemoved:
                     (out / name).unlink(missing_ok=True)
             self.made.run.model.save(out)
             write_text(out / TASK, self.run.source.to_json())
-            rows = [f"| {name} | {values} ({remark}) |" for name, values, remark in self.made.lines()]
-            title = [f"# {out.resolve().name}", "", f"A model of `saccade train {self.run.task}`: {self.run.origin}."]
-            write_text(out / CARD, "\n".join([*title, "", "| | |", "|---|---|", *rows, ""]))
+            rows = {name: f"{values} ({remark})" for name, values, remark in self.made.lines()}
+            sentence = f"A model of `saccade train {self.run.task}`: {self.run.origin}."
+            write_text(out / CARD, card(out, sentence, rows))
         finally:
             if lock is not None:
                 lock.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....support._numbers import short_number, without_zero
 from ._parts import HeadNumbers
 
 
@@ -41,7 +42,7 @@ class Writer:
         )
 
     def _share(self, weight: float) -> str:
-        return f"{weight:.3f}".replace("0.", ".", 1) if self.digits < 6 else f"{weight:.{self.digits}f}"
+        return without_zero(f"{weight:.3f}") if self.digits < 6 else f"{weight:.{self.digits}f}"
 
     def _key(self, j: int) -> str:
         return f"{self.names[j]} ({j})" if self.names.count(self.names[j]) > 1 else self.names[j]
@@ -57,4 +58,4 @@ def length(values: np.ndarray) -> float:
 
 def weight_text(value: float) -> str:
     """With two decimals and no leading zero."""
-    return f"{value:.2f}".replace("0.", ".", 1) if value >= 0.005 else "less than .01"
+    return short_number(value) if value >= 0.005 else "less than .01"

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....support._numbers import typeset
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
 from ._head import LayerNumbers
-from ._shapes import HEAD, NUMBER, Box, arrow, column_labels, heat, node, number, row_labels, vectors
+from ._shapes import HEAD, NUMBER, Box, arrow, column_labels, heat, node, row_labels, vectors
 
 MOST_TOKENS = 12
 SHOWN = 3  # components of a vector
@@ -163,7 +164,7 @@ def _draw_reading(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) 
     row = reading_row(numbers, head)
     weights = numbers.weights[head, row]
     order = [int(j) for j in np.argsort(-weights, kind="stable")[:3] if weights[j] >= 0.005]
-    terms = " + ".join(f"{number(weights[j])} V(“{numbers.labels[j]}”)" for j in order)
+    terms = " + ".join(f"{typeset(weights[j])} V(“{numbers.labels[j]}”)" for j in order)
     rest = " + …" if len(order) < int((weights > 0).sum()) else ""
     sentence = f"Output(“{numbers.labels[row]}”) = {terms}{rest}"
     below = at.value.middle[1] + 30
@@ -217,7 +218,7 @@ def describe_attention(numbers: LayerNumbers, head: int) -> str:
     length, width = len(numbers.labels), numbers.query.shape[-1]
     rows = []
     for i, label in enumerate(numbers.labels):
-        told = [f"{numbers.labels[j]} {number(w)}" for j, w in enumerate(numbers.weights[head, i]) if w >= 0.005]
+        told = [f"{numbers.labels[j]} {typeset(w)}" for j, w in enumerate(numbers.weights[head, i]) if w >= 0.005]
         rows.append(f"{label}: {', '.join(told)}")
     steps = ", then ".join({"scale": "scaled", "mask": "masked"}.get(step, step) for step in numbers.steps)
     words = ", ".join(numbers.labels)

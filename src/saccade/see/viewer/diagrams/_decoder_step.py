@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....support._numbers import size as bytes_of
+from ....support._numbers import size as bytes_of, typeset
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
-from ._shapes import NUMBER, Box, arrow, column_labels, heat, node, number, row_labels, vectors
+from ._shapes import NUMBER, Box, arrow, column_labels, heat, node, row_labels, vectors
 from ._step_numbers import Reading, StepNumbers
 
 _SHOWN = 3
@@ -211,7 +211,7 @@ def _draw_following(canvas: Canvas, following: list[tuple[str, float]], at: tupl
         row = top + 12 + i * 26
         canvas.text(x - 10, row + 15, name, size=14, anchor="end")
         canvas.rect(x, row + 3, max(2.0, 120 * share), 16, fill="heat", opacity=0.62, radius=2)
-        canvas.text(x + max(2.0, 120 * share) + 8, row + 15, number(share), size=13, fill="soft")
+        canvas.text(x + max(2.0, 120 * share) + 8, row + 15, typeset(share), size=13, fill="soft")
 
 
 def _centre(where: Box, size: float) -> tuple[float, float]:
@@ -227,7 +227,7 @@ def _description(numbers: StepNumbers, head: int, source_head: int | None, facts
             f"which were made once from what the encoder gives and do not change. {facts[1]} Weights of layer "
             f"{numbers.layer} head {source_head}: {_told(source, source_head)}."
         )
-    following = ", ".join(f"{word} {number(share)}" for word, share in numbers.following)
+    following = ", ".join(f"{word} {typeset(share)}" for word, share in numbers.following)
     return (
         f"One step of decoding with a key-value cache. {len(own.labels) - 1} tokens are cached; the new token "
         f"{own.labels[-1]} makes a query, a key and a value. Key and value are appended to the cache; the query "
@@ -237,4 +237,4 @@ def _description(numbers: StepNumbers, head: int, source_head: int | None, facts
 
 
 def _told(reading: Reading, head: int) -> str:
-    return ", ".join(f"{label} {number(w)}" for label, w in zip(reading.labels, reading.weights[head], strict=True))
+    return ", ".join(f"{label} {typeset(w)}" for label, w in zip(reading.labels, reading.weights[head], strict=True))

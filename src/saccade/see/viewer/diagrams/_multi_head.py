@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....support._numbers import typeset
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
 from ._head import LayerNumbers
-from ._shapes import NUMBER, Box, arrow, heat, number, row_labels, vectors
+from ._shapes import NUMBER, Box, arrow, heat, row_labels, vectors
 from ._theme import head_role
 
 MOST_TOKENS = 12
@@ -147,7 +148,7 @@ def _draw_head(canvas: Canvas, numbers: LayerNumbers, head: int | None, left: fl
             canvas, x - side / 2, top + 56, numbers.weights[head], visible,
             cell=(cell, cell), largest=1.0, numbers=False, role=role,
         )  # fmt: skip
-        last = " ".join(number(v) for v in numbers.out[head, -1, :2])
+        last = " ".join(typeset(v) for v in numbers.out[head, -1, :2])
         canvas.text(x, top + 56 + side + 22, "output", size=12, fill="soft", anchor="middle")
         canvas.text(x, top + 56 + side + 39, f"{last} …", size=12.5, anchor="middle")
     return high
@@ -165,8 +166,8 @@ def describe_heads(numbers: LayerNumbers, projection: tuple[int, int] | None, pa
     for head in (h for h in columns if h is not None):
         row = numbers.weights[head, -1]
         j = int(row.argmax())
-        first = " ".join(number(v) for v in numbers.out[head, -1, :2])
-        told.append(f"head {head + 1} gives {numbers.labels[j]} {number(row[j])} and writes {first} …")
+        first = " ".join(typeset(v) for v in numbers.out[head, -1, :2])
+        told.append(f"head {head + 1} gives {numbers.labels[j]} {typeset(row[j])} and writes {first} …")
     between = f" ({numbers.heads} heads; not all are drawn)" if None in columns else ""
     linear = "" if projection is None else f" of {projection[0]} to {projection[1]}"
     return (

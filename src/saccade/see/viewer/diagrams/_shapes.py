@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....support._numbers import typeset
 from ._canvas import Canvas
 from ._fonts import fitted
 
@@ -36,13 +37,6 @@ class Box(NamedTuple):
     @property
     def middle(self) -> Point:
         return self.x + self.width / 2, self.y + self.height / 2
-
-
-def number(value: float) -> str:
-    """Two decimals with a minus sign of its own; a number of 100 or more as a whole one."""
-    text = f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
-    text = text.lstrip("-") if float(text) == 0 else text
-    return text.replace("-", "−")
 
 
 def arrow(
@@ -149,7 +143,7 @@ def vectors(
     for i in range(rows):
         baseline = y + (i + 0.5) * down + 0.35 * NUMBER
         for j in range(shown):
-            canvas.text(x + (j + 0.5) * across, baseline, number(values[i, j]), size=NUMBER, anchor="middle")
+            canvas.text(x + (j + 0.5) * across, baseline, typeset(values[i, j]), size=NUMBER, anchor="middle")
         if rest:
             canvas.text(x + shown * across + rest / 2 - 3, baseline, "…", size=NUMBER, fill="soft", anchor="middle")
     return where
@@ -185,7 +179,7 @@ def heat(
             canvas.rect(x + j * across, y + i * down, across, down, fill=role, opacity=share * HEAT)
     for i, j in np.argwhere(visible) if numbers else ():
         at = x + (j + 0.5) * across, y + (i + 0.5) * down + 0.35 * NUMBER
-        canvas.text(*at, number(values[i, j]), size=NUMBER, anchor="middle")
+        canvas.text(*at, typeset(values[i, j]), size=NUMBER, anchor="middle")
     canvas.rect(*where, stroke="edge", radius=4)
     return where
 

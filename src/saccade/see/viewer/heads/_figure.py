@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ....support._numbers import decimals_for, signed_cell
 from ...attribution import Attribution, HeadImportance, Patching, WhyAttends
 from .._axes import INK, colour_bar, paint_map
 from .._figure import saved
-from ._numbers import decimals, legend, short
-from ._sentences import rises
+from ._sentences import legend, rises
 from ._terminal import layer_labels
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ def _paint(axes: Axes, panel: _Panel) -> None:
     most = panel.most or _most(panel.values) or 1.0
     image = paint_map(axes, panel.values, (panel.rows, panel.columns), most, numbers=False)
     axes.set_aspect("auto")  # a map of few heads is as wide as its title
-    digits = decimals(most)
+    digits = decimals_for(most)
     for (row, column), value in np.ndenumerate(panel.values):
         ink = _ink(image.cmap(image.norm(value))[:3])
-        axes.text(column, row, short(value, digits), ha="center", va="center", fontsize=6, color=ink)
+        axes.text(column, row, signed_cell(value, digits), ha="center", va="center", fontsize=6, color=ink)
     if max(map(len, panel.columns)) <= 2:
         axes.tick_params(axis="x", rotation=0)
     axes.set_ylabel(panel.sides[0], fontsize=8)

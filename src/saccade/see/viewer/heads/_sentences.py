@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ....support._numbers import counted, percent
+from ....support._numbers import DOT, counted, decimals_for, joined, percent, signed_cell, without_zero
 from ...attribution import Head, HeadImportance, HeadMap, Patching
 from ...attribution._heads import by_sign
-from ._numbers import decimals
 
 NOTHING = 0.1  # of what the head does that does most
 NAMED = 5  # heads that are named as those that are needed most, and least
@@ -31,17 +30,23 @@ def _rise_intervals(found: HeadImportance) -> dict[Head, tuple[float, float]]:
     return dict(zip(found.heads, zip(*ends, strict=True), strict=True))
 
 
+def legend(values: Iterable[float], digits: int) -> str:
+    """What the dot stands for, where one of these numbers has it; else nothing."""
+    least = without_zero(f"{0.5 * 10**-digits:.{digits + 1}f}")
+    return f"{DOT} is 0, to within {least}" if any(signed_cell(value, digits) == DOT for value in values) else ""
+
+
 def importance_sentences(found: HeadImportance) -> list[str]:
     """The five heads that matter most, those that certainly harm, of which heads the sign is open, those that matter
     least, and in which order heads were removed."""
     if found.removed:
         return _removals(found)
     by_head = dict(zip(found.heads, rises(found).values.tolist(), strict=True))
-    name, digits = found.values.named, decimals(max(map(abs, by_head.values())))
+    name, digits = found.values.named, decimals_for(max(map(abs, by_head.values())))
     ends = _rise_intervals(found)
 
     def listed(heads: Sequence[Head]) -> str:
-        return _joined([f"{name(head)} ({by_head[head]:+.{digits}f})" for head in heads])
+        return joined([f"{name(head)} ({by_head[head]:+.{digits}f})" for head in heads])
 
     falling = sorted(found.heads, key=lambda head: -by_head[head])
     helpful = [head for head in falling if by_head[head] > 0][:NAMED]
@@ -144,12 +149,8 @@ def _restored(found: Patching, head: Head, effect: float, about: str) -> str:
 
 
 def _shares(found: Patching, heads: Sequence[tuple[Head, float]]) -> str:
-    return _joined([f"{found.effects.named(head)} ({_share(effect)})" for head, effect in heads])
+    return joined([f"{found.effects.named(head)} ({_share(effect)})" for head, effect in heads])
 
 
 def _share(effect: float) -> str:
     return percent(effect) if effect >= 0 else f"-{percent(-effect)}"
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return " and ".join([*filter(None, [", ".join(parts[:-1])]), *parts[-1:]])

@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from ....support._numbers import counted
+from ....support._numbers import counted, decimals_for, signed_cell
 from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
-from ._numbers import decimals, legend, short
-from ._sentences import importance_sentences, patching_sentences, rises
+from ._sentences import importance_sentences, legend, patching_sentences, rises
 
 LONGEST_LAYER, LONGEST_NAME = 24, 44
 BAR = 16  # cells of the longest bar
@@ -134,8 +133,8 @@ def print_map(console: Console, found: HeadMap, title: str, note: str) -> None:
     left = max(cell_len(label) for label in ("layer", *labels)) + 1
     grid = found.grid().tolist()
     most = max((abs(value) for row in grid for value in row if not math.isnan(value)), default=0.0)
-    digits = decimals(most)
-    cell = max(7, *(cell_len(short(value, digits)) + 2 for row in grid for value in row))
+    digits = decimals_for(most)
+    cell = max(7, *(cell_len(signed_cell(value, digits)) + 2 for row in grid for value in row))
     per_line = max(1, (console.width - left) // cell)
     for first in range(0, len(grid[0]), per_line):
         heads = range(first, min(first + per_line, len(grid[0])))
@@ -163,7 +162,7 @@ def layer_labels(calls: Sequence[CallHeads]) -> list[str]:
 
 
 def _cell(value: float, most: float, digits: int, width: int, colours: bool) -> tuple[str, str | Style]:
-    text = _pad(short(value, digits), width, "right")
+    text = _pad(signed_cell(value, digits), width, "right")
     share = 0.0 if math.isnan(value) or not most else value / most
     if not colours:
         return text, "bold" if abs(share) >= 0.5 else ""

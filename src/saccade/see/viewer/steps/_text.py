@@ -11,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from ....support._numbers import fixed
 from ....support._terminal._console import Console as CleanedConsole
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None
         for line in _terms(steps, step):
             _print_line(console, line)
     if step.facts:
-        facts = ", ".join(f"{name} = {_number(value, steps.digits)}" for name, value in step.facts)
+        facts = ", ".join(f"{name} = {fixed(value, steps.digits)}" for name, value in step.facts)
         _print_wrapped(console, facts, "", _INDENT + 2)
     tried = f" Try it: --without {step.switch}" if step.switch in steps.switches and not steps.without else ""
     _print_wrapped(console, step.without + tried, "italic dim", _INDENT)
@@ -113,10 +114,10 @@ def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
 
 def _vector(values: np.ndarray, digits: int, width: int) -> str:
     """The first components as far as they fit, how many are folded, and the norm of all."""
-    norm = f"norm {_number(float(np.linalg.norm(values)), 3)}"
+    norm = f"norm {fixed(float(np.linalg.norm(values)), 3)}"
     shown = min(PART, len(values))
     while shown:
-        text = " ".join(_number(value, digits).rjust(digits + 4) for value in values[:shown])
+        text = " ".join(fixed(value, digits).rjust(digits + 4) for value in values[:shown])
         folded = f"  and {len(values) - shown:,} more, {norm}" if shown < len(values) else ""
         if cell_len(text + folded) <= width or shown == 1:
             return text + folded
@@ -160,7 +161,7 @@ def _term(steps: Steps, step: Step, j: int, room: int, cell: int) -> Text:
     """One key and its numbers; of weights a bar as well."""
     line = Text(" " * (_INDENT + 2)).append(set_cell_size(_label(steps, j), room), style=_COLOURS["key"])
     for column in step.columns:
-        line.append(_number(float(column.values[j]), steps.digits).rjust(cell))
+        line.append(fixed(float(column.values[j]), steps.digits).rjust(cell))
     if step.id == "softmax":
         line.append("  " + "█" * round(_BAR * float(step.columns[-1].values[j])), style=_COLOURS["weight"])
     return line
@@ -175,8 +176,8 @@ def _folded(step: Step, values: np.ndarray, digits: int) -> str:
     name = step.columns[-1].name
     more = f"{len(values):,} more"
     if step.id == "softmax":
-        return f"{more}, together {_number(float(values.sum()), digits)}"
-    low, high = (_number(float(value), digits) for value in (values.min(), values.max()))
+        return f"{more}, together {fixed(float(values.sum()), digits)}"
+    low, high = (fixed(float(value), digits) for value in (values.min(), values.max()))
     return f"{more}, {name} = {low}" if low == high else f"{more}, {name} from {low} to {high}"
 
 
@@ -196,7 +197,7 @@ def _print_change(console: Console, steps: Steps) -> None:
     for j in order:
         line = Text("      ").append(set_cell_size(_label(steps, j), room), style=_COLOURS["key"])
         for value in (before[j], after[j]):
-            line.append(_number(float(value), steps.digits).rjust(cell))
+            line.append(fixed(float(value), steps.digits).rjust(cell))
         if np.isfinite(after[j]):
             line.append("  " + "█" * round(_BAR * float(after[j])), style=_COLOURS["weight"])
         _print_line(console, line)
@@ -206,7 +207,7 @@ def _print_change(console: Console, steps: Steps) -> None:
         norm = float(np.linalg.norm(out))
         _print_wrapped(
             console,
-            f"The output of the head changes by {_number(moved, 3)}; its unchanged norm is {_number(norm, 3)}.",
+            f"The output of the head changes by {fixed(moved, 3)}; its unchanged norm is {fixed(norm, 3)}.",
             "",
             _INDENT,
         )
@@ -228,20 +229,6 @@ def _label(steps: Steps, j: int) -> str:
     while cell_len(label) > LONGEST_LABEL:
         label = label[: max(1, min(LONGEST_LABEL - 1, len(label) - 2))] + "…"
     return label if len(steps.labels) < 3 else f"{j:>{len(str(len(steps.labels) - 1))}} {label}"
-
-
-def _number(value: float, digits: int) -> str:
-    """With so many decimals, and a minus as wide as a plus; -∞ for what is hidden."""
-    if np.isneginf(value):
-        return "−∞"
-    if not np.isfinite(value):
-        return "NaN" if np.isnan(value) else "∞"
-    if value and abs(value) >= 10**7:
-        return f"{value:.3e}"
-    if value == int(value) and digits > 3:
-        return str(int(value))  # the numbers of an example by hand
-    text = f"{value:.{digits}f}"
-    return text.removeprefix("-") if not float(text) else text
 
 
 def _print_wrapped(console: Console, text: str, style: str, indent: int) -> None:
