@@ -26,11 +26,6 @@ def compact(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def significant(value: float) -> str:
-    """Three significant digits, with an exponent where that is shorter: 0.125, 1.25e+03."""
-    return f"{value:.3g}"
-
-
 def three_decimals(value: float) -> str:
     """0.500, 12.345; four significant digits from 1000 on."""
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...support._numbers import significant
 from ..findings._finding import Finding, Location, Unmeasured
 from ..findings._words import spans
 from ..subject._check import Check
@@ -200,9 +199,9 @@ def _finding(
     if not first.expected:
         words = "they should have no weight, but do"
     message = (
-        f"Logits are {significant(found)} times q.k, where {significant(first.expected)} is expected"
+        f"Logits are {found:.3g} times q.k, where {first.expected:.3g} is expected"
         f"{_expected(subject, seen)}{_wrong_heads(first)}{_computations(wrong, factors)}: "
-        f"{words or f'{significant(times)} times the right factor'}."
+        f"{words or f'{times:.3g} times the right factor'}."
     )
     return Finding(
         "scale",
@@ -303,23 +302,23 @@ def _computations(wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactor
 def _effect(times: float) -> str:
     if times >= _SATURATING:
         return (
-            f"Logits are {significant(times)} times too large: the softmax saturates on one key for most queries, "
+            f"Logits are {times:.3g} times too large: the softmax saturates on one key for most queries, "
             "hardly any gradient reaches these, and training is slow or stalls."
         )
     if times > 1:
         return (
-            f"Logits are {significant(times)} times too large: attention is sharper than intended, by a factor that "
+            f"Logits are {times:.3g} times too large: attention is sharper than intended, by a factor that "
             "depends on "
             "the size, and weights of another implementation do not fit."
         )
     if times > 1 / _SATURATING:
         return (
-            f"Logits are {significant(1 / times)} times too small: attention is flatter than intended, by a factor "
+            f"Logits are {1 / times:.3g} times too small: attention is flatter than intended, by a factor "
             "that depends on "
             "the size, and weights of another implementation do not fit."
         )
     return (
-        f"Logits are {significant(1 / times)} times too small: all keys get nearly the same weight, and the "
+        f"Logits are {1 / times:.3g} times too small: all keys get nearly the same weight, and the "
         "projections must become large "
         "before attention can select keys."
     )
@@ -338,8 +337,8 @@ def _line(seen: TracedAttention) -> Location | None:
 def _varying(factors: _ScaleFactors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
     return _warning(
-        f"The factor between q.k and the logits differs from query to query, from {significant(low)} to "
-        f"{significant(high)}; one over the root of the head width is {significant(factors.expected)}.",
+        f"The factor between q.k and the logits differs from query to query, from {low:.3g} to "
+        f"{high:.3g}; one over the root of the head width is {factors.expected:.3g}.",
         "The weights depend on something besides queries and keys: the input's length or size. If "
         "this is not intended, a model trained at one length behaves differently at another.",
         _FIX,

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...support._numbers import joined
 from ._finding import Location
 
 
@@ -66,8 +67,3 @@ def spans(numbers: Sequence[int]) -> str:
     if len(words) > 4:
         return f"{', '.join(words[:3])} and others"
     return joined(words)
-
-
-def joined(words: Sequence[str]) -> str:
-    """ "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

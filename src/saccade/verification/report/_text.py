@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ...support._numbers import counted, joined
 from ..findings._finding import Finding, Location, Outcome
 from ..findings._results import Results
-from ..findings._words import joined, shown_path
+from ..findings._words import shown_path
 
 WIDTH = 100
 
@@ -109,15 +110,15 @@ def verdict(report: Results) -> str:
     if "broke off" in report.untested:
         return (
             f"{report.target} could not be tested to the end: {report.untested}, because of a defect in Saccade; "
-            f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed."
+            f"{counts['passed']} of {counted(len(report.outcomes), 'check')} passed."
         )
     if not counts["passed"]:
         return f"None of the checks applies to {report.target}."
     if report.untested:
         return f"No attention was seen in {report.target}: only checks that any layer can pass have passed."
-    others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
-    also = joined([words for words in others if words])
-    passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
+    others = {kind: sum(one.severity == kind for one in report.findings) for kind in ("warning", "note")}
+    also = joined([counted(count, kind) for kind, count in others.items() if count])
+    passed = f"{counts['passed']} of {counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
     return f"No error found in {report.target}: {passed}{_left_out(report.outcomes)}."
 
 
@@ -153,7 +154,7 @@ def _how_called(report: Results, width: int) -> Iterator[Line]:
     for at, assumed in enumerate(report.assumed):
         yield from _filled((StyledText(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
     if report.outcomes:
-        checks = _counted(len(report.outcomes), "check")
+        checks = counted(len(report.outcomes), "check")
         yield from _filled((StyledText(f"{checks} in {report.seconds:.1f} s", "quiet"),), "run      ", " " * 9, width)
 
 
@@ -242,7 +243,3 @@ def _styled(line: str, pieces: Sequence[StyledText], tail: str, *, is_first: boo
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}" if count else ""

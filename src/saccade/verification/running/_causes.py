@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...support._numbers import joined
 from ..findings._finding import Finding, Outcome
-from ..findings._words import joined
 from ..subject._check import Check
 
 _SIZES = {"batch", "length"}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..findings._words import joined
+from ...support._numbers import joined
 from ._subject import copied
 
 LARGE = 64 * 2**20  # bytes: a model from this size on is shortened

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..findings._words import joined
+from ...support._numbers import joined
 from ._kinds import name_of
 from ._reading import MaskReading, Reading
 from ._subject import Subject

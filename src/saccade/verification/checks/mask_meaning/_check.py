@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding, Inapplicable, Location, Severity, TargetError, Unmeasured
 from ...subject import _influence as influence
 from ...subject._check import Check
@@ -307,7 +308,7 @@ def _cast(probe: MaskArgumentProbe) -> list[Finding]:
         "the numbers should be added, pass --mask-meaning additive."
     )
     boolean = replace(code_of(probe), mask=replace(mask, meaning="attend", dtype="bool"))
-    steps = {"argument": name, "counts": float(f"{times:.3g}")}
+    steps = {"argument": name, "counts": rounded(times)}
     return [
         _finding(probe.subject, mask, MaskDefect(words, boolean.hiding, "error" if plain else "warning"), steps, line)
     ]
@@ -320,7 +321,7 @@ def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
         return
     words = f"A finite value in `{probe.mask.argument}` counts {times:.3g} times: it is added before logits are scaled."
     fix = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
-    steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
+    steps = {"argument": probe.mask.argument, "times": rounded(times)}
     defect = MaskDefect(words, fix, "warning")
     yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding, Location, TargetError, UnreadableResult
 from ...subject._decoder import CachedDecoder, in_pieces
 from ...subject._influence import is_causal
@@ -100,6 +101,6 @@ def _finding(
         f"{size:.3g} at most ({relative:.2g} of the largest output).",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "position = past_length + torch.arange(L)  # new tokens stand behind the cached ones, and their keys too",
-        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative},
+        {"how": words, "length": length, "first": first, "size": rounded(size), "relative": relative},
         line,
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
 from ...subject._check import Check
@@ -61,7 +62,7 @@ def _images(subject: Subject) -> Iterator[Finding]:
             f"An image's output changes by {found.size:.3g} when another image of its batch does.",
             "The result for an image depends on the others in its batch.",
             "The batch axis must stay apart in every view, softmax and mean",
-            {"change": float(f"{found.size:.3g}")},
+            {"change": rounded(found.size)},
         )
 
 

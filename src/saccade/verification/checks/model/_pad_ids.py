@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...subject._inputs import NamedInputs
 from ...subject._operations import WatchedOperations
@@ -99,6 +100,6 @@ def _finding(pad: int, found: LargestDifference, masked: bool, line: Location | 
         f"{pad} follow: {why}.",
         "The result for a sequence changes with the length of the padding in its batch.",
         f"mask = (input_ids != {pad})[:, None, None, :]  # (batch, 1, 1, keys): hides keys, from all queries",
-        {"pad": pad, "position": found.position, "change": float(f"{found.size:.3g}")},
+        {"pad": pad, "position": found.position, "change": rounded(found.size)},
         line,
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding
 from ...subject._influence import is_causal
 from ...subject._inputs import NamedInputs
@@ -57,7 +58,7 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
                 _EFFECT,
                 "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  "
                 "# in every layer, before the softmax",
-                {"side": side, "item": found.item, "position": found.position, "change": float(f"{found.size:.3g}")},
+                {"side": side, "item": found.item, "position": found.position, "change": rounded(found.size)},
                 padding_line(subject, inputs, real),
             )
             return
@@ -102,7 +103,7 @@ def _left(subject: Subject, length: int) -> Iterator[Finding]:
         if bare.relative <= counts:
             return
         told, counts = judged(subject, lambda one: measure(one, positions)) if positions else (None, counts)
-    numbers = {"ahead": ahead, "position": bare.position, "relative": float(f"{bare.relative:.3g}")}
+    numbers = {"ahead": ahead, "position": bare.position, "relative": rounded(bare.relative)}
     if told is not None and told.relative > counts:
         yield error(
             f"With {ahead} padded tokens in front and position_ids that count the real ones, output {told.position} "

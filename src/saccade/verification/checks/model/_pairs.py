@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....support._numbers import rounded
 from ...findings._finding import Finding, TargetError
 from ...subject._calling import guarded
 from ...subject._inputs import NamedInputs
@@ -71,7 +72,7 @@ def _each_its_own(subject: Subject, tokens: NamedInputs, source: NamedInputs) ->
             "does.",
             "Items read each other's sources: a translation depends on what it was batched with.",
             "key = self.key(context).view(B, S, H, D).transpose(1, 2)  # the batch axis stays first",
-            {"position": found.position, "change": float(f"{found.size:.3g}")},
+            {"position": found.position, "change": rounded(found.size)},
         )
 
 
@@ -114,7 +115,7 @@ def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
             f"The decoder's output {worst.position} changes by {worst.size:.3g} when only padded source {what}.",
             "A translation depends on how long the longest source of its batch is.",
             "The source's mask must be given to the encoder's self-attention and to every cross-attention",
-            {"position": worst.position, "relative": float(f"{worst.relative:.3g}")},
+            {"position": worst.position, "relative": rounded(worst.relative)},
             lost_line(subject, tokens, real, source=source["tokens"], source_mask=real),
         )
         return
