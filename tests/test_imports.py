@@ -407,7 +407,7 @@ def test_help_and_usage_errors_import_nothing_that_computes(words, status):
 
 def test_scripts_import_what_there_is():
     """They are run by hand, so a name that is gone would be found by whoever needs the script next."""
-    for path in (PACKAGE.parents[1] / "benchmarks").glob("*.py"):
+    for path in (PACKAGE.parents[1] / "benchmarks").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "saccade":
                 for alias in node.names:

@@ -6,10 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._bench_options import listed
 from ._existing import existing, existing_model
 from ._options import option
-from ._outputs import budget_of
+from ._outputs import budget_of, listed
 
 if TYPE_CHECKING:
     from ..benchmark.variants.measuring import ComparisonSettings

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ._bench_options import listed
 from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareOutputOptions, TaskOptions, refuse_beside
-from ._outputs import checked_files, write_files, write_plot
+from ._outputs import checked_files, listed, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.tasks import FinishedRun, ModelShape, Task, TrainingCase
@@ -33,7 +32,7 @@ def compare_tasks(
     """
     kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
     refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
-    files = checked_files(output)
+    files = checked_files(output, output.markdown)
     wanted = _tasks(tasks.task or [])
     if output.read is not None:
         _show(_read(output.read, wanted, chosen.mechanism), output, files)

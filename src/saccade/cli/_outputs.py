@@ -23,8 +23,6 @@ class OutputOptions(Protocol):
     @property
     def as_json(self) -> str | None: ...
     @property
-    def markdown(self) -> Path | None: ...
-    @property
     def plot(self) -> Path | None: ...
 
 
@@ -37,7 +35,7 @@ class RoundOptions(Protocol):
     def rounds(self) -> int | None: ...
 
 
-def checked_files(output: OutputOptions) -> dict[str, Path]:
+def checked_files(output: OutputOptions, markdown: Path | None = None) -> dict[str, Path]:
     """The files to write, by kind: what is wrong with them is said before minutes of work."""
     from ..see.viewer import check_target
 
@@ -47,7 +45,7 @@ def checked_files(output: OutputOptions) -> dict[str, Path]:
             raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
     wanted = {
         "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
-        "markdown": output.markdown,
+        "markdown": markdown,
         "plot": output.plot,
     }
     return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
@@ -86,6 +84,19 @@ def budget_of(measuring: RoundOptions, *, seconds: float, rounds: int) -> Budget
     if rounds < 1:
         raise ValueError(f"rounds: must be at least 1, got {rounds}")
     return Budget(seconds if measuring.seconds is None else measuring.seconds, rounds, max(100, rounds))
+
+
+def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
+    """The entries of a list. ValueError that names the option."""
+    found = []
+    for entry in text.split(","):
+        try:
+            found.append(kind(entry.strip()))
+        except ValueError:
+            raise ValueError(f"{name}: expected {kind.__name__} numbers separated by commas, got {text!r}") from None
+    if "" in found:
+        raise ValueError(f"{name}: an entry is empty in {text!r}")
+    return found
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def compare(
     if chosen.abilities:
         _list()
         return
-    files = checked_files(output)
+    files = checked_files(output, output.markdown)
     from ..benchmark.variants import VariantComparison
 
     if output.read is not None:

@@ -34,11 +34,8 @@ def test_a_full_forward_is_four_times_what_the_design_says():
 @looped(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2), ("float64", 8)])
 def test_bytes(dtype, size):
     case = replace(CASE, dtype=dtype)
-    queries, keys = 3 * 6 * 7, 3 * 2 * 13
-    assert case.bytes_in_and_out == size * (queries * (5 + 11) + keys * (5 + 11))
+    keys = 3 * 2 * 13
     assert case.bytes_read == size * keys * (5 + 11)
-    assert case.bytes_of_gradients == 0
-    assert replace(case, stage="backward").bytes_of_gradients == size * (queries * 5 + keys * (5 + 11))
 
 
 def test_decoding_counts_the_keys_that_are_seen():

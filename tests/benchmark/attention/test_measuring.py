@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.benchmark.attention import (
     Budget,
@@ -17,17 +16,14 @@ from saccade.benchmark.attention import (
     Entry,
     FlexAttention,
     MeasurementSettings,
-    PeakMemory,
     SaccadeAttention,
     SdpaAttention,
-    limits,
     measure,
     measuring,
     sets,
 )
 from saccade.benchmark.attention.cases import CaseInputs
-from saccade.benchmark.attention.limits import in_cpu_time, limits_of, own_limit
-from saccade.benchmark.attention.overhead import empty_call
+from saccade.benchmark.attention.limits import limits_of, own_limit
 
 CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
 QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
@@ -180,44 +176,11 @@ def test_limits_take_turns_with_the_contenders(monkeypatch):
     monkeypatch.setattr(sets, "in_use", lambda: "avx2")
     monkeypatch.setattr(sets, "peak", lambda dtype, threads, ms: lambda: next(rates[dtype]))
     group = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, SdpaAttention())], QUICK)
-    assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)", "empty call"]
+    assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)"]
     assert group.limits[0].readings == (100.0, 200.0)
     row = group.rows[1]
     expected = sorted(CASE.flops / seconds / rate for seconds, rate in zip(row.readings, (100.0, 200.0), strict=True))
     assert group.share(row).median == pytest.approx(sum(expected) / 2)
-
-
-def test_a_forced_set_has_a_limit_of_its_own(monkeypatch):
-    active = ["avx512"]
-
-    class Native:
-        @staticmethod
-        def active():
-            return active[-1]
-
-        @staticmethod
-        def use(name):
-            active.append(name.rstrip("!"))
-
-        @staticmethod
-        def peak_f32(threads, milliseconds):
-            return {"avx2": 50.0, "avx512": 100.0}[active[-1]]
-
-        @staticmethod
-        def peak_bf16(threads, milliseconds):
-            return None if active[-1] == "avx2" else 300.0
-
-    monkeypatch.setattr(sets, "compiled", lambda: Native)
-    wide, narrow = (CaseInputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
-    found = [limits_of(inputs, name, 1) for inputs in (wide, narrow) for name in (None, "avx2")]
-    assert [[(limit.name, limit.meter()) for limit in of_case] for of_case in found] == [
-        [("float32 multiply-adds (avx512)", 100.0)],
-        [("float32 multiply-adds (avx2)", 50.0)],
-        [("bf16 dot products (avx512)", 300.0), ("float32 multiply-adds (avx512)", 100.0)],
-        [("float32 multiply-adds (avx2)", 50.0)],
-    ]
-    assert own_limit(narrow.case, found[2]) is found[2][0]
-    assert active[-1] == "avx512"
 
 
 def test_reading_is_measured_on_the_cases_own_keys_and_values(monkeypatch):
@@ -239,7 +202,7 @@ def test_reading_is_measured_on_the_cases_own_keys_and_values(monkeypatch):
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
     inputs = CaseInputs.make(replace(CASE, stage="decode"))
-    limit, beside = limits_of(inputs, None, 3)
+    limit, beside = limits_of(inputs, 3)
     assert (own_limit(inputs.case, [beside, limit]), beside.unit) == (limit, "FLOP/s")
     size = 3 * 17 * 5 * 4
     assert limit.meter() == pytest.approx(2 * size / (size / 50 + size / 100))
@@ -268,27 +231,18 @@ def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
     monkeypatch.setattr(sets, "in_use", lambda: None)
-    assert limits_of(CaseInputs.make(replace(CASE, stage="decode")), None, 1) == []
+    assert limits_of(CaseInputs.make(replace(CASE, stage="decode")), 1) == []
 
 
 @pytest.mark.slow
 def test_without_a_build_no_limit_is_made_up(monkeypatch):
     monkeypatch.setattr(sets, "compiled", lambda: None)
     for stage in ("forward", "decode"):
-        assert limits_of(CaseInputs.make(replace(CASE, stage=stage)), None, 1) == []
+        assert limits_of(CaseInputs.make(replace(CASE, stage=stage)), 1) == []
     assert sets.in_use() is None
-    row = measure("", [Entry(CASE, SaccadeAttention("chunked", "avx2"))], QUICK).rows[0]
-    assert row.note == "instruction set 'avx2': the native kernels are not built here"
     group = measure("", [Entry(CASE, DenseAttention())], QUICK)
-    assert [limit.name for limit in group.limits] == ["empty call"]
+    assert group.limits == ()
     assert group.share(group.rows[0]) is None
-
-
-def test_a_limit_in_cpu_time_leaves_out_what_others_took(monkeypatch):
-    wall, own = iter([10.0, 14.0]), iter([1.0, 2.0])
-    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(wall))
-    monkeypatch.setattr(limits.time, "thread_time", lambda: next(own))
-    assert in_cpu_time(lambda: 25.0)() == 100.0
 
 
 def test_a_noisy_group_is_timed_again_for_longer_and_the_calmest_is_kept(monkeypatch):
@@ -315,47 +269,11 @@ def test_what_others_took_makes_a_group_noisy(monkeypatch):
     assert replace(group, others=0.5).disturbed
 
 
-@pytest.mark.parametrize(("stage", "made"), [("forward", 1), ("forward+backward", 4), ("backward", 3)])
-def test_an_empty_call_makes_its_results_and_computes_nothing(stage, made, monkeypatch):
-    inputs = CaseInputs.make(replace(CASE, stage=stage, length_q=7, value_width=3))
-    call, shapes = empty_call(inputs), []
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found = func(*args, **(kwargs or {}))
-            if func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like"):
-                shapes.append(tuple(found.shape))
-            else:
-                # The tests fill what is made with NaN.
-                assert func.overloadpacket.__name__ in ("detach", "alias", "fill_"), func
-            return found
-
-    with Count():
-        call()
-    out, leaves = (1, 6, 7, 3), [tuple(leaf.shape) for leaf in inputs.leaves]
-    assert shapes == {1: [out], 3: leaves, 4: [out, *leaves]}[made]
-
-
 def test_flex_says_that_it_has_no_backward_here():
     row = measure("", [Entry(replace(CASE, stage="forward+backward"), FlexAttention())], QUICK).rows[0]
     assert row.note == "its backward raises on a CPU"
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"threads": 1, "clock": "sun"}, "clock must be one of wall, cpu; got 'sun'"),
-        ({"threads": 2, "clock": "cpu"}, "it needs threads = 1, got 2"),
-    ],
-)
-def test_what_is_no_setting_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        MeasurementSettings(**given)
-
-
-def test_memory_is_measured_where_it_is_asked_for(monkeypatch):
-    found = PeakMemory(700, 200, "peak")
-    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: found)
-    timed = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, Lying())], replace(QUICK, memory=True)).rows
-    assert [row.memory for row in timed] == [found, None]
+def test_no_threads_are_refused():
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        MeasurementSettings(threads=0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 
 import numpy as np
 import pytest
 
-from saccade.benchmark.attention import Case, DenseAttention, SaccadeAttention, memory
-from saccade.benchmark.attention.memory import answer, growth, peak_memory
+from saccade.benchmark.attention import memory
+from saccade.benchmark.attention.memory import growth
 
 MIB = 2**20
 
@@ -68,29 +67,6 @@ def test_a_call_that_raises_ends_the_sampling(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "RESET", tmp_path)
     with pytest.raises(ZeroDivisionError):
         growth(lambda: 1 // 0)
-
-
-CASE = Case(512, 512, "causal", "forward+backward", heads=2, kv_heads=2, width=16, value_width=16)
-LOGITS = 2 * 512 * 512 * 4
-
-
-def test_a_question_is_answered(threads):
-    threads(1)
-    found = answer(json.dumps({"case": CASE.as_json(), "contender": "dense", "threads": 1}))
-    assert found.gradients == 3 * 2 * 512 * 16 * 4
-    assert 2 * LOGITS < found.extra < 12 * LOGITS
-
-
-@pytest.mark.slow  # a process that imports torch
-def test_memory_is_measured_in_a_process_of_its_own():
-    found = peak_memory(CASE, DenseAttention(), 1)
-    assert 2 * LOGITS < found.extra < 12 * LOGITS
-
-
-@pytest.mark.slow
-def test_memory_that_cannot_be_measured_is_told():
-    found = peak_memory(CASE, SaccadeAttention("nonsense"), 1)
-    assert found.startswith("peak memory was not measured: ValueError: backend must be one of")
 
 
 def test_a_system_that_does_not_tell_is_an_error(monkeypatch, tmp_path):

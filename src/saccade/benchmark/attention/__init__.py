@@ -1,4 +1,4 @@
-"""Speed and memory of attention, measured: what `saccade bench` is made of.
+"""Speed of attention, measured: what `saccade bench` is made of.
 
     entries = [Entry(case, SaccadeAttention("auto")), Entry(case, SdpaAttention())]
     group = measure("mine", entries, MeasurementSettings(threads=2))
@@ -13,7 +13,7 @@ from __future__ import annotations
 from .cases import Case, CaseInputs
 from .contenders import Contender, DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
 from .measuring import Entry, MeasurementSettings, measure
-from .results import BenchmarkReport, Measurement, MeasurementGroup, PeakMemory, RequirementOutcome
+from .results import BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import Quartiles, exponent, paired_ratio, quartiles
 from .timing import Budget
 
@@ -29,9 +29,7 @@ __all__ = [
     "Measurement",
     "MeasurementGroup",
     "MeasurementSettings",
-    "PeakMemory",
     "Quartiles",
-    "RequirementOutcome",
     "SaccadeAttention",
     "SdpaAttention",
     "exponent",

@@ -101,21 +101,6 @@ class Case:
         return keys * self.kv_heads * (self.width + self.value_width) * self.torch_dtype.itemsize
 
     @property
-    def bytes_in_and_out(self) -> int:
-        """Bytes of query, key, value and output."""
-        rows = self.heads * self.length_q * (self.width + self.value_width)
-        keys = self.kv_heads * self.length_k * (self.width + self.value_width)
-        return self.batch * (rows + keys) * self.torch_dtype.itemsize
-
-    @property
-    def bytes_of_gradients(self) -> int:
-        """Bytes of the gradients of query, key and value that a call returns."""
-        if not self.derives:
-            return 0
-        keys = self.kv_heads * self.length_k * (self.width + self.value_width)
-        return self.batch * (self.heads * self.length_q * self.width + keys) * self.torch_dtype.itemsize
-
-    @property
     def amount(self) -> float:
         """What the case's rate counts: bytes for decoding, otherwise operations."""
         return self.bytes_read if self.stage == "decode" else self.flops

@@ -1,5 +1,4 @@
-"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention, the formula written out, and (in
-`runtimes.py`) ONNX Runtime and OpenVINO.
+"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention and the formula written out.
 
 What the others' masks are made of (dense booleans, block masks) exists before the clock starts; Saccade's mask is a
 fresh value in every call.
@@ -20,7 +19,7 @@ from torch import Tensor
 from ...operator._attention import attention
 from ...operator._biases import ALiBi
 from .cases import Case, CaseInputs
-from .sets import forced
+from .limits import Limit, limits_of
 
 Forward = Callable[[], Tensor]  # -> (B, Hq, Lq, Dv)
 
@@ -29,7 +28,6 @@ class Contender(ABC):
     """Computes attention its own way. `name` is what tables call it."""
 
     name: str
-    instruction_set: str | None = None  # forced while it runs
     compiles = False  # whether its first call compiles for the shape
 
     @abstractmethod
@@ -47,13 +45,16 @@ class Contender(ABC):
         """Entered around every stretch of its calls."""
         return contextlib.nullcontext()
 
+    def limits(self, inputs: CaseInputs, threads: int) -> list[Limit]:
+        """The machine's limits for it on these inputs."""
+        return limits_of(inputs, threads)
+
 
 class SaccadeAttention(Contender):
-    """`saccade.attention` through one backend, "auto" included, on a forced instruction set if one is named."""
+    """`saccade.attention` through one backend, "auto" included."""
 
-    def __init__(self, backend: str, instruction_set: str | None = None):
-        self.backend, self.instruction_set = backend, instruction_set
-        self.name = backend if instruction_set is None else f"{backend}:{instruction_set}"
+    def __init__(self, backend: str):
+        self.name = self.backend = backend
 
     def forward(self, inputs: CaseInputs) -> Forward:
         query, key, value = inputs.leaves
@@ -66,9 +67,6 @@ class SaccadeAttention(Contender):
         if pattern.bias == "alibi":
             return lambda: attention(query, key, value, mask(), bias=ALiBi(added), backend=backend)
         return lambda: attention(query, key, value, mask(), bias=added, backend=backend)
-
-    def around(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.instruction_set is None else forced(self.instruction_set)
 
 
 class SdpaAttention(Contender):
@@ -154,6 +152,11 @@ class DenseAttention(Contender):
         # Logits, scaled logits, masked logits and weights; their gradients besides.
         alive = 6 if case.records else 3
         return alive * case.batch * case.heads * case.length_q * case.length_k * case.torch_dtype.itemsize
+
+
+def others() -> dict[str, Contender]:
+    """Everyone but Saccade, by the word that `saccade bench --against` takes."""
+    return {"sdpa": SdpaAttention(), "flex": FlexAttention(), "dense": DenseAttention()}
 
 
 def constrains(case: Case) -> bool:

@@ -1,4 +1,4 @@
-"""Time and peak memory against length, both axes logarithmic, with the exponents that fit (the `plot` extra)."""
+"""Time against length, both axes logarithmic, with the exponents that fit (the `plot` extra)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from .results import BenchmarkReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LABELS = {"time": "time of a call", "memory": "extra memory at the peak"}
-
 
 def draw(report: BenchmarkReport, kind: str) -> bytes:
     """A figure, `kind` "png" or "svg".
@@ -24,48 +22,37 @@ def draw(report: BenchmarkReport, kind: str) -> bytes:
     found = series(report)
     if not found:
         raise ValueError("a plot needs measurements at two lengths or more")
-    panels = [what for what in LABELS if any(one.points(what)[0] for one in found)]
-    figure = new_figure(figsize=(5.2 * len(panels), 4.2 + 0.16 * len(found)), layout="constrained")
-    for axes, what in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _panel(axes, found, what)
+    figure = new_figure(figsize=(5.2, 4.2 + 0.16 * len(found)), layout="constrained")
+    _panel(figure.subplots(), found)
     figure.suptitle(_title(found, report), fontsize=9)
     return rendered(figure, kind)
 
 
-def _panel(axes: Axes, found: list[Series], what: str) -> None:
+def _panel(axes: Axes, found: list[Series]) -> None:
     common = _common(found)
     for number, one in enumerate(found):
-        lengths, amounts = one.points(what)
-        if not lengths:
-            continue
-        grown = one.exponent(what)
-        fitted = "" if grown is None else f"  ~ L^{grown:.2f}"
         own = " ".join(word for word in one.name.split() if word not in common)
-        mark = MARKS[number % len(MARKS)]
-        axes.plot(lengths, amounts, marker=mark, markersize=4, lw=1.2, label=f"{own}{fitted}")
+        mark, label = MARKS[number % len(MARKS)], f"{own}  ~ L^{one.exponent:.2f}"
+        axes.plot(one.lengths, one.times, marker=mark, markersize=4, lw=1.2, label=label)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2 if what == "memory" else 10)
-    ticks = sorted({length for one in found for length in one.points(what)[0]})
+    axes.set_yscale("log", base=10)
+    ticks = sorted({length for one in found for length in one.lengths})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30, fontsize=7)
     axes.set_xlabel("length (tokens)", fontsize=8)
-    axes.set_ylabel(LABELS[what], fontsize=8)
-    _mark_amounts(axes, what)
+    axes.set_ylabel("time of a call", fontsize=8)
+    _mark_times(axes)
     style(axes)
     axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
-def _mark_amounts(axes: Axes, what: str) -> None:
+def _mark_times(axes: Axes) -> None:
     """Ticks in units that are read aloud, so many that a narrow range has some and a wide one not too many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axes.get_ylim()
-    if what == "memory":
-        locator = LogLocator(base=4 if high / low > 64 else 2, numticks=24)
-    else:
-        locator = LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=24)
-    told = _numbers.size if what == "memory" else _numbers.duration
-    axes.yaxis.set_major_locator(locator)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda amount, _: without_zeros(told(amount))))
+    subs = (1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=24))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: without_zeros(_numbers.duration(seconds))))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_locator(NullLocator())
 

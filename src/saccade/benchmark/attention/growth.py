@@ -1,4 +1,4 @@
-"""Cases that differ in length alone make a series: how its time and memory grow."""
+"""Cases that differ in length alone make a series: how its time grows."""
 
 from __future__ import annotations
 
@@ -21,28 +21,24 @@ class Series:
         words = [word for word in self.rows[0].case.label.split() if not word.startswith(("L=", "Lk="))]
         return " ".join([self.contender, *words])
 
-    def points(self, what: str) -> tuple[list[int], list[float]]:
-        """Lengths and seconds ("time") or bytes ("memory"), where there are any."""
-        found = [(row.case.length_k, _amount(row, what)) for row in self.rows]
-        known = [(length, amount) for length, amount in found if amount is not None and amount > 0]
-        return [length for length, _ in known], [amount for _, amount in known]
+    @property
+    def lengths(self) -> list[int]:
+        return [row.case.length_k for row in self.rows]
 
-    def exponent(self, what: str) -> float | None:
-        lengths, amounts = self.points(what)
-        return exponent(lengths, amounts) if len(set(lengths)) > 1 else None
+    @property
+    def times(self) -> list[float]:
+        return [row.seconds.median for row in self.rows if row.seconds]
 
-
-def _amount(row: Measurement, what: str) -> float | None:
-    if what == "memory":
-        return None if row.memory is None else float(row.memory.extra)
-    return None if row.seconds is None else row.seconds.median
+    @property
+    def exponent(self) -> float:
+        return exponent(self.lengths, self.times)
 
 
 def series(report: BenchmarkReport) -> list[Series]:
     """Series of at least two lengths, in the order of the report."""
     found: dict[tuple[Any, ...], Series] = {}
     for row in report.rows:
-        if row.status != "measured":
+        if row.seconds is None:
             continue
         case = {name: value for name, value in row.case.as_json().items() if not name.startswith("length")}
         # A decoding query stays short while its cache grows.
@@ -62,11 +58,10 @@ def exponents(report: BenchmarkReport) -> list[dict[str, Any]]:
     return [
         {
             "series": one.name,
-            "time": one.exponent("time"),
-            "memory": one.exponent("memory"),
-            "from": one.rows[0].case.length_k,
-            "to": one.rows[-1].case.length_k,
+            "time": one.exponent,
+            "from": one.lengths[0],
+            "to": one.lengths[-1],
         }
         for one in series(report)
-        if len({row.case.length_k for row in one.rows}) > 2
+        if len(set(one.lengths)) > 2
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...support._machine import watch_others
@@ -12,14 +12,10 @@ from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender
 from .growth import exponents
-from .limits import EMPTY_CALL, Limit, in_cpu_time, limits_of, own_limit
-from .memory import peak_memory
-from .overhead import empty_call
+from .limits import Limit, own_limit
 from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
 from .statistics import quartiles
-from .timing import Budget, Clock, Stopwatch, first_line, quiet, take_turns, thread_count
-
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+from .timing import Budget, Stopwatch, first_line, quiet, take_turns, thread_count
 
 LONG = 40  # blocks; a call that took longer when it was checked needs no more warming up
 
@@ -36,18 +32,12 @@ class MeasurementSettings:
 
     threads: int
     budget: Budget = field(default_factory=Budget)
-    clock: str = "wall"
     most_memory: int = 4 * 2**30
-    memory: bool = False  # measure the peak memory of each row, too
     again: int = 0
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1, got {self.threads}")
-        if self.clock not in CLOCKS:
-            raise ValueError(f"clock must be one of {', '.join(CLOCKS)}; got {self.clock!r}")
-        if self.clock == "cpu" and self.threads != 1:
-            raise ValueError(f"clock 'cpu' counts the calling thread alone: it needs threads = 1, got {self.threads}")
 
 
 @dataclass
@@ -61,18 +51,19 @@ class _CheckedEntry:
     limits: list[Limit]
 
 
-Told = Callable[[MeasurementGroup], None]
-
-
 def sweep(
-    cases: Iterable[Case], who: Sequence[Contender], report: BenchmarkReport, settings: MeasurementSettings, told: Told
+    cases: Iterable[Case],
+    contenders: Sequence[Contender],
+    report: BenchmarkReport,
+    settings: MeasurementSettings,
+    after: Callable[[MeasurementGroup], None],
 ) -> None:
-    """Measure every contender on every case into a report that can be read at any time; `told` of each group."""
+    """Measure every contender on every case into a report that can be read at any time; `after` gets each group."""
     for case in cases:
-        group = measure(case.label, [Entry(case, contender) for contender in who], settings)
+        group = measure(case.label, [Entry(case, contender) for contender in contenders], settings)
         report.groups.append(group)
         report.exponents = exponents(report)
-        told(group)
+        after(group)
 
 
 def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
@@ -83,8 +74,6 @@ def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings)
         runners = [made for made in prepared if isinstance(made, _CheckedEntry)]
         readings, limits, others = _timed(runners, settings)
     rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _CheckedEntry) else made for made in prepared]
-    if settings.memory:
-        rows = [with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
     return MeasurementGroup(title, tuple(rows), tuple(limits), others)
 
 
@@ -118,18 +107,13 @@ class _SharedInputs:
             if not verdict.right:
                 note = f"WRONG: {verdict.worst} is off by {verdict.error:.3g} times what is allowed"
                 return Measurement(case, contender.name, "wrong", note, error=verdict.error)
-            stopwatch = Stopwatch(staged(forward, inputs), contender.around, CLOCKS[self._settings.clock])
+            stopwatch = Stopwatch(staged(forward, inputs), contender.around)
         setup = 0.0
         if contender.compiles or first < LONG * self._settings.budget.block:
             block = stopwatch.prepare(self._settings.budget.block)
             setup = max(first - block / stopwatch.repeats, 0.0) if contender.compiles else 0.0
-        limits = [*limits_of(inputs, contender.instruction_set, self._settings.threads), self._empty(inputs)]
+        limits = contender.limits(inputs, self._settings.threads)
         return _CheckedEntry(entry, stopwatch, setup, verdict.error, limits)
-
-    def _empty(self, inputs: CaseInputs) -> Limit:
-        stopwatch = Stopwatch(empty_call(inputs), clock=CLOCKS[self._settings.clock])
-        stopwatch.prepare(self._settings.budget.block)
-        return Limit(EMPTY_CALL, "s", stopwatch)
 
     def _of(self, case: Case) -> CaseInputs:
         if case not in self._inputs:
@@ -144,11 +128,12 @@ class _Attempt(NamedTuple):
     readings: list[list[float]]
     others: float | None
 
-    def disturbance(self, count: int) -> tuple[int, float]:
-        """How many of the first meters are noisy, all of them if others were running; and how much they spread."""
-        found = [quartiles(readings) for readings in self.readings[:count]]
+    def disturbance(self) -> tuple[int, float]:
+        """How many of the meters are noisy, all of them if others were running; and how much they spread."""
+        middles = [quartiles(readings) for readings in self.readings]
         disturbed = self.others is not None and self.others > DISTURBED
-        return count if disturbed else sum(one.noisy for one in found), sum(one.spread for one in found)
+        noisy = len(middles) if disturbed else sum(middle.noisy for middle in middles)
+        return noisy, sum(middle.spread for middle in middles)
 
 
 def _timed(
@@ -156,31 +141,26 @@ def _timed(
 ) -> tuple[list[list[float]], list[LimitReadings], float | None]:
     if not runners:
         return [], [], None
-    known = {limit.name: limit for runner in runners for limit in runner.limits}
-    limits = sorted(known.values(), key=lambda limit: limit.unit == "s")
+    limits = list({limit.name: limit for runner in runners for limit in runner.limits}.values())
     meters: list[Callable[[], float]] = [runner.stopwatch for runner in runners]
-    meters += [_meter(limit, settings.clock) for limit in limits]
-    judged = len(meters) - sum(limit.unit == "s" for limit in limits)
+    meters += [_meter(limit) for limit in limits]
     attempts: list[_Attempt] = []
     with quiet():
-        while len(attempts) <= settings.again and (not attempts or attempts[-1].disturbance(judged)[0]):
+        while len(attempts) <= settings.again and (not attempts or attempts[-1].disturbance()[0]):
             others = watch_others()
             taken = take_turns(meters, settings.budget.longer(len(attempts) + 1))
             attempts.append(_Attempt(taken, others()))
-    readings, taken_by_others = min(attempts, key=lambda attempt: attempt.disturbance(judged))
-    told = [
+    readings, taken_by_others = min(attempts, key=_Attempt.disturbance)
+    taken_of_limits = [
         LimitReadings(limit.name, limit.unit, tuple(numbers))
         for limit, numbers in zip(limits, readings[len(runners) :], strict=True)
     ]
-    return readings[: len(runners)], told, taken_by_others
+    return readings[: len(runners)], taken_of_limits, taken_by_others
 
 
-def _meter(limit: Limit, clock: str) -> Callable[[], float]:
+def _meter(limit: Limit) -> Callable[[], float]:
     """Of arithmetic the best of three: two threads that begin on one core stay there for some of a reading's 10 ms."""
-    if limit.unit == "s":
-        return limit.meter
-    meter = in_cpu_time(limit.meter) if clock == "cpu" else limit.meter
-    return (lambda: max(meter() for _ in range(3))) if limit.unit == "FLOP/s" else meter
+    return (lambda: max(limit.meter() for _ in range(3))) if limit.unit == "FLOP/s" else limit.meter
 
 
 def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement:
@@ -188,14 +168,3 @@ def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement
     limit = own_limit(case, runner.limits)
     name = None if limit is None else limit.name
     return Measurement(case, contender.name, "measured", "", readings, name, runner.setup, runner.error)
-
-
-def with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -> Measurement:
-    """The row with the peak memory of its call, or with the reason why there is none."""
-    if row.status != "measured":
-        return row
-    needs = entry.contender.needs(row.case)
-    if needs > settings.most_memory:
-        return replace(row, status="none", note=f"would form {needs / 2**30:.1f} GiB")
-    found = peak_memory(entry.case, entry.contender, settings.threads)
-    return replace(row, note=found) if isinstance(found, str) else replace(row, memory=found)

@@ -15,20 +15,6 @@ DISTURBED = 0.1  # of the processors' time that other programs take
 
 
 @dataclass(frozen=True)
-class PeakMemory:
-    """Bytes by which the process grew at its peak, above the inputs, and how that was seen."""
-
-    peak: int
-    gradients: int  # of that, the gradients that the call returns
-    method: str  # "peak" (kept by the system) or "sampled" (may miss short peaks)
-
-    @property
-    def extra(self) -> int:
-        """Without the gradients, which every contender must return."""
-        return max(self.peak - self.gradients, 0)
-
-
-@dataclass(frozen=True)
 class Measurement:
     """One contender on one case.
 
@@ -44,7 +30,6 @@ class Measurement:
     limit: str | None = None  # name of one of the group's limits
     setup: float = 0.0  # seconds of compilation, where there is one
     error: float | None = None  # of what is allowed
-    memory: PeakMemory | None = None
 
     @cached_property
     def seconds(self) -> Quartiles | None:
@@ -103,26 +88,6 @@ class MeasurementGroup:
         return paired_ratio(over.readings, row.readings)
 
 
-@dataclass(frozen=True)
-class RequirementOutcome:
-    """The requirement on a measurement, and whether it was met.
-
-    measured is None where it could not be measured. verdict: "met"; "missed"; "out of reach" (missed, and arithmetic
-    allows no more); "noisy" (the readings do not decide it); "not measured". reason: what arithmetic allows, of a miss.
-    """
-
-    target: str
-    asked: str
-    measured: float | None
-    shown: str
-    verdict: str
-    reason: str = ""
-
-    @property
-    def met(self) -> bool:
-        return self.verdict == "met"
-
-
 @dataclass
 class BenchmarkReport:
     """A whole run."""
@@ -130,7 +95,6 @@ class BenchmarkReport:
     machine: dict[str, Any]
     settings: dict[str, Any]
     groups: list[MeasurementGroup] = field(default_factory=list)
-    outcomes: list[RequirementOutcome] = field(default_factory=list)
     exponents: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -151,8 +115,7 @@ class BenchmarkReport:
         try:
             read = parsed_json(text)
             groups = [_group(entry) for entry in read["groups"]]
-            outcomes = [RequirementOutcome(**entry) for entry in read["outcomes"]]
-            return cls(read["machine"], read["settings"], groups, outcomes, read["exponents"])
+            return cls(read["machine"], read["settings"], groups, read["exponents"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a report of a benchmark: {error}") from None
 
@@ -164,5 +127,5 @@ def _group(read: dict[str, Any]) -> MeasurementGroup:
 
 
 def _row(read: dict[str, Any]) -> Measurement:
-    memory = None if read["memory"] is None else PeakMemory(**read["memory"])
-    return Measurement(**{**read, "case": Case(**read["case"]), "readings": tuple(read["readings"]), "memory": memory})
+    fields = {name: value for name, value in read.items() if name != "memory"}  # which 0.2 wrote
+    return Measurement(**{**fields, "case": Case(**read["case"]), "readings": tuple(read["readings"])})

@@ -1,14 +1,13 @@
-"""The compiled module, as far as the benchmark needs it: instruction sets and the machine's limits.
+"""The compiled module, as far as the benchmark needs it: the instruction set and the machine's limits.
 
 Everything that touches `saccade._native` from the benchmark stands here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -28,34 +27,6 @@ def in_use() -> str | None:
     """The instruction set that runs."""
     native = compiled()
     return None if native is None else str(native.active())
-
-
-def supported() -> tuple[str, ...]:
-    """The instruction sets of the build that this processor reports, lowest first."""
-    native = compiled()
-    return () if native is None else tuple(str(name) for name in native.sets())
-
-
-@contextlib.contextmanager
-def forced(name: str) -> Iterator[None]:
-    """Run the native kernels on an instruction set, and afterwards on what they ran on before.
-
-    Args:
-        name: "avx2", for example; "avx512_bf16!" for one that the processor has and a hypervisor hides.
-
-    Raises:
-        ValueError: no build, or no such set on this machine.
-    """
-    native = compiled()
-    if native is None:
-        raise ValueError(f"instruction set {name!r}: the native kernels are not built here")
-    before = str(native.active())
-    native.use(name)
-    try:
-        yield
-    finally:
-        # The exclamation mark only matters for a set that is hidden, which was in use already.
-        native.use(before + "!")
 
 
 def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] | None:

@@ -1,19 +1,15 @@
-"""A report as text: aligned for a terminal or a pipe, and as a page of Markdown to keep."""
+"""A report as text, aligned for a terminal or a pipe; and tables as Markdown."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ...support import _numbers
-from .limits import EMPTY_CALL
 from .results import DISTURBED, BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import NOISY, Quartiles
 
 Table = tuple[list[str], list[list[str]]]
-SHORT = 100  # empty calls; the times of a group with a shorter row are told as multiples of one, too
-VERDICTS = {"met": "yes", "missed": "NO", "out of reach": "NO: out of reach"}
 
 
 def unit_of(row: Measurement) -> str:
@@ -23,27 +19,15 @@ def unit_of(row: Measurement) -> str:
 def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
     """Header and cells of a group. cases: a column for the case, where the rows differ in it."""
     first = group.rows[0]
-    memory = any(row.memory is not None for row in group.rows)
-    empty = _empty(group)
     header = ["contender", "time", "spread", "rate", "of limit", f"{first.contender} is"]
-    header += ["empty calls"] if empty else []
-    header += ["memory"] if memory else []
     header += ["work"] if cases else []
     lines = [_cells(group, row) for row in group.rows]
     for cells, row in zip(lines, group.rows, strict=True):
-        cells += [f"{row.seconds.median / empty:.1f}" if row.seconds else "-"] if empty else []
-        cells += [_memory(row)] if memory else []
         cells += [_numbers.percent(row.case.work)] if cases else []
     if cases:
         header.insert(0, "case")
         lines = [[row.case.label, *cells] for row, cells in zip(group.rows, lines, strict=True)]
     return [*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)]
-
-
-def _empty(group: MeasurementGroup) -> float | None:
-    """Seconds of an empty call, where a row is so short that they matter."""
-    empty, seconds = group.limit(EMPTY_CALL), [row.seconds.median for row in group.rows if row.seconds]
-    return empty if empty and seconds and min(seconds) < SHORT * empty else None
 
 
 def _cells(group: MeasurementGroup, row: Measurement) -> list[str]:
@@ -63,33 +47,12 @@ def _faster(ratio: Quartiles) -> str:
     return "noisy" if ratio.noisy else f"{ratio.median:.2f}x as fast"
 
 
-def _memory(row: Measurement) -> str:
-    return "-" if row.memory is None else _numbers.size(row.memory.extra)
-
-
-def outcome_table(report: BenchmarkReport) -> Table:
-    """Requirement, measurement, whether it is met, and if not, what arithmetic or noise explains."""
-    header = ["target", "asked", "measured", "met", ""]
-    return header, [
-        [one.target, one.asked, one.shown, VERDICTS.get(one.verdict, one.verdict), one.reason]
-        for one in report.outcomes
-    ]
-
-
-def outcome_line(report: BenchmarkReport) -> str:
-    """`95 of 135 targets are met, 12 are missed, 9 are out of reach, 19 are noisy.`"""
-    counts = Counter(one.verdict for one in report.outcomes)
-    rest = [f"{counts[verdict]} are {verdict}" for verdict in counts if verdict != "met"]
-    return ", ".join([f"{counts['met']} of {len(report.outcomes)} targets are met", *rest]) + "."
-
-
 def exponent_table(report: BenchmarkReport) -> Table:
-    header = ["grows as", "time", "memory", "from", "to"]
+    header = ["grows as", "time", "from", "to"]
     return header, [
         [
             entry["series"],
-            "-" if entry["time"] is None else f"L^{entry['time']:.2f}",
-            "-" if entry["memory"] is None else f"L^{entry['memory']:.2f}",
+            f"L^{entry['time']:.2f}",
             _numbers.length(entry["from"]),
             _numbers.length(entry["to"]),
         ]
@@ -122,11 +85,7 @@ def group_heading(group: MeasurementGroup) -> str:
 
 def limits_line(group: MeasurementGroup) -> str:
     """What the machine could do meanwhile; empty where that is not known."""
-    limits = [
-        f"{limit.name} {_numbers.duration(middle) if limit.unit == 's' else _numbers.rate(middle, limit.unit)}"
-        for limit in group.limits
-        for middle in [_middle(limit.readings)]
-    ]
+    limits = [f"{limit.name} {_numbers.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
     return f"limit: {', '.join(limits)}" if limits else ""
 
 
@@ -195,29 +154,6 @@ def machine_line(machine: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def page(report: BenchmarkReport, title: str, command: str) -> str:
-    """The report as a page for `benchmarks/results/`."""
-    lines = [f"# {title}", "", f"    {command}", "", f"{machine_line(report.machine)}.", ""]
-    lines += ["Medians of readings taken in turns; ratios are medians of ratios of readings of the same round.", ""]
-    for note in notes(report):
-        lines += [note, ""]
-    if report.outcomes:
-        lines += ["## Targets", "", outcome_line(report), ""]
-        lines += [*markdown(outcome_table(report)), ""]
-    if report.exponents:
-        lines += ["## Growth with length", "", *markdown(exponent_table(report)), ""]
-    lines += ["## Measurements", ""]
-    for group in report.groups:
-        limits = limits_line(group)
-        lines += [
-            f"**{group_heading(group)}**{f' ({limits})' if limits else ''}",
-            "",
-            *markdown(group_table(group, cases=_mixed(group))),
-            "",
-        ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def text(report: BenchmarkReport) -> list[str]:
     """The report as lines for a terminal or a pipe."""
     lines = [machine_line(report.machine), ""]
@@ -225,6 +161,4 @@ def text(report: BenchmarkReport) -> list[str]:
         lines += group_lines(group)
     if report.exponents:
         lines += [*aligned(exponent_table(report)), ""]
-    if report.outcomes:
-        lines += [*aligned(outcome_table(report)), "", outcome_line(report), ""]
     return [*lines, *notes(report)]

@@ -5,14 +5,39 @@ Rows are named by their place in the group; the first is the one that is held to
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from ....support import _numbers
-from ..results import Measurement, MeasurementGroup, RequirementOutcome
-from ..statistics import Quartiles, median_error
-from ..tiles import visited_tiles
+from saccade.benchmark.attention.results import Measurement, MeasurementGroup
+from saccade.benchmark.attention.statistics import Quartiles
+from saccade.support import _numbers
+
 from .arithmetic import Least, least
+from .memory import EXTRA, bytes_in_and_out
+from .tiles import visited_tiles
+
+
+def median_error(middle: Quartiles, count: int) -> float:
+    """The standard error of the median of `count` readings: 1.25 sigma / sqrt(count), where the middle half of normal
+    readings spans 1.35 sigma."""
+    return 1.25 * (middle.high - middle.low) / 1.35 / math.sqrt(count)
+
+
+@dataclass(frozen=True)
+class RequirementOutcome:
+    """The requirement on a measurement, and whether it was met.
+
+    measured is None where it could not be measured. verdict: "met"; "missed"; "out of reach" (missed, and arithmetic
+    allows no more); "noisy" (the readings do not decide it); "not measured". reason: what arithmetic allows, of a miss.
+    """
+
+    target: str
+    asked: str
+    measured: float | None
+    shown: str
+    verdict: str
+    reason: str = ""
 
 
 class Requirement(ABC):
@@ -195,8 +220,8 @@ class ExtraMemory(Requirement):
         return [group.rows[0]]
 
     def value(self, group: MeasurementGroup) -> float | None:
-        row = group.rows[0]
-        return None if row.memory is None else row.memory.extra / row.case.bytes_in_and_out
+        extra = group.limit(EXTRA)
+        return None if extra is None else extra / bytes_in_and_out(group.rows[0].case)
 
     def shown(self, value: float) -> str:
         return f"{value:.2f}x"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import torch
 from hypothesis import given, strategies as st
 
 from saccade.benchmark.attention import Case
-from saccade.benchmark.attention.tiles import multiplied_pairs, visited, visited_tiles
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from targets.tiles import multiplied_pairs, visited, visited_tiles
 
 MASKS = ["full", "causal", "window:1", "window:7", "prefix:3", "documents:3", "padding:half", "window:5+documents:3"]
 

@@ -1,4 +1,5 @@
-"""Attention of other runtimes for CPUs, float32 forward: ONNX Runtime and OpenVINO (the `peers` extra).
+"""Attention of other runtimes for CPUs, float32 forward: ONNX Runtime and OpenVINO (`pip install "onnx>=1.17"
+"onnxruntime>=1.23" "openvino>=2024.3"`).
 
 Both read the case's tensors and write into one that is made before the clock starts, without copies, on as many threads
 as PyTorch has at that time.
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cases import Case, CaseInputs
-from .contenders import Contender, Forward, SdpaAttention, constrains, dense_scores
+from saccade.benchmark.attention.cases import Case, CaseInputs
+from saccade.benchmark.attention.contenders import Contender, Forward, SdpaAttention, constrains, dense_scores
 
 
 class _Runtime(Contender):

@@ -1,33 +1,48 @@
-"""Targets: what is asked, whether it held, what arithmetic allows, and that the catalogue asks for all of it."""
+"""Targets: what is asked, whether it held, what arithmetic allows, and who takes part."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from looped import looped
 from saccade.benchmark.attention import (
-    BenchmarkReport,
     Budget,
     Case,
+    CaseInputs,
     DenseAttention,
     Entry,
     Measurement,
     MeasurementGroup,
     MeasurementSettings,
-    PeakMemory,
-    measuring,
+    SaccadeAttention,
+    measure,
+    sets,
 )
-from saccade.benchmark.attention.results import LimitReadings, RequirementOutcome
-from saccade.benchmark.attention.targets import TargetPreset, hold_to, judging, medians, targets
-from saccade.benchmark.attention.targets.arithmetic import least
-from saccade.benchmark.attention.targets.catalogue import PerformanceTarget, share_of
-from saccade.benchmark.attention.targets.requirements import ExtraMemory, LimitShare, NeverSlower, TileTime
+from saccade.benchmark.attention.limits import own_limit
+from saccade.benchmark.attention.results import LimitReadings
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import attention_targets
+from targets import judging
+from targets.arithmetic import least
+from targets.catalogue import PEERS, PerformanceTarget, TargetPreset, medians, targets
+from targets.judging import TargetReport, hold_to
+from targets.memory import EXTRA, answer, bytes_in_and_out, weigh
+from targets.page import outcome_line, page
+from targets.requirements import ExtraMemory, LimitShare, NeverSlower, RequirementOutcome, TileTime
+from targets.runtimes import OnnxRuntimeAttention
+from targets.subject import EMPTY_CALL, SubjectAttention, empty_call
 
 CASE = Case(96, 96, heads=2, kv_heads=1, width=5, value_width=5)  # 2 * 10 * 96^2 * 2 = 368,640 operations
 ADDS = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (7.3728e9,) * 3)  # of which they take 50 us
-EMPTY = LimitReadings("empty call", "s", (2e-6,) * 3)
+EMPTY = LimitReadings(EMPTY_CALL, "s", (2e-6,) * 3)
 
 
 def row(name, *readings, case=CASE, **more):
@@ -88,7 +103,6 @@ DIAGONAL = replace(CASE, mask="window:1")  # 2 x 2 tiles
 def test_outcomes(ask, group, asked, shown, verdict):
     found = ask.outcome("target", group)
     assert (found.target, found.asked, found.shown, found.verdict) == ("target", asked, shown, verdict)
-    assert found.met == (verdict == "met")
 
 
 def test_what_is_missed_says_what_arithmetic_allows():
@@ -163,7 +177,7 @@ def test_slower_is_what_lies_below_by_more_than_the_medians_error():
 )
 def test_noise_decides_nothing(group, reason):
     found = NeverSlower().outcome("", group)
-    assert (found.verdict, found.reason, found.met) == ("noisy", reason, False)
+    assert (found.verdict, found.reason) == ("noisy", reason)
 
 
 def test_noise_of_those_who_are_not_compared_does_not_count():
@@ -180,10 +194,8 @@ def test_what_was_not_measured_is_not_met_and_says_why():
 
 @pytest.mark.parametrize(("bytes_extra", "verdict"), [(15_000, "met"), (17_290, "missed")])
 def test_memory(bytes_extra, verdict):
-    case = replace(CASE, stage="forward+backward")
-    assert case.bytes_in_and_out == 4 * (2 * 96 * 10 + 96 * 10)
-    memory = PeakMemory(bytes_extra + case.bytes_of_gradients, case.bytes_of_gradients, "peak")
-    weighed = MeasurementGroup("", (Measurement(case, "native", "measured", memory=memory),))
+    assert bytes_in_and_out(CASE) == 4 * (2 * 96 * 10 + 96 * 10)
+    weighed = MeasurementGroup("", (Measurement(CASE, "native", "none"),), (LimitReadings(EXTRA, "B", (bytes_extra,)),))
     found = ExtraMemory(1.5).outcome("", weighed)
     assert (found.measured, found.verdict) == (pytest.approx(bytes_extra / 11_520), verdict)
 
@@ -216,7 +228,7 @@ SETTINGS = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, mo
 def test_a_run_measures_what_is_chosen_and_not_decided(monkeypatch):
     every = [PerformanceTarget(title, (Entry(CASE, DenseAttention()),), (NeverSlower(),)) for title in "abcd"]
     noisy = replace(GROUP, rows=(row("native", 1e-4, 2e-4, 3e-4), *GROUP.rows[1:]))
-    report = BenchmarkReport({}, {}, [replace(noisy, title="d"), replace(noisy, title="c"), replace(GROUP, title="a")])
+    report = TargetReport({}, {}, [replace(noisy, title="d"), replace(noisy, title="c"), replace(GROUP, title="a")])
     taken, told = [], []
 
     def measured(title, entries, settings):
@@ -233,93 +245,160 @@ def test_a_run_measures_what_is_chosen_and_not_decided(monkeypatch):
     assert [one.verdict for one in report.outcomes] == ["met", "met", "noisy", "noisy"]
 
 
-def test_memory_is_weighed_without_times(monkeypatch):
-    weighed = PeakMemory(700, 200, "peak")
-    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
-    found = judging.weigh("", [Entry(CASE, DenseAttention())], SETTINGS).rows[0]
-    assert (found.status, found.readings, found.memory) == ("measured", (), weighed)
-    huge = judging.weigh("", [Entry(Case(1024, 1024), DenseAttention())], replace(SETTINGS, most_memory=2**20)).rows[0]
-    assert (huge.status, huge.memory) == ("none", None)
+MEMORY = Case(512, 512, "causal", "forward+backward", heads=2, kv_heads=2, width=16, value_width=16)
 
 
-def test_memory_that_cannot_be_measured_is_told(monkeypatch):
-    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: "no luck")
-    found = judging.weigh("", [Entry(CASE, DenseAttention())], SETTINGS).rows[0]
-    assert (found.memory, found.note) == (None, "no luck")
+def test_the_memory_of_a_call_leaves_gradients_out(threads, monkeypatch):
+    threads(1)
+    monkeypatch.setattr("targets.memory.growth", lambda call: (call() and 1_000_000, "peak"))
+    asked = json.dumps({"case": MEMORY.as_json(), "backend": "chunked", "threads": 1})
+    assert answer(asked) == 1_000_000 - 3 * 2 * 512 * 16 * 4
+
+
+@pytest.mark.slow  # processes that import torch
+def test_memory_is_measured_in_a_process_of_its_own():
+    group = weigh("", Entry(MEMORY, SaccadeAttention("chunked")), 1)
+    assert (group.rows[0].readings, group.limit(EXTRA) > 0) == ((), True)
+    wrong = weigh("", Entry(MEMORY, SaccadeAttention("nonsense")), 1)
+    assert wrong.rows[0].note.startswith("not measured: ValueError: backend must be one of")
+    assert wrong.limits == ()
+
+
+def test_the_page_has_every_outcome():
+    machine = {"processor": "Abacus", "cores": 7, "threads": 3, "instruction_set": "avx2", "saccade": "0.1.0"}
+    machine |= {"torch": "2.13.0", "date": "2026-01-02T03:04:05"}
+    outcomes = [
+        RequirementOutcome("a|b", "at least 2x", 3.0, "3.00x", "met"),
+        RequirementOutcome("d", "at least 9x", 1.0, "1.00x", "out of reach", "arithmetic allows at most 2.50x"),
+        RequirementOutcome("f", "at least 9x", None, "not built", "not measured"),
+    ]
+    report = TargetReport(machine, {"command": "it --quick"}, [replace(GROUP, title="t")], outcomes=outcomes)
+    text = page(report)
+    assert text.startswith("# Speed and memory of attention\n\n    it --quick\n\nAbacus, 3 of 7 cores")
+    assert outcome_line(report) == "1 of 3 targets are met, 1 are out of reach, 1 are not measured."
+    assert "| a\\|b | at least 2x | 3.00x | yes |  |" in text
+    assert "| d | at least 9x | 1.00x | NO: out of reach | arithmetic allows at most 2.50x |" in text
+    assert "**t** (limit: float32 multiply-adds (avx2) 7.37 GFLOP/s, empty call 2.00 us)" in text
+
+
+@pytest.mark.slow
+def test_the_script_measures_and_resumes(monkeypatch, capsys, tmp_path):
+    entries = (Entry(Case(32, 32), SubjectAttention("chunked")), Entry(Case(32, 32), DenseAttention()))
+    every = [PerformanceTarget("one thing", entries, (NeverSlower(0.0),)), PerformanceTarget("two thing", entries, ())]
+    monkeypatch.setattr(attention_targets, "targets", lambda preset: every)
+    monkeypatch.setattr(attention_targets, "medians", lambda preset: [])
+    file, markdown = tmp_path / "it.json", tmp_path / "it.md"
+    given = f"--backend chunked,auto --threads 1 --seconds 0 --rounds 1 --json {file} --markdown {markdown}".split()
+    assert attention_targets.main([*given, "--only", "one"]) in (0, 4)  # noisy beside other programs
+    assert [group["title"] for group in json.loads(file.read_text())["groups"]] == ["one thing"]
+    assert attention_targets.main([*given, "--resume"]) in (0, 4)
+    written = json.loads(file.read_text())
+    assert [group["title"] for group in written["groups"]] == ["one thing", "two thing"]
+    assert "two thing" in markdown.read_text()
+    written["machine"]["torch"] = "1.0"
+    file.write_text(json.dumps(written))
+    with pytest.raises(SystemExit, match="torch of .* is 1.0, here"):
+        attention_targets.main([*given, "--resume"])
+    with pytest.raises(SystemExit, match="no target has the words nonsense"):
+        attention_targets.main([*given, "--only", "nonsense"])
+
+
+# --- the subject and its peers ---
+
+
+def test_a_forced_set_has_a_limit_of_its_own(monkeypatch):
+    active = ["avx512"]
+
+    class Native:
+        @staticmethod
+        def active():
+            return active[-1]
+
+        @staticmethod
+        def use(name):
+            active.append(name.rstrip("!"))
+
+        @staticmethod
+        def peak_f32(threads, milliseconds):
+            return {"avx2": 50.0, "avx512": 100.0}[active[-1]]
+
+        @staticmethod
+        def peak_bf16(threads, milliseconds):
+            return None if active[-1] == "avx2" else 300.0
+
+    monkeypatch.setattr(sets, "compiled", lambda: Native)
+    wide, narrow = (CaseInputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    subjects = [SubjectAttention("native", name) for name in (None, "avx2")]
+    found = [subject.limits(inputs, 1)[:-1] for inputs in (wide, narrow) for subject in subjects]
+    assert [[(limit.name, limit.meter()) for limit in of_case] for of_case in found] == [
+        [("float32 multiply-adds (avx512)", 100.0)],
+        [("float32 multiply-adds (avx2)", 50.0)],
+        [("bf16 dot products (avx512)", 300.0), ("float32 multiply-adds (avx512)", 100.0)],
+        [("float32 multiply-adds (avx2)", 50.0)],
+    ]
+    assert own_limit(narrow.case, found[2]) is found[2][0]
+    assert active[-1] == "avx512"
+
+
+@pytest.mark.parametrize(("stage", "made"), [("forward", 1), ("forward+backward", 4), ("backward", 3)])
+def test_an_empty_call_makes_its_results_and_computes_nothing(stage, made, monkeypatch):
+    inputs = CaseInputs.make(replace(CASE, stage=stage, length_q=7, value_width=3))
+    call, shapes = empty_call(inputs), []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like"):
+                shapes.append(tuple(found.shape))
+            else:
+                # The tests fill what is made with NaN.
+                assert func.overloadpacket.__name__ in ("detach", "alias", "fill_"), func
+            return found
+
+    with Count():
+        call()
+    out, leaves = (1, 2, 7, 3), [tuple(leaf.shape) for leaf in inputs.leaves]
+    assert shapes == {1: [out], 3: leaves, 4: [out, *leaves]}[made]
+
+
+RUNTIMES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("openvino",)}
+
+
+@pytest.mark.slow  # imports a runtime
+@pytest.mark.parametrize("word", RUNTIMES)
+@looped("mask", ["full", "causal", "window:5", "causal+alibi"])
+@looped("kv_heads", [6, 3])
+def test_runtimes_compute_attention(word, mask, kv_heads):
+    for module in RUNTIMES[word]:
+        pytest.importorskip(module)
+    runtime, case = PEERS[word], Case(40, 40, mask, batch=2, heads=6, kv_heads=kv_heads, width=13, value_width=7)
+    row = measure("", [Entry(case, runtime)], MeasurementSettings(2, Budget(0.0, 1, 1))).rows[0]
+    if word == "openvino" and kv_heads < 6:
+        assert (row.status, row.note) == ("none", "it takes no grouped heads")
+    else:
+        assert (row.status, row.note) == ("measured", "")
+
+
+@looped("word", RUNTIMES)
+def test_runtimes_say_what_is_missing(word, monkeypatch):
+    for module in RUNTIMES[word]:
+        monkeypatch.setitem(sys.modules, module, None)
+    row = measure("", [Entry(CASE, PEERS[word])], MeasurementSettings(1, Budget(0.0, 1, 1))).rows[0]
+    assert (row.status, row.note) == ("none", f"not installed ({RUNTIMES[word][0]})")
+
+
+@looped(
+    ("more", "words"),
+    [({"dtype": "bfloat16"}, "its attention is float32 here"), ({"stage": "backward"}, "it has no backward")],
+)
+def test_runtimes_say_what_they_cannot(more, words):
+    with pytest.raises(ValueError, match=words):
+        OnnxRuntimeAttention.operands(CaseInputs.make(replace(CASE, **more)))
 
 
 # --- the catalogue ---
 
 ALL = targets(TargetPreset(cache=2**25, lower="avx2"))
-
-
-def cases(ask, **wanted):
-    """The first cases of the targets with such an ask, and with these fields."""
-    found = [target.entries[0].case for target in ALL if any(isinstance(one, ask) for one in target.asks)]
-    return [case for case in found if all(getattr(case, name) == value for name, value in wanted.items())]
-
-
-@looped(
-    ("stage", "dtype", "dots", "shares"),
-    [  # full and causal at 2k and more, at 512 and 1k
-        ("forward", "float32", False, (0.80, 0.75, 0.70)),
-        ("forward", "float32", True, (0.80, 0.75, 0.70)),
-        ("forward", "bfloat16", False, (0.75, 0.70, 0.65)),
-        ("forward", "bfloat16", True, (0.72, 0.72, None)),
-        ("forward+backward", "float32", True, (0.68, 0.64, None)),
-        ("forward+backward", "bfloat16", False, (0.63, 0.59, None)),
-        ("forward+backward", "bfloat16", True, (0.55, 0.55, None)),
-    ],
-)
-def test_shares_of_the_limit(stage, dtype, dots, shares):
-    asked = [("full", 2048), ("causal", 8192), ("causal", 512)]
-    assert [share_of(stage, dtype, mask, length, dots) for mask, length in asked] == pytest.approx(shares)
-
-
-@looped("dtype", ["float32", "bfloat16"])
-@looped("mask", ["full", "causal"])
-@looped("width", [64, 80, 128])
-def test_each_width_dtype_and_mask_has_its_share(dtype, mask, width):
-    same = {"dtype": dtype, "mask": mask, "width": width, "value_width": width, "batch": 1, "heads": 8, "kv_heads": 8}
-    lengths = {case.length_k for case in cases(LimitShare, stage="forward", **same)}
-    assert lengths == {512, 1024, 2048} | ({8192} if width == 64 else set())
-    assert 2048 in {case.length_k for case in cases(LimitShare, stage="forward+backward", **same)}
-
-
-def test_masks_are_held_to_the_full_call():
-    timed = cases(TileTime)
-    assert {(case.mask.split(":")[0], case.dtype, case.stage) for case in timed} == {
-        (mask, dtype, stage)
-        for mask in ("window", "padding", "documents")
-        for dtype in ("float32", "bfloat16")
-        for stage in ("forward", "forward+backward")
-    }
-    assert {case.width for case in timed} == {64, 80, 128}
-    for target in ALL:
-        if any(isinstance(ask, TileTime) for ask in target.asks):
-            masked, full = (entry.case for entry in target.entries[:2])
-            assert full == replace(masked, mask="full", length_q=full.length_q, length_k=full.length_k)
-
-
-def test_decoding_is_asked_for_from_4k_to_four_caches_with_grouped_heads():
-    found = cases(LimitShare, stage="decode")
-    assert {case.length_q for case in found} == {1}
-    assert {case.length_k for case in found if case.bytes_read < 4 * 2**25} == {4096}
-    for dtype in ("float32", "bfloat16"):
-        long = [case for case in found if case.dtype == dtype and case.bytes_read >= 4 * 2**25]
-        assert {(case.heads, case.kv_heads) for case in long} == {(8, 8), (32, 8)}
-        assert {case.width for case in long} == {64, 80, 128}
-
-
-def test_small_sizes_go_through_the_choice_and_have_medians():
-    titles = {title for median in medians(TargetPreset(cache=2**25)) for title in median.members}
-    small = [target for target in ALL if target.entries[0].contender.name == "auto"]
-    assert {target.title for target in small} == titles
-    found = [target.entries[0].case for target in small]
-    assert {case.length_k for case in found} == {16, 32, 64, 128, 256}
-    assert {case.batch * case.heads for case in found} == {8, 32, 96}
-    assert len(set(found)) == 5 * 3 * 2 * 2 * 2
-    assert {target.asks for target in small} == {(NeverSlower(1.0),)}
 
 
 def test_those_take_part_who_have_a_kernel():

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
-from ..measuring import Entry, MeasurementSettings, Told, measure, with_memory
-from ..results import BenchmarkReport, Measurement, MeasurementGroup, RequirementOutcome
+from saccade.benchmark.attention.measuring import MeasurementSettings, measure
+from saccade.benchmark.attention.results import BenchmarkReport, MeasurementGroup
+
 from .catalogue import MedianTarget, PerformanceTarget
+from .memory import weigh
+from .requirements import RequirementOutcome
 
 DECIDED = ("met", "missed", "out of reach")
+
+
+@dataclass
+class TargetReport(BenchmarkReport):
+    outcomes: list[RequirementOutcome] = field(default_factory=list)
 
 
 def hold_to(
     targets: Sequence[PerformanceTarget],
     medians: Sequence[MedianTarget],
     chosen: Collection[str],
-    report: BenchmarkReport,
+    report: TargetReport,
     settings: MeasurementSettings,
-    told: Told,
+    advance: Callable[[MeasurementGroup], None],
 ) -> None:
     """Measure the targets whose titles are chosen, unless the report holds them already and their readings decide.
 
@@ -30,14 +39,16 @@ def hold_to(
         if target.title not in chosen:
             continue
         if target.title not in found or any(one.verdict not in DECIDED for one in found[target.title]):
-            take = weigh if target.weighed else measure
-            groups[target.title] = take(target.title, target.entries, settings)
+            if target.weighed:
+                groups[target.title] = weigh(target.title, target.entries[0], settings.threads)
+            else:
+                groups[target.title] = measure(target.title, target.entries, settings)
             found[target.title] = _outcomes(target, groups[target.title])
         report.groups = [groups[one.title] for one in targets if one.title in groups]
         of_each = [outcome for one in targets for outcome in found.get(one.title, [])]
         of_many = [median_outcome(one, found) for one in medians]
         report.outcomes = [*of_each, *(outcome for outcome in of_many if outcome is not None)]
-        told(groups[target.title])
+        advance(groups[target.title])
 
 
 def _outcomes(target: PerformanceTarget, group: MeasurementGroup) -> list[RequirementOutcome]:
@@ -57,11 +68,3 @@ def median_outcome(target: MedianTarget, found: dict[str, list[RequirementOutcom
     middle = statistics.median(numbers)
     shown = f"{middle:.2f}x of {len(numbers)} calls"
     return RequirementOutcome(target.title, asked, middle, shown, "met" if middle >= target.bound else "missed")
-
-
-def weigh(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
-    """The peak memory of each entry, without times: for cases whose times are of no interest."""
-    rows = [
-        with_memory(Measurement(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries
-    ]
-    return MeasurementGroup(title, tuple(rows))

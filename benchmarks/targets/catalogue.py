@@ -7,17 +7,25 @@ the time of a full call. B = 1, H = 8, D = 64, 80 and 128, unless a target says 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from ..cases import Case, decoding
-from ..contenders import Contender, SaccadeAttention
-from ..measuring import Entry
-from ..naming import others
+from saccade.benchmark.attention.cases import Case, decoding
+from saccade.benchmark.attention.contenders import Contender, FlexAttention, SdpaAttention
+from saccade.benchmark.attention.measuring import Entry
+
 from .requirements import ExtraMemory, LimitShare, NeverSlower, Requirement, TileTime
+from .runtimes import OnnxRuntimeAttention, OpenVinoAttention
+from .subject import SubjectAttention
 
 WIDTHS = (64, 80, 128)
 DTYPES = ("float32", "bfloat16")
 STAGES = ("forward", "forward+backward")
+PEERS: dict[str, Contender] = {
+    "sdpa": SdpaAttention(),
+    "flex": FlexAttention(),
+    "onnxruntime": OnnxRuntimeAttention(),
+    "openvino": OpenVinoAttention(),
+}
 CONVERTED = 0.05  # taken off float32's share where bfloat16 has no instruction and is widened
 
 
@@ -46,7 +54,7 @@ class TargetPreset:
 
     subject: the backend whose kernels are measured; choice: the one that picks a kernel by itself. lower: an
     instruction set that is forced for one target, if any. dots: whether the set in use has products of bf16. cache:
-    bytes of the last-level cache. against: the words of `others`.
+    bytes of the last-level cache. against: words of `PEERS`.
     """
 
     subject: str = "native"
@@ -54,9 +62,8 @@ class TargetPreset:
     lower: str | None = None
     dots: bool = False
     cache: int = 32 * 2**20
-    against: tuple[str, ...] = ("sdpa", "flex", "onnxruntime", "openvino")
+    against: tuple[str, ...] = tuple(PEERS)
     quick: bool = False
-    peers: dict[str, Contender] = field(default_factory=others, compare=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -67,8 +74,8 @@ class TargetPreset:
     ) -> tuple[Entry, ...]:
         """The backend and everyone who has a kernel for the case. flex: compile FlexAttention for it (10 s)."""
         words = [word for word in self.against if _takes_part(word, case, flex)]
-        ours = Entry(case, SaccadeAttention(backend))
-        return (ours, *beside, *(Entry(case, self.peers[word]) for word in words))
+        ours = Entry(case, SubjectAttention(backend))
+        return (ours, *beside, *(Entry(case, PEERS[word]) for word in words))
 
 
 def _takes_part(word: str, case: Case, flex: bool) -> bool:
@@ -126,7 +133,7 @@ def _long(preset: TargetPreset) -> Iterator[PerformanceTarget]:
 def _lower_set(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     if preset.lower is not None:
         case = _of(2048)
-        entry = Entry(case, SaccadeAttention(preset.subject, preset.lower))
+        entry = Entry(case, SubjectAttention(preset.subject, preset.lower))
         yield PerformanceTarget(f"{case.label} on {preset.lower}", (entry,), (LimitShare(0.70),))
 
 
@@ -148,7 +155,7 @@ def _against_full(
     preset: TargetPreset, masked: Case, full_length: int | None = None, *, flex: bool = False
 ) -> PerformanceTarget:
     length = full_length or masked.length_k
-    full = Entry(replace(masked, mask="full", length_q=length, length_k=length), SaccadeAttention(preset.subject))
+    full = Entry(replace(masked, mask="full", length_q=length, length_k=length), SubjectAttention(preset.subject))
     entries = preset.group(masked, preset.subject, flex=flex, beside=(full,))
     # A dense mask of 32k x 32k would take the others seconds a call.
     return PerformanceTarget(
@@ -185,5 +192,5 @@ def small(preset: TargetPreset) -> Iterator[PerformanceTarget]:
 def _memory(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for dtype in DTYPES:
         case = _of(4096 if preset.quick else 16384, mask="causal", stage="forward+backward", dtype=dtype)
-        entry = Entry(case, SaccadeAttention(preset.subject))
+        entry = Entry(case, SubjectAttention(preset.subject))
         yield PerformanceTarget(f"memory of {case.label}", (entry,), (ExtraMemory(1.5),), weighed=True)

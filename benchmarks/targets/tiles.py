@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cases import Case
+from saccade.benchmark.attention.cases import Case
 
 SIDE = 48  # of the tiles that time is counted by; the native kernels list their work in the same
 

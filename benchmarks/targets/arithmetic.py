@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cases import STAGES, Case
-from ..limits import DOT_PRODUCTS, EMPTY_CALL, MULTIPLY_ADDS, READING
-from ..results import MeasurementGroup
-from ..tiles import multiplied_pairs
+from saccade.benchmark.attention.cases import STAGES, Case
+from saccade.benchmark.attention.limits import DOT_PRODUCTS, MULTIPLY_ADDS, READING
+from saccade.benchmark.attention.results import MeasurementGroup
+
+from .subject import EMPTY_CALL
+from .tiles import multiplied_pairs
 
 LANES = {"baseline": 4, "neon": 4, "neon_bf16": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16}  # floats in a vector
 # Rows of a register tile: its smallest step is so many rows by one vector of keys. 16 registers have 4, 32 have 8.
