@@ -104,7 +104,7 @@ PARTS = [
 
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
-        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "memory", "heads"),
+        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "heads"),
         *("pruned_heads", "model"),
         *("decoding", "graphs", "signals", "text", "own", "families"),
     ],

@@ -7,7 +7,7 @@ import re
 
 from looks import LONG, SHORT, make
 
-from saccade.viewer import _notebook, framed, render_report
+from saccade.viewer import _report, framed, render_report
 
 NASTY = "</script></iframe><script>alert(1)</script> <b>&amp; \"quoted\" 'single'"
 
@@ -30,7 +30,7 @@ def test_the_report_stands_in_a_frame_of_its_own():
 def test_a_long_text_keeps_a_notebook_small(monkeypatch):
     look = make(LONG, layers=3)
     whole = framed(look)
-    monkeypatch.setattr(_notebook, "MOST_WEIGHTS", 15 * 31 * 32 // 2)
+    monkeypatch.setattr(_report, "MOST_IN_NOTEBOOK", 15 * 31 * 32 // 2)
     _, _, page = attributes(framed(look))
     assert len(page) < len(attributes(whole)[2]) and "This page holds the words" in page
 

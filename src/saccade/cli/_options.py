@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import re
+import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +17,33 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..support._extras import NotInstalled
+from ..support._shared_cores import shared_cores
 from ._errors import with_options
 from ._examples import examples_of, write_examples
 from ._existing import existing_model
-from ._threads import set_threads
+
+MEASURING = ("bench", "compare")  # what is measured waits as in the user's program
+
+
+def set_threads(context: Any, parameter: Any, count: int | None) -> None:
+    """The callback of `--threads`: so many threads compute while the command runs, given or not."""
+    if context.resilient_parsing:
+        return
+    if context.info_name not in MEASURING:
+        context.with_resource(shared_cores())
+    if count is None:
+        return
+    if count < 1:
+        raise ValueError(f"--threads: must be at least 1, got {count}")
+    if "torch" not in sys.modules:  # which reads this when it is imported: help and usage errors need no PyTorch
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    context.call_on_close(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(count)
+
 
 T = TypeVar("T")
 

@@ -11,11 +11,10 @@ import typer
 from ._errors import UserError
 from ._existing import existing, existing_data
 from ._options import flattened, option
-from ._run_options import Changes, RunCommand, changes_of
+from ._run_options import EPILOG, Changes, RunCommand, changes_of
 from ._task_commands import TaskCommand
 from ._task_options import NewRunOptions, TaskEvaluationOptions, TaskLearningOptions, given, with_recipe
 from ._train_options import MachineOptions
-from ._training_run import EPILOG
 from .train import train_runs
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ._errors import UserError, require
 from ._existing import existing_model, model_folder
 from ._options import GroupedCommand, flattened, option
 from ._outputs import result_console
+from ._run_options import EPILOG, ending
 from ._texts import existing_text, text_or_file
-from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..make.models import Model

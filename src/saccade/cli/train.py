@@ -15,6 +15,7 @@ import typer
 from ._errors import UserError, require
 from ._existing import existing_data
 from ._options import Group, GroupedCommand, flattened, from_command_line
+from ._run_options import EPILOG, ending
 from ._search import train_search
 from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
@@ -39,7 +40,6 @@ from ._train_options import (
     sizes_of,
 )
 from ._train_rate import learning_rate
-from ._training_run import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..make.models import LanguageModel

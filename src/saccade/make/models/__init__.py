@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from .decoding.beam import BeamSearch
 from .decoding.constraints import Constraints
-from .decoding.generated import Generated
 from .decoding.sampling import Sampling
+from .decoding.step import Generated
 from .embedding import embed
 from .generation import generate
 from .loading import load, new_graph_model

@@ -15,8 +15,7 @@ from ...operator.variants import MechanismConfig
 from ._shortened import shortened
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
-from .checkpoints.materialised import materialised
-from .checkpoints.reading import StoredWeights, find_weights, read_json
+from .checkpoints.reading import StoredWeights, find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, Settings, read_settings
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request

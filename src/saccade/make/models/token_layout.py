@@ -188,3 +188,23 @@ def _packed(real: Tensor) -> TokenLayout:
     batch, length = real.shape
     places, documents = real_row(real)
     return TokenLayout(batch, length, real, places, mask=documents)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the encoder made of a batch of sources, for any number of calls of the decoder.
+
+    Attributes:
+        x: as it was computed, (1, T, E) where packed.
+        layout: of the sources.
+        hidden_states: each (B, Ls, E), where they were asked for.
+    """
+
+    x: Tensor
+    layout: TokenLayout
+    hidden_states: tuple[Tensor, ...] | None = None
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        """(B, Ls, E), 0 in the padding."""
+        return self.layout.put(self.x)

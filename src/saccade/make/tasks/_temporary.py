@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..models import Model
-from ..models.checkpoints.materialised import materialised
+from ..models.checkpoints.reading import materialised
 from ..models.checkpoints.settings import CONFIG
 from ..models.loading import without_weights
 from ..models.model import COMPANIONS

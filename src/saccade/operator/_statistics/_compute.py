@@ -6,12 +6,13 @@ Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 from .._biases import Bias
@@ -25,8 +26,29 @@ from ._heads import HeadVectors, per_head
 from ._request import StatisticsRequest, make_request
 from ._result import Statistics
 from ._rows import RowStatistics
-from ._uncompiled import uncompiled
 from ._visibility import RowVisibility, row_visibility
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(reason: str) -> Callable[[F], F]:
+    """A graph that is being compiled ends at a call of the function, which runs as it is, with all that it calls.
+
+    `torch.compiler.disable` says the same, but imports the whole compiler the moment a function is decorated.
+
+    Args:
+        reason: what the error of `fullgraph=True` shall say.
+    """
+    skip = eval_frame._FrameAction.SKIP
+
+    def mark(function: F) -> F:
+        marked: Any = function
+        marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, reason
+        eval_frame.set_code_exec_strategy(marked.__code__, eval_frame._FrameExecStrategy(skip, skip))
+        return function
+
+    return mark
+
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
 

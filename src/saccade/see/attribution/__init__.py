@@ -29,7 +29,7 @@ _HOMES = {
     "Agreement": "_patching_result",
     "Attribution": "_logits",
     "CallHeads": "_heads",
-    "Component": "_components",
+    "Component": "_steps",
     "Head": "_heads",
     "HeadImportance": "_importance_result",
     "HeadMap": "_heads",
@@ -44,7 +44,6 @@ _HOMES = {
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ._components import Component
     from ._heads import CallHeads, Head, HeadMap
     from ._importance import head_importance
     from ._importance_result import HeadImportance, Removal
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from ._patching import patching
     from ._patching_result import Agreement, Patching
     from ._questions import attribute, why_attends
+    from ._steps import Component
     from ._why import WhyAttends
 else:
     from ...support._lazy_names import lazy_names

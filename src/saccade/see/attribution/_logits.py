@@ -14,11 +14,10 @@ from torch import Tensor
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
 from ...support._tables import Table
-from ._components import BIASES, Component
 from ._input import Input
 from ._record import Recorded, Vocabulary, record
 from ._residual import source_shares, stream_steps
-from ._steps import Step, Writes, exact, norm_steps, pulled_back, shares
+from ._steps import BIASES, Component, Step, Writes, exact, norm_steps, pulled_back, shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,21 @@ from torch import Tensor, nn
 from ...operator.nn.attention import MultiHeadAttention
 from ...operator.nn.blocks import EncoderBlock
 from ...operator.positions import Rotary
-from ._components import POSITION, TOKEN, TYPE, Component
 from ._record import Recorded, ResidualModel
-from ._steps import Matrix, Step, Writes, applied, bias_step, exact, matrix_step, norm_steps
+from ._steps import (
+    POSITION,
+    TOKEN,
+    TYPE,
+    Component,
+    Matrix,
+    Step,
+    Writes,
+    applied,
+    bias_step,
+    exact,
+    matrix_step,
+    norm_steps,
+)
 
 
 def stream_steps(model: ResidualModel, seen: Recorded, at: int, layers: int) -> list[Step]:

@@ -18,11 +18,10 @@ from ...support._plain_values import plain_values
 from ...support._tables import Table
 from ..inspection import weights_of
 from ..inspection._steps._inputs import HeadInputs, of_call
-from ._components import TOKEN, Component
 from ._input import Input
 from ._record import ResidualModel, record
 from ._residual import read_steps, stream_steps
-from ._steps import shares
+from ._steps import TOKEN, Component, shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,10 +19,10 @@ from ...operator._backends.native import _kernels
 from ...operator._call import AttentionCall
 from ...operator._masks import as_mask
 from ...operator._tap import DenseWeights, EditedOutput
+from ...operator._weights import attention_weights
 from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
-from ._dense_weights import dense_weights
 from ._edit import CallPlace, Chosen, Edit, Part, Stage, together
 from ._edits import FORWARD_ONLY
 from ._place import BlockEdits
@@ -186,3 +186,16 @@ def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
 def _native(call: AttentionCall) -> bool:
     """Whether kernels run that do not visit what is hidden."""
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
+
+
+def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
+    """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
+    everything = Chosen(list(range(call.query.shape[1])), torch.arange(call.query.shape[2], device=call.query.device))
+    found = together(
+        parts,
+        everything.heads,
+        lambda part: attention_weights(part.call.query, part.call.key, **part.call.scoring()),
+    )
+    for edit, place in edits:
+        found = edit.weights(found, everything, call, place)
+    return found

@@ -31,7 +31,7 @@ _HOMES = {
     "check_target": "_files",
     "draw": "_draw",
     "draw_figure": "_figure",
-    "framed": "_notebook",
+    "framed": "_report",
     "framed_steps": "steps._page",
     "print_look": "_terminal",
     "print_steps": "steps._text",
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from ._figure import draw_figure
     from ._files import check_target, write_whole
     from ._json import as_json
-    from ._notebook import framed
-    from ._report import render_report
+    from ._report import framed, render_report
     from ._terminal import print_look
     from .server import Viewer, view
     from .steps._page import framed_steps, render_steps

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
+MOST_IN_NOTEBOOK = 200_000  # a notebook keeps what it shows
+NOTEBOOK_HEIGHT = 720  # pixels; the report scrolls
 _SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl.", "repeat": "rep."}
 STEPS = {"previous": -1, "next": 1, "self": 0}
 MAIN = 0.3  # the least weight that shows what is told of an average
@@ -237,3 +240,20 @@ def _rules(roles: dict[str, Any] | None) -> list[str]:
         of = " of the largest possible entropy" if rule["roles"] == ["broad"] else ", whichever is larger"
         out.append(f"{' or '.join(names)}: at least {least}{of}, on {where}")
     return out
+
+
+def framed(look: Look) -> str:
+    """An HTML element that shows a look in a notebook. Its styles and its script stay inside the frame.
+
+    Example:
+        >>> from saccade.inspection import look, open_model
+        >>> from saccade.viewer import framed
+        >>> framed(look(open_model(), "The cat sat on the mat.")).split(" srcdoc")[0]
+        '<iframe title="What embedded model attends to" sandbox="allow-scripts"'
+    """
+    page = render_report(look, "in a notebook", most=MOST_IN_NOTEBOOK)
+    title = f"What {look.model} attends to"
+    return (
+        f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" '
+        f'style="width:100%;height:{NOTEBOOK_HEIGHT}px;border:0"></iframe>'
+    )

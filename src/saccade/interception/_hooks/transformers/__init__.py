@@ -5,8 +5,7 @@ A model asks transformers' `AttentionInterface` for its function, and calls
 whichever implementation was chosen; `functions_wrapped_by` puts a wrapper around every function a model is handed.
 """
 
-from ._errors import UnknownAttention
-from ._mask_tensor import MaskTensor
+from ._mask_tensor import MaskTensor, UnknownAttention
 from ._meaning import meaning_of
 from ._wrapping import functions_wrapped_by
 

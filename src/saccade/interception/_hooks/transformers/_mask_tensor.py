@@ -15,7 +15,22 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ....operator._masks import Mask
-from ._errors import UnknownAttention
+
+
+class UnknownAttention(ValueError):
+    """An attention call of a transformers model asks for something unsupported. The message names it.
+
+    Example:
+        >>> import torch
+        >>> from saccade.integrations.transformers import UnknownAttention, meaning_of
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 8)
+        >>> try:
+        ...     meaning_of(torch.nn.Identity(), query, key, value, None, head_mask=torch.ones(2))
+        ... except UnknownAttention as error:
+        ...     print(error)
+        head_mask of Identity (a torch.float32 tensor (2,)): a factor on the weights of each head is not supported
+    """
+
 
 _SUMS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}

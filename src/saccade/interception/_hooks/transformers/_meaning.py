@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ....operator._call import AttentionCall
 from ....operator._masks import Causal, Documents, FromTensor, Mask, Padding, Predicate, Window
-from ._errors import UnknownAttention
 from ._mask_functions import UnknownMaskFunction, of_block_mask
-from ._mask_tensor import MaskTensor
+from ._mask_tensor import MaskTensor, UnknownAttention
 
 # Arguments that reach attention functions on their way through a model, and change nothing about the attention: what
 # they stand for is in the mask, the cache or the positions of query and key by then.

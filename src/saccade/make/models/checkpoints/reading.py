@@ -13,12 +13,14 @@ import zipfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import safetensors
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ....operator.nn import MultiHeadAttention
+from ....operator.nn._initial import begin_anew
 from .._shortened import shortened
 
 SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -251,3 +253,17 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: damaged, not JSON ({error})") from None
     except RecursionError:
         raise ValueError(f"{path}: damaged, its values are nested too deeply") from None
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def materialised(model: M, dtype: torch.dtype, device: torch.device | str) -> M:
+    """The model with memory of its own, not filled; what is computed and never stored is computed."""
+    model = model.to(dtype).to_empty(device=device)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            begin_anew(module.mechanism)  # what it draws is in no published file
+        elif any(True for _ in module.buffers(recurse=False)):
+            begin_anew(module)
+    return model

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ....support._shared_cores import shared_cores
 from .constraints import Constraints, told_by
-from .generated import Generated
-from .step import Step
+from .step import Generated, Step
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ....support._shared_cores import shared_cores
 from .constraints import Constraints, told_by
-from .generated import Generated
 from .sampling import Draws, Sampling
-from .step import Step
+from .step import Generated, Step
 
 
 @torch.no_grad()

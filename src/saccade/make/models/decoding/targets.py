@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....operator._masks import Padding
 from ....operator.nn import KVCache
-from ..memory import Memory
+from ..token_layout import Memory
 
 
 class ReadingModel(Protocol):

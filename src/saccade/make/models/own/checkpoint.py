@@ -26,8 +26,7 @@ from ....operator.variants import MechanismConfig
 from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
-from ..checkpoints.materialised import materialised
-from ..checkpoints.reading import read_json
+from ..checkpoints.reading import materialised, read_json
 from ..checkpoints.settings import Settings
 from ..decoding.generating import GeneratingModel
 from ..heads import next_token_loss

@@ -23,17 +23,16 @@ from ....operator.positions import Offset
 from ..decoding.beam import BeamSearch, search as find
 from ..decoding.constraints import Constraints
 from ..decoding.drawing import draw
-from ..decoding.generated import Generated
 from ..decoding.generating import weights_for
 from ..decoding.published import published_constraints, published_search
 from ..decoding.sampling import Sampling
+from ..decoding.step import Generated
 from ..decoding.targets import TargetStep
 from ..heads import IGNORED, refuse_labels
 from ..inputs import check_ids
-from ..memory import Memory
 from ..model import Model
 from ..output import ModelOutput
-from ..token_layout import TokenLayout, token_layout
+from ..token_layout import Memory, TokenLayout, token_layout
 from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
 from ..tokenizers.text import TextTokenizer
 

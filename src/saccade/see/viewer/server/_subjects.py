@@ -12,7 +12,6 @@ from ....make.models.text.encoder_decoder import EncoderDecoder
 from ...inspection import Look, TextModel, as_text_model, open_model
 from ...monitoring import Observations, load
 from ..maps import Run, from_watch, read_continued, read_pair, read_text
-from ._watch_file import is_watch_file
 
 EMBEDDED = "embedded model"
 FORMS = "a text, several texts, a look, or what watch kept (or the file that it was saved to)"
@@ -147,3 +146,26 @@ def _with_what_is_left(reading: Reading, runs: Sequence[Run]) -> Reading:
         return reading
     used = sum(run.kept.used for run in runs if run.kept is not None)
     return replace(reading, budget=reading.budget - used)
+
+
+WATCH_ENDINGS = (".watch", ".safetensors")
+LONGEST_PATH = 4096
+
+
+def is_watch_file(subject: Any) -> bool:
+    """Whether this names a file as a watch is saved to, by its ending or by what it holds; any other text is a text."""
+    if isinstance(subject, Path):
+        return True
+    if not isinstance(subject, str) or not subject or len(subject) > LONGEST_PATH:
+        return False
+    path = Path(subject).expanduser()
+    try:
+        if not path.is_file():
+            return path.suffix.lower() in WATCH_ENDINGS and not any(map(str.isspace, subject))
+        with path.open("rb") as file:
+            beginning = file.read(9)
+        size = path.stat().st_size
+    except (OSError, ValueError):  # impossible as a name
+        return False
+    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: how long its JSON is
+    return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)
