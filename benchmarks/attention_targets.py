@@ -25,7 +25,6 @@ from targets.subject import forced
 import saccade
 from saccade.benchmark.attention import BenchmarkReport, Budget, MeasurementGroup, MeasurementSettings, sets
 from saccade.benchmark.attention.machine import describe, keep_freed_memory, last_level_cache
-from saccade.benchmark.attention.tables import aligned
 
 SAME = ("processor", "cores", "threads", "instruction_set", "saccade", "torch")  # of a run that is resumed
 
@@ -99,7 +98,7 @@ def main(given: list[str] | None = None) -> int:
                 args.json.write_text(report.as_json(), encoding="utf-8")
 
         hold_to(every, medians(preset), chosen, report, settings, advance)
-    print("\n".join([*aligned(outcome_table(report)), "", outcome_line(report)]))
+    print("\n".join([*outcome_table(report).lines(), "", outcome_line(report)]))
     if args.markdown:
         args.markdown.write_text(page(report), encoding="utf-8")
     verdicts = {outcome.verdict for outcome in report.outcomes}

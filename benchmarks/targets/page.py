@@ -6,8 +6,9 @@ import statistics
 from collections import Counter
 
 from saccade.benchmark.attention.results import MeasurementGroup
-from saccade.benchmark.attention.tables import Table, group_heading, group_table, machine_line, markdown, notes
+from saccade.benchmark.attention.tables import group_heading, group_table, machine_line, notes
 from saccade.support import _numbers
+from saccade.support._tables import Table
 
 from .judging import TargetReport
 
@@ -18,10 +19,11 @@ FORMATS = {"s": _numbers.duration, "B": _numbers.size}
 def outcome_table(report: TargetReport) -> Table:
     """Requirement, measurement, whether it is met, and if not, what arithmetic or noise explains."""
     header = ["target", "asked", "measured", "met", ""]
-    return header, [
+    rows = [
         [one.target, one.asked, one.shown, VERDICTS.get(one.verdict, one.verdict), one.reason]
         for one in report.outcomes
     ]
+    return Table(header, rows, "l")
 
 
 def outcome_line(report: TargetReport) -> str:
@@ -38,11 +40,11 @@ def page(report: TargetReport) -> str:
     lines += ["Medians of readings taken in turns; ratios are medians of ratios of readings of the same round.", ""]
     for note in notes(report):
         lines += [note, ""]
-    lines += ["## Targets", "", outcome_line(report), "", *markdown(outcome_table(report)), "", "## Measurements", ""]
+    lines += ["## Targets", "", outcome_line(report), "", *outcome_table(report).markdown(), "", "## Measurements", ""]
     for group in report.groups:
         mixed = len({row.case for row in group.rows}) > 1
         limits = f" ({limits_line(group)})" if group.limits else ""
-        lines += [f"**{group_heading(group)}**{limits}", "", *markdown(group_table(group, cases=mixed)), ""]
+        lines += [f"**{group_heading(group)}**{limits}", "", *group_table(group, cases=mixed).markdown(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -122,7 +122,7 @@ class LimitShare(Requirement):
         return group.share(group.rows[0])
 
     def shown(self, value: float) -> str:
-        return _numbers.tenths_of_percent(value)
+        return f"{100 * value:.1f} %"
 
     def words(self, group: MeasurementGroup) -> str:
         return f"of {group.rows[0].limit or 'the limit'}"

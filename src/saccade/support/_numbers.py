@@ -110,11 +110,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
 
 
-def tenths_of_percent(share: float) -> str:
-    """72.5 %, 3.1 %: always one decimal."""
-    return f"{100 * share:.1f} %"
-
-
 def percent_rounded_down(share: float) -> str:
     """Rounded down, so that 100 % means all."""
     return f"{int(share * 1000 + 1e-9) / 10:g} %"

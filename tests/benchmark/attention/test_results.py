@@ -111,7 +111,8 @@ def test_the_table():
 def test_rows_of_several_cases_name_theirs():
     half = replace(CASE, mask="documents:2")
     group = MeasurementGroup("half", (row("native", 1e-4, case=half), row("native", 2e-4)))
-    header, cells = tables.group_table(group, cases=True)
+    table = tables.group_table(group, cases=True)
+    header, cells = table.head, table.rows
     assert header[0] == "case"
     assert [line[0] for line in cells] == [half.label, CASE.label]
     assert [line[header.index("work")] for line in cells] == ["50 %", "100 %"]

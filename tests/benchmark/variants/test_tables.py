@@ -57,9 +57,9 @@ def test_growth_and_crossings():
     lengths = (512, 1024, 2048)
     made = comparison(exact({n: 1e-6 * n**2 for n in lengths}), line("a", {n: 1e-3 * n for n in lengths}))
     growth, faster = (section.table for section in sections(made)[-2:])
-    assert growth[0][1] == "training grows"
-    assert [row[:2] for row in growth[1]] == [["exact", "L^2.00"], ["a", "L^1.00"]]
-    header, rows = faster
+    assert growth.head[1] == "training grows"
+    assert [row[:2] for row in growth.rows] == [["exact", "L^2.00"], ["a", "L^1.00"]]
+    header, rows = faster.head, faster.rows
     assert rows[0][header.index("training faster")] == "-"
     assert rows[1][header.index("training faster")] == "from about 1,000"
     assert rows[1][header.index("forward faster")] == "-"
@@ -85,15 +85,15 @@ def test_crossings_in_words(found, told):
 
 
 def test_paths():
-    header, rows = path_table(
+    table = path_table(
         [
             GradientReach("a", 1, (1, 2, 4), (1.0, 0.011, 0.0)),
             GradientReach("b", 4, (1, 2), (1.0, 2e-7)),
             GradientReach("c", 1, (), (), "nothing arrives"),
         ]
     )
-    assert header == ["", "d=1", "d=2", "d=4", "reaches"]
-    assert rows == [
+    assert table.head == ["", "d=1", "d=2", "d=4", "reaches"]
+    assert table.rows == [
         ["a", "1.00", "0.01", "0", "2"],
         ["b, 4 layers", "1.00", "2e-07", "-", "1"],
         ["c", "-", "-", "-", "nothing arrives"],
@@ -102,7 +102,7 @@ def test_paths():
 
 def test_many_distances_are_thinned_and_the_last_stays():
     distances = tuple(2**n for n in range(15))
-    header, _ = path_table([GradientReach("a", 1, distances, (1.0,) * 15)])
+    header = path_table([GradientReach("a", 1, distances, (1.0,) * 15)]).head
     assert header[1:-1] == [f"d={4**n:,}" for n in range(8)]
 
 
@@ -147,10 +147,10 @@ def test_a_busy_machine_is_said_to_be_one():
     assert "! Other programs were running: the load average was 3.5 before the run." in told
     assert "! unclear: numbers that fall with length or follow no power law." in told
     assert "L^-" not in told
-    growth, faster = (dict((row[0], row[1:]) for row in section.table[1]) for section in sections(made)[-2:])
+    growth, faster = (dict((row[0], row[1:]) for row in section.table.rows) for section in sections(made)[-2:])
     assert growth["falls"][0] == faster["falls"][1] == "unclear"
     assert growth["noisy"][0] == "L^1.00" and faster["noisy"][1].startswith("from about")
-    assert [row[0] for row in sections(made)[0].table[1]] == ["exact", "falls", "noisy !"]
+    assert [row[0] for row in sections(made)[0].table.rows] == ["exact", "falls", "noisy !"]
 
 
 def test_a_quiet_machine_needs_no_warning():

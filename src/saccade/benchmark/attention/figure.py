@@ -67,5 +67,5 @@ def _title(found: list[Series], report: BenchmarkReport) -> str:
     common = _common(found)
     shared = [word for word in found[0].name.split() if word in common]
     threads = report.machine["threads"]
-    where = f"{report.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    where = f"{report.machine['processor']}, {_numbers.counted(threads, 'thread')}"
     return f"{' '.join(shared)}\n{where}"

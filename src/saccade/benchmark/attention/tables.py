@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...support import _numbers
+from ...support._tables import Table
 from .results import DISTURBED, BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import NOISY, Quartiles
-
-Table = tuple[list[str], list[list[str]]]
 
 
 def unit_of(row: Measurement) -> str:
@@ -27,7 +26,7 @@ def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
     if cases:
         header.insert(0, "case")
         lines = [[row.case.label, *cells] for row, cells in zip(group.rows, lines, strict=True)]
-    return [*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)]
+    return Table([*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)], "l")
 
 
 def _cells(group: MeasurementGroup, row: Measurement) -> list[str]:
@@ -49,7 +48,7 @@ def _faster(ratio: Quartiles) -> str:
 
 def exponent_table(report: BenchmarkReport) -> Table:
     header = ["grows as", "time", "from", "to"]
-    return header, [
+    rows = [
         [
             entry["series"],
             f"L^{entry['time']:.2f}",
@@ -58,23 +57,7 @@ def exponent_table(report: BenchmarkReport) -> Table:
         ]
         for entry in report.exponents
     ]
-
-
-def aligned(table: Table, indent: str = "") -> list[str]:
-    """Columns padded to one width, two spaces apart; nothing after the last word of a line."""
-    header, rows = table
-    widths = [max(len(cells[column]) for cells in (header, *rows)) for column in range(len(header))]
-    return [
-        (indent + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))).rstrip()
-        for cells in (header, *rows)
-    ]
-
-
-def markdown(table: Table) -> list[str]:
-    header, rows = table
-    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in rows]
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return lines + [f"| {' | '.join(cells)} |" for cells in escaped]
+    return Table(header, rows, "l")
 
 
 def group_heading(group: MeasurementGroup) -> str:
@@ -99,7 +82,7 @@ def _mixed(group: MeasurementGroup) -> bool:
 
 def group_lines(group: MeasurementGroup) -> list[str]:
     limits = limits_line(group)
-    table = aligned(group_table(group, cases=_mixed(group)), "  ")
+    table = group_table(group, cases=_mixed(group)).lines("  ")
     return [group_heading(group), *([f"  {limits}"] if limits else []), *table, ""]
 
 
@@ -160,5 +143,5 @@ def text(report: BenchmarkReport) -> list[str]:
     for group in report.groups:
         lines += group_lines(group)
     if report.exponents:
-        lines += [*aligned(exponent_table(report)), ""]
+        lines += [*exponent_table(report).lines(), ""]
     return [*lines, *notes(report)]

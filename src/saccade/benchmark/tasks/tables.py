@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...support._numbers import percent_rounded_down
-from ..attention.tables import markdown
+from ...support._numbers import counted, percent_rounded_down
+from ...support._tables import Table
 from .copying import Copy, Duplication
 from .examples import Task
 from .model import ModelShape
@@ -90,7 +90,7 @@ def head(rows: Sequence[FinishedRun]) -> list[str]:
     """A title, the command, and the budget that all had."""
     case = rows[0].case
     shape, budget = case["shape"], case["budget"]
-    layers = f"{shape['layers']} layer{'s' * (shape['layers'] != 1)}"
+    layers = counted(shape["layers"], "layer")
     near = f"a short convolution over {shape['taps']} tokens" if shape["taps"] else "no convolution"
     first, *others = (f"{rate:g}" for rate in budget["rates"])
     rates = " and then ".join(others)
@@ -98,7 +98,7 @@ def head(rows: Sequence[FinishedRun]) -> list[str]:
         f" A mechanism that does not solve a task at a rate of {first} is trained again at {rates}." if rates else ""
     )
     counts = sorted({len(line.rows) for line in lines(rows)})
-    seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     return [
         "# What each mechanism solves",
         "",
@@ -140,7 +140,7 @@ def summary(found: Sequence[TaskLine]) -> list[str]:
             body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
     chances = (next(line for line in found if line.task == task).rows[0].chance for task in tasks)
     body.append(["guessing", *map(percent_rounded_down, chances)])
-    return markdown((heads, body))
+    return Table(heads, body).markdown()
 
 
 def detail(found: Sequence[TaskLine], task: str) -> list[str]:
@@ -159,7 +159,7 @@ def detail(found: Sequence[TaskLine], task: str) -> list[str]:
         parameters = f"{line.rows[0].outcome.parameters:,}"
         shares = [percent_rounded_down(share) for share in each]
         body.append([line.mechanism, kept, parameters, _share(line), *shares, f"{steps:g}", f"{seconds:.0f}"])
-    return markdown((heads, body))
+    return Table(heads, body).markdown()
 
 
 def verdict(found: Sequence[TaskLine], task: str) -> list[str]:

@@ -72,8 +72,8 @@ def advice(comparison: VariantComparison, tolerance: float | None = None) -> str
     unsound = [line.name for line in choice.named() if not sound(line, CALL)]
     if unsound:
         return (
-            f"No advice: the times of {_listed(unsound)} are not plausible: they fall with length or follow no power "
-            "law. Another program may have used the machine; measure again when it is idle."
+            f"No advice: the times of {_numbers.joined(unsound)} are not plausible: they fall with length or follow no "
+            "power law. Another program may have used the machine; measure again when it is idle."
         )
     return _advised(choice, comparison) + _caveat(choice)
 
@@ -82,11 +82,7 @@ def _caveat(choice: Recommendation) -> str:
     noisy = [line.name for line in choice.named() if any(point.noisy for point in line.points)]
     if not noisy:
         return ""
-    return f" The times of {_listed(noisy)} are noisy: measure again when the machine is idle."
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
+    return f" The times of {_numbers.joined(noisy)} are noisy: measure again when the machine is idle."
 
 
 def _advised(choice: Recommendation, comparison: VariantComparison) -> str:

@@ -71,7 +71,7 @@ def _annotate_figure(figure: Figure, comparison: VariantComparison) -> None:
     """Title, the advice below it, and what the colours mean."""
     data, threads = comparison.data, comparison.machine["threads"]
     way = "causal" if data["causal"] else "bidirectional"
-    where = f"{comparison.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    where = f"{comparison.machine['processor']}, {_numbers.counted(threads, 'thread')}"
     figure.text(
         0.01, 0.978, f"{data['source']}; {way}, {data['heads']} heads of width {data['head']}; {where}", fontsize=8
     )

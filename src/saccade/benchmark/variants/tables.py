@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...support import _numbers
-from ..attention.tables import Table, aligned, disturbances, machine_line, markdown
+from ...support._tables import Table
+from ..attention.tables import disturbances, machine_line
 from .advice import about, advice
 from .results import CALLS, LAYER, READING, ContenderResults, GradientReach, LengthResult, VariantComparison
 from .trends import TAIL, Crossover, crossover, growth, sound
@@ -54,7 +55,8 @@ def _at(comparison: VariantComparison, lines: Sequence[ContenderResults], length
     last = ["error", "worst row"] if reading else ["parameters"]
     header = ["", "forward", "training", "is", "decode", "keeps", "memory", *last]
     points = [(line, _there(line, length)) for line in lines]
-    return header, [[f"{line.name}{' !' * point.noisy}", *_cells(line, point, base, reading)] for line, point in points]
+    rows = [[f"{line.name}{' !' * point.noisy}", *_cells(line, point, base, reading)] for line, point in points]
+    return Table(header, rows, "l")
 
 
 def _there(line: ContenderResults, length: int) -> LengthResult:
@@ -90,7 +92,7 @@ def _growths(comparison: VariantComparison, kind: str, width: int | None) -> Tab
         ([line.name, *(_power(line, what) for what in ("training", "decode", "memory"))], line.setting)
         for line in comparison.of(kind)
     ]
-    return header, _with_settings(header, found, width)
+    return Table(header, _with_settings(header, found, width), "l")
 
 
 def _with_settings(header: list[str], found: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
@@ -119,7 +121,7 @@ def _crossings(comparison: VariantComparison, kind: str) -> Table:
     for line in comparison.of(kind):
         whole = exact is None or line.whole
         rows.append([line.name, *("-" if whole or exact is None else _crossing(line, exact, call) for call in CALLS)])
-    return ["", *(f"{call} faster" for call in CALLS)], rows
+    return Table(["", *(f"{call} faster" for call in CALLS)], rows, "l")
 
 
 def _crossing(line: ContenderResults, exact: ContenderResults, call: str) -> str:
@@ -145,14 +147,10 @@ def path_table(paths: Sequence[GradientReach], width: int | None = None) -> Tabl
     if len(distances) > COLUMNS:
         distances = distances[::-2][::-1]
     table = _paths(paths, distances)
-    while width is not None and len(distances) > 1 and _wide(table) > width:
+    while width is not None and len(distances) > 1 and max(map(len, table.lines(INDENT))) > width:
         distances = distances[1:]  # near ones are near 1
         table = _paths(paths, distances)
     return table
-
-
-def _wide(table: Table) -> int:
-    return max(len(line) for line in aligned(table, INDENT))
 
 
 def _paths(paths: Sequence[GradientReach], distances: Sequence[int]) -> Table:
@@ -162,7 +160,7 @@ def _paths(paths: Sequence[GradientReach], distances: Sequence[int]) -> Table:
         name = path.name if path.layers == 1 else f"{path.name}, {path.layers} layers"
         reach = f"{path.reach():,}" if path.distances else path.note
         rows.append([name, *(_gradient(there.get(d)) for d in distances), reach])
-    return ["", *(f"d={d:,}" for d in distances), "reaches"], rows
+    return Table(["", *(f"d={d:,}" for d in distances), "reaches"], rows, "l")
 
 
 def _gradient(number: float | None) -> str:
@@ -208,7 +206,7 @@ def _doubts(comparison: VariantComparison) -> list[str]:
 def _any_cell(comparison: VariantComparison, ending: str) -> bool:
     tables = (table for kind in KINDS for table in (_growths(comparison, kind, None), _crossings(comparison, kind)))
     return len(comparison.lengths) > 1 and any(
-        cell.endswith(ending) for _, rows in tables for row in rows for cell in row
+        cell.endswith(ending) for table in tables for row in table.rows for cell in row
     )
 
 
@@ -252,7 +250,7 @@ def text(comparison: VariantComparison) -> list[str]:
     """The comparison as lines for a pipe."""
     lines = [*heading(comparison), ""]
     for section in sections(comparison, WIDTH):
-        lines += [section.title, *aligned(section.table, INDENT), ""]
+        lines += [section.title, *section.table.lines(INDENT), ""]
     return [*lines, *notes(comparison), "", advice(comparison)]
 
 
@@ -262,5 +260,5 @@ def page(comparison: VariantComparison) -> str:
     lines = ["# Which attention to choose", "", f"    {comparison.settings.get('command', 'saccade compare')}", ""]
     lines += [f"{what}.", "", f"{machine}.", "", f"**{advice(comparison)}**", ""]
     for section in sections(comparison):
-        lines += [f"## {section.title}", "", *markdown(section.table), ""]
+        lines += [f"## {section.title}", "", *section.table.markdown(), ""]
     return "\n".join([*lines, "## Notes", "", *(f"- {note}" for note in notes(comparison))]) + "\n"
