@@ -32,8 +32,8 @@ from torch import Tensor
 from saccade import attention_weights, tasks
 from saccade.nn import Observation
 from saccade.tasks import TestReport
+from saccade.tasks._texts._answer_baseline import exact_match
 from saccade.tasks._texts._questions import Question
-from saccade.tasks._texts._squad_scores import exact_match
 from saccade.training import Reporter
 
 PEOPLE = "Mary John Sandra Daniel Julie Fred Anna Bill".split()

@@ -15,8 +15,8 @@ from saccade import cli, tasks
 from saccade.models import load
 from saccade.tasks import _task
 from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._texts._answer_baseline import exact_match, word_f1
 from saccade.tasks._texts._questions import Question
-from saccade.tasks._texts._squad_scores import exact_match, word_f1
 from saccade.tasks.answer import Found
 from saccade.training import Settings
 

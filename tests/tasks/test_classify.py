@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from saccade import tasks
 from saccade.models import load
 from saccade.models.tokenizers.word_pieces import SPECIAL, train_word_pieces
-from saccade.tasks._classes._calibration import expected_calibration_error
+from saccade.tasks._classes._results import expected_calibration_error
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._examples import TextExample
 from saccade.training import Reporter, Settings

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from saccade import cli, tasks
-from saccade.tasks._classes._label_picture import draw_labels
 from saccade.tasks._classes._results import several_scores
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._examples import TextExample
 from saccade.tasks._runs._training import split_options
+from saccade.tasks._several_labels import draw_labels
 from saccade.training import Settings
 from tasks.conftest import FILLING, SMALL, write_csv
 

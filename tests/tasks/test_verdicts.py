@@ -13,7 +13,7 @@ import torch
 from saccade import cli, tasks
 from saccade.tasks._baselines import strongest_regression
 from saccade.tasks._graphs._baselines import two_hops
-from saccade.tasks._runs._compared import beside_simple
+from saccade.tasks._runs._prepared import beside_simple
 from saccade.tasks._task import sampled
 from saccade.tasks._texts._markov_chain import DISCOUNT, MarkovChain
 from saccade.tasks._texts._pairs import Pair

@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "calibration-bin",
-        "src/saccade/make/tasks/_classes/_calibration.py",
+        "src/saccade/make/tasks/_classes/_results.py",
         "np.ceil(confidence * bins).astype(int) - 1",
         "np.ceil(confidence * bins).astype(int)",
         (CLASSES,),
@@ -279,7 +279,7 @@ FAULTS = (
     ),
     Fault(
         "window-edge",
-        "src/saccade/make/tasks/_texts/_windows.py",
+        "src/saccade/make/tasks/_texts/_text_task.py",
         "return min(before, after) if place in part else -1.0",
         "return 0.0 if place in part else -1.0",
         (TAGS,),

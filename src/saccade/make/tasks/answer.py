@@ -22,10 +22,9 @@ from ..models import Model
 from ._baselines import STRENGTHS
 from ._example_task import Batch, parted, widened
 from ._task import Baseline, Recipe, Tested
-from ._texts._answer_baseline import word_regression
+from ._texts._answer_baseline import exact_match, word_f1, word_regression
 from ._texts._entities import Entity
 from ._texts._questions import Question, asked, read_asked, read_questions
-from ._texts._squad_scores import exact_match, word_f1
 from ._texts._tagged import TaggedText, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
 from ._texts._text_task import EncoderTask

@@ -29,8 +29,7 @@ from ._series._dates import continued
 from ._series._gaps import FILLS
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
-from ._series._scaling import mean_and_deviation, scaled
-from ._series._table import SeriesTable, Window, Windows, read_series
+from ._series._table import SeriesTable, Window, Windows, mean_and_deviation, read_series, scaled
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
 

@@ -25,8 +25,7 @@ from ._task import Baseline, Recipe, Tested
 from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
 from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
-from ._texts._text_task import EncoderTask
-from ._texts._windows import innermost
+from ._texts._text_task import EncoderTask, innermost
 
 NO_WORD = -1  # in a row of a batch: a token that speaks for no word
 

@@ -20,8 +20,7 @@ from .prepared import PreparedRun, Reporter
 from .prepared_language import train_language_model
 from .rising_rates import RangeTest, range_test
 from .run import carry_out
-from .schedule import learning_rate
-from .settings import EvaluationSettings, Execution, LanguageSettings, Settings
+from .settings import EvaluationSettings, Execution, LanguageSettings, Settings, learning_rate
 from .stopping import Stopped
 from .windows import draw_windows, whole_windows
 

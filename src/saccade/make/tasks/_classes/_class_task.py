@@ -21,9 +21,8 @@ from ...models import Model
 from .._baselines import MOST_FREQUENT, most_frequent_class
 from .._example_task import Batch, ExampleTask, parted
 from .._task import Baseline, Tested
-from ._calibration import expected_calibration_error
 from ._confusion import confusion_picture, confusion_table
-from ._results import class_details, class_scores, listed, stratified
+from ._results import class_details, class_scores, expected_calibration_error, listed, stratified
 
 METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
 

@@ -21,10 +21,9 @@ from ...training.folder import TASK
 from ...training.prepared import CurveEntry
 from ...training.resume import LatestCheckpoint, check_same, settings_described
 from ...training.verdict import UNTRAINED
-from .._task import Task
+from .._task import Task, sampled
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._card import task_card
-from ._compared import beside_simple
 from ._request import TaskRun
 from ._run_folder import weights_digest
 from ._tuning import merged, parameter_count
@@ -157,3 +156,30 @@ def _initial_digest(source: str, known: str | None) -> str:
         if known is None or Path(source).expanduser().exists():
             raise
         return known
+
+
+def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: bool) -> list[str]:
+    """Lines of a verdict, of the same validation examples as the metrics of `stored`.
+
+    Args:
+        finished: whether nothing says yet that the model is no result.
+    """
+    task, most = run.kind, run.kind.compared
+    training, judged, looked = sampled(run.training, most), sampled(run.validation, most), task.looked(run.validation)
+    mine, lines = task.cost(stored.metrics), []
+    same = task.constant(model, training, looked)
+    if same is not None:
+        scores = task.scores(same.outputs, looked)
+        metric = task.judged_by(scores)
+        line = f"{metric} {stored.metrics[metric]:.4f}; {same.name} has {scores[metric]:.4f}"
+        lines.append(f"{UNTRAINED}: {line}" if finished and mine >= task.cost(scores) else line)
+    try:
+        found = task.quick_baselines(model, training, judged, looked)
+    except ValueError as error:
+        return [*lines, f"no simple model to compare with: {' '.join(str(error).split())}"]
+    best = min(found, key=lambda one: task.cost(task.scores(one.outputs, looked)))
+    scores = task.scores(best.outputs, looked)
+    metric = task.judged_by(scores)
+    learned = f" of {len(training):,} of {len(run.training):,} examples" * (len(training) < len(run.training))
+    better = "less good than this model" if mine < task.cost(scores) else "as good as this model or better"
+    return [*lines, f"{best.name}, a simple model{learned}, has {metric} {scores[metric]:.4f}: {better}"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from ...models.tokenizers.text import TextTokenizer
 from ...models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
 from .._example_task import Batch, ExampleTask
 from .._temporary import kept_while_used, temporary_folder
-from ._windows import windows
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
 AnyTokenizer = TextTokenizer | SentencePieceTokenizer
@@ -183,3 +183,33 @@ def write_tokenizer(folder: Path, content: str, longest: int, *, cased: bool) ->
         "mask_token": MASK,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def windows(count: int, room: int) -> list[range]:
+    """Parts of `count` tokens, each of at most `room`.
+
+        room = 4:   0 1 2 3 4 5 6
+                    -------
+                        -------
+                          -------
+
+    A window begins half a window after the one before; the last one ends with the text.
+    """
+    if count <= room:
+        return [range(count)]
+    starts = [*range(0, count - room, max(room // 2, 1)), count - room]
+    return [range(start, start + room) for start in starts]
+
+
+def innermost(place: int, parts: Sequence[range], count: int) -> int:
+    """The number of the window in which a token stands furthest from where the text is cut; of equal ones the first.
+
+    The text's own beginning and end cut nothing.
+    """
+
+    def depth(part: range) -> float:
+        before = place - part.start if part.start else math.inf
+        after = part.stop - 1 - place if part.stop < count else math.inf
+        return min(before, after) if place in part else -1.0
+
+    return max(range(len(parts)), key=lambda n: depth(parts[n]))
