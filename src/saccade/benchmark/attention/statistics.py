@@ -27,12 +27,6 @@ class Quartiles(NamedTuple):
         return self.spread > NOISY
 
 
-def median_error(found: Quartiles, count: int) -> float:
-    """The standard error of the median of `count` readings: 1.25 sigma / sqrt(count), where the middle half of normal
-    readings spans 1.35 sigma."""
-    return 1.25 * (found.high - found.low) / 1.35 / math.sqrt(count)
-
-
 def quartiles(readings: Sequence[float]) -> Quartiles:
     """ValueError without readings."""
     if not len(readings):

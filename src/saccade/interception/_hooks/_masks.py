@@ -90,7 +90,8 @@ def _only_hides(tensor: Tensor) -> Tensor:
 def _remembered(
     given: Tensor, whole: tuple[int, ...], make: Callable[[Tensor, tuple[int, ...]], Mask | str | None]
 ) -> Mask | str | None:
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if traced or torch._C._functorch.is_functorch_wrapped_tensor(given):
         return make(given, whole)
     source, now = origin(given), state(given)
     where = (id(source), given.dtype, given.storage_offset(), given.shape, given.stride(), whole)
@@ -104,10 +105,6 @@ def _remembered(
             entries.pop(next(iter(entries)), None)
         entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), now, mask)
     return mask
-
-
-def _transformed(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _made(given: Tensor, whole: tuple[int, ...]) -> Mask | str:

@@ -29,7 +29,9 @@ def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
             tokens = tokens.to(next(module.parameters()).device)
             if isinstance(module, DecoderLM):
                 return _of_own(module, tokens)
-            return _of_published(module, tokens) if isinstance(module, Model) else _of_checkpoint(module, tokens)
+            if isinstance(module, Model):
+                return _of_published(module, tokens)
+            return list(module(input_ids=tokens, output_hidden_states=True).hidden_states)
     finally:
         module.train(training)
 
@@ -37,10 +39,6 @@ def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
 def _of_published(module: Model, tokens: Tensor) -> list[Tensor]:
     read = module.encode if isinstance(module, EncoderDecoder) else module
     return list(read(tokens, hidden_states=True).hidden_states or ())
-
-
-def _of_checkpoint(module: nn.Module, tokens: Tensor) -> list[Tensor]:
-    return list(module(input_ids=tokens, output_hidden_states=True).hidden_states)
 
 
 def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:

@@ -207,9 +207,6 @@ def _refuse(sentence: Sentence, word: TreebankWord, place: int, what: str) -> No
 
 def _head(words: Sequence[TreebankWord], first: int, last: int) -> int:
     """The word of the mention that depends on one outside of it; the last one where the file has no tree."""
-    outside = [w for w in range(first, last + 1) if not _is_within(words[w].head, first, last)]
+    heads = {w: words[w].head for w in range(first, last + 1)}
+    outside = [w for w, head in heads.items() if head is None or not first <= head <= last]
     return outside[0] if outside and words[outside[0]].head is not None else last
-
-
-def _is_within(head: int | None, first: int, last: int) -> bool:
-    return head is not None and first <= head <= last

@@ -132,13 +132,9 @@ def _call(
         "query": GraphTensor(query),
         "key": GraphTensor(key),
         "value": GraphTensor(value),
-        "out": GraphTensor(out, _rows_inside),
+        "out": GraphTensor(out, lambda gradient: gradient.transpose(1, 2)),
     }
     return meaning.observed(out.detach().transpose(1, 2), _name(function), module, used=used)
-
-
-def _rows_inside(gradient: Tensor) -> Tensor:
-    return gradient.transpose(1, 2)
 
 
 def _name(function: Function) -> str:

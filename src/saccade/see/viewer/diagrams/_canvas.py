@@ -164,10 +164,6 @@ class Canvas:
         yield
         self._parts.append("</g>")
 
-    def reserve(self, x: float, y: float) -> None:
-        """The picture reaches at least to here."""
-        self._reach(x, y, x, y)
-
     # --- written --------------------------------------------------------------------------------------------------
 
     @property

@@ -245,7 +245,7 @@ def _module_of(source: Any) -> tuple[str, nn.Module]:
     if isinstance(source, str | Path) and is_architecture(str(source)):
         return architecture(str(source))
     if isinstance(source, nn.Module):
-        return _class_name(source), bare(source)
+        return type(bare(source)).__name__, bare(source)
     if source is not None and not isinstance(source, str | Path | TextModel):
         raise TypeError(f"source: expected a module, a model or its name, got {type(source).__name__}")
     try:
@@ -254,10 +254,6 @@ def _module_of(source: Any) -> tuple[str, nn.Module]:
     except FileNotFoundError as error:
         known = ", ".join((ORIGINAL, *ARCHITECTURES))
         raise FileNotFoundError(f"{error}; architectures without weights: {known}") from None
-
-
-def _class_name(module: nn.Module) -> str:
-    return type(bare(module)).__name__
 
 
 def _block(source: Any, theme: str) -> Diagram:

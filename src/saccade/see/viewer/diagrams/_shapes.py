@@ -76,33 +76,6 @@ def _toward(a: Point, b: Point, distance: float) -> Point:
     return a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share
 
 
-def box(
-    canvas: Canvas,
-    where: Box,
-    title: str,
-    *details: str,
-    fill: str = "wash",
-    stroke: str = "edge",
-    ink: str = "ink",
-    size: float = 14,
-    radius: float = 8,
-) -> Box:
-    """A rounded box with a bold title and lines below it, centred."""
-    canvas.rect(*where, fill=fill, stroke=stroke, radius=radius)
-    x, y = where.middle
-    step = size * 1.3
-    top = y - step * len(details) / 2 + size * 0.36
-    canvas.text(
-        x, top, fitted(title, size, where.width - 16, bold=True), size=size, fill=ink, anchor="middle", bold=True
-    )
-    for i, detail in enumerate(details, 1):
-        small = size * 0.87
-        canvas.formula(
-            x, top + i * step, fitted(detail, small, where.width - 12), size=small, fill="soft", anchor="middle"
-        )
-    return where
-
-
 def node(canvas: Canvas, x: float, y: float, sign: str, *, radius: float = 13, stroke: str = "line") -> None:
     """A small circle with what happens in it: a plus, a times, a dot."""
     canvas.circle(x, y, radius, fill="paper", stroke=stroke, line=1.5)

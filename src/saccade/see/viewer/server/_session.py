@@ -81,7 +81,7 @@ class Session:
             return CLOSED
         try:
             header, buffers = operation(self, Params(params))
-            return Reply(plain_values(header), [_buffer(values) for values in buffers])
+            return Reply(plain_values(header), [np.ascontiguousarray(values, "<f4").tobytes() for values in buffers])
         except RequestError as error:
             return Reply({"error": str(error)}, status=400)
         except MapClosed:
@@ -128,10 +128,6 @@ class Session:
         call = calls[params.choice("call", list(calls))]
         items, heads, _, _ = call.shape
         return run, call, params.integer("head", 0, heads - 1), params.integer("item", 0, items - 1)
-
-
-def _buffer(values: np.ndarray) -> bytes:
-    return np.ascontiguousarray(values, "<f4").tobytes()
 
 
 def _open(session: Session, params: Params) -> Answer:
