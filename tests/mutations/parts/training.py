@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-SCHEDULE, STATE, LOOP = (f"src/saccade/make/training/{name}.py" for name in ("schedule", "state", "loop"))
+SETTINGS, STATE, LOOP = (f"src/saccade/make/training/{name}.py" for name in ("settings", "state", "loop"))
 FILES, KEEPER = "src/saccade/make/training/files.py", "src/saccade/make/training/run_writer.py"
 LOOPS, RESUME, RUN = (f"tests/training/test_{name}.py" for name in ("loop", "resume", "run"))
 EVERY = "tests/training"
@@ -12,7 +12,7 @@ EVERY = "tests/training"
 FAULTS = (
     Fault(
         "warm-up",
-        SCHEDULE,
+        SETTINGS,
         "return peak * (step + 1) / warmup",
         "return peak * step / warmup",
         (LOOPS, EVERY),
@@ -20,7 +20,7 @@ FAULTS = (
     ),
     Fault(
         "cosine-end",
-        SCHEDULE,
+        SETTINGS,
         "(step - warmup) / max(steps - warmup, 1)",
         "(step - warmup) / max(steps, 1)",
         (LOOPS, EVERY),
