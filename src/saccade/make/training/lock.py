@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import filelock
-
 
 class FileLock:
     """The lock on a file, taken as it is made; `close` gives it up and removes the file.
@@ -27,6 +25,8 @@ class FileLock:
     """
 
     def __init__(self, path: Path):
+        import filelock  # of an extra, which `import saccade.training` does without
+
         self.failure: str | None = None
         self._path = path
         path.touch()  # before the lock: what fails after it is a system without locks
