@@ -12,7 +12,8 @@ import torch
 import saccade
 from saccade.inspection import look, open_model
 from saccade.support._numbers import size
-from saccade.viewer.server import is_watch_file, open_session
+from saccade.viewer.server import open_session
+from saccade.viewer.server._subjects import is_watch_file
 
 TEXT = "The hen met the fox."
 

@@ -250,7 +250,7 @@ def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tu
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
     """The text or the watch file, and what it is compared with."""
-    from ..see.viewer.server import is_watch_file
+    from ..see.viewer.server._subjects import is_watch_file
 
     more = [] if shown.against is None else [shown.against]
     first = arguments[0] if arguments and len(arguments) == 1 else ""

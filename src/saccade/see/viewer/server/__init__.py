@@ -7,7 +7,6 @@ viewer opens.
 from __future__ import annotations
 
 from ._serve import MOST_IDLE, OTHERS, Viewer
-from ._subjects import is_watch_file
 from ._view import open_session, start, view
 
-__all__ = ["MOST_IDLE", "OTHERS", "Viewer", "is_watch_file", "open_session", "start", "view"]
+__all__ = ["MOST_IDLE", "OTHERS", "Viewer", "open_session", "start", "view"]
