@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import saccade
-from saccade.attribution import HeadMap, Patching
+from saccade.attribution import HeadValues, Patching
 from saccade.inspection import open_model
 from saccade.intervention import Ablate
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
@@ -210,7 +210,7 @@ def repeaters() -> list[str]:
     return [*lines, "", *paths]
 
 
-def _of_layer(values: HeadMap | None, layer: int) -> list[float]:
+def _of_layer(values: HeadValues | None, layer: int) -> list[float]:
     assert values is not None
     return [float(value) for value in values.grid()[layer]]
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from saccade.intervention import Ablate, Bias, Mask, Patch, Scale, Weights
+from saccade.intervention import Ablate, EditBias, EditMask, Patch, Scale, Weights
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 
 LAYERS, WIDTH, HEADS = 4, 768, 12
@@ -71,8 +71,8 @@ def edits(heads: int, length: int, watched: object) -> dict[str, object]:
         "Ablate, mean": Ablate(chosen, "mean"),
         "Scale": Scale(chosen, 0.5),
         "Scale, logits": Scale(chosen, 0.5, "logits"),
-        "Mask, window of 64": Mask(chosen, saccade.Window(63, 0)),
-        "Bias, ALiBi": Bias(chosen, slopes),
+        "Mask, window of 64": EditMask(chosen, saccade.Window(63, 0)),
+        "Bias, ALiBi": EditBias(chosen, slopes),
         "Weights, halved": Weights(chosen, halved),
         **{f"Patch, {what}": Patch(chosen, watched, what) for what in ("output", "weights", "query", "key", "value")},  # type: ignore[arg-type]
     }

@@ -1,17 +1,11 @@
 from .see.viewer import (
     Viewer as Viewer,
     as_json as as_json,
-    check_target as check_target,
     draw as draw,
     draw_figure as draw_figure,
-    framed as framed,
-    framed_steps as framed_steps,
-    print_look as print_look,
-    print_steps as print_steps,
     render_report as render_report,
     render_steps as render_steps,
     step as step,
     steps_as_text as steps_as_text,
     view as view,
-    write_whole as write_whole,
 )

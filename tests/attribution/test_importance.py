@@ -11,7 +11,7 @@ from scipy import stats
 
 import saccade
 from models_by_hand import HandModel, bert, decoder, encoder, gpt2, hand_inputs, logits, tokens, with_factors
-from saccade.attribution import CallHeads, HeadImportance, HeadMap
+from saccade.attribution import CallHeads, HeadImportance, HeadValues
 from saccade.intervention import Ablate
 
 MODELS = [decoder, encoder, bert, gpt2]
@@ -187,7 +187,9 @@ def test_progress_counts_the_forwards():
 
 def importance(values, removed=()):
     calls = (CallHeads("a", 0, 2), CallHeads("b", 1, 3))
-    return HeadImportance("ablation", HeadMap(calls, torch.tensor(values).double()), None, None, 0.0, 1, None, removed)
+    return HeadImportance(
+        "ablation", HeadValues(calls, torch.tensor(values).double()), None, None, 0.0, 1, None, removed
+    )
 
 
 def test_the_least_important_heads_leave_one_of_each_call():
@@ -206,7 +208,7 @@ def test_the_least_important_heads_leave_one_of_each_call():
 
 def test_heads_of_two_calls_of_one_layer_are_told_by_their_calls():
     calls = (CallHeads("decoder.0.self", 0, 2), CallHeads("decoder.0.cross", 0, 2), CallHeads("decoder.1.self", 1, 2))
-    found = HeadImportance("ablation", HeadMap(calls, torch.arange(6).double()), None, None, 0.0, 1)
+    found = HeadImportance("ablation", HeadValues(calls, torch.arange(6).double()), None, None, 0.0, 1)
     shown = "1.1 5, 1.0 4, decoder.0.cross.1 3, decoder.0.cross.0 2, decoder.0.self.1 1"
     assert str(found).splitlines()[-1] == f"most: {shown}"
 

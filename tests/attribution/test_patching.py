@@ -21,7 +21,7 @@ from models_by_hand import (
     projection,
     tokens,
 )
-from saccade.attribution import CallHeads, HeadMap, Patching
+from saccade.attribution import CallHeads, HeadValues, Patching
 
 CLEAN, CORRUPTED = hand_inputs(seed=1), hand_inputs(seed=2)
 
@@ -235,7 +235,7 @@ def test_agreement_is_that_of_scipy():
     exact = torch.tensor([0.5, -2.0, 0.5, 0.1, 3.0, 0.0, 0.5, 1.0, float("nan")], dtype=torch.float64)
     slope = torch.tensor([0.4, 2.5, 0.4, 0.1, 2.0, 0.0, 0.6, -9.0, 7.0], dtype=torch.float64)
     calls = (CallHeads("a", 0, 9),)
-    found = Patching(HeadMap(calls, exact), HeadMap(calls, slope), 1.0, 0.0, "output", "denoising").agreement
+    found = Patching(HeadValues(calls, exact), HeadValues(calls, slope), 1.0, 0.0, "output", "denoising").agreement
     assert found.pearson == pytest.approx(stats.pearsonr(exact[:8], slope[:8]).statistic, abs=1e-12)
     assert found.spearman == pytest.approx(stats.spearmanr(exact[:8], slope[:8]).statistic, abs=1e-12)
     assert (found.top, found.common) == (2, 1)  # 3 and -2 here, -9 and 2.5 there

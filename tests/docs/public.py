@@ -47,3 +47,10 @@ def every_name() -> Iterator[tuple[str, str, object]]:
         module = importlib.import_module(package)
         for name in names(package):
             yield package, name, getattr(module, name)
+
+
+def old_names() -> Iterator[tuple[str, str, str]]:
+    """(package, old name, new name) of what still works with a `DeprecationWarning`."""
+    for package in PUBLIC:
+        for old, new in getattr(importlib.import_module(package), "RENAMED", {}).items():
+            yield package, old, new

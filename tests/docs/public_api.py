@@ -27,6 +27,7 @@ def text() -> str:
         home = homes[package, name]
         path = f"{package}.{name}"
         lines += described(path, value) if home == package else [f"{path} is {home}.{name}"]
+    lines += [f"deprecated {package}.{old}, now {new}" for package, old, new in public.old_names()]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -51,8 +52,23 @@ def members(path: str, owner: type) -> Iterator[str]:
         if base is owner or (ours(base) and base not in public_classes()):
             found |= vars(base)
     for name in sorted(found):
-        if name == "__call__" or not name.startswith("_"):
+        if (name == "__call__" or not name.startswith("_")) and not promised_before(owner, name, found[name]):
             yield from member(f"{path}.{name}", found[name], field=name in fields)
+
+
+def promised_before(owner: type, name: str, value: Any) -> bool:
+    """Whether a public base has the member already, called in the same way: its line is the promise of both."""
+    theirs = [vars(base)[name] for base in owner.__mro__[1:] if base in public_classes() and name in vars(base)]
+    return bool(theirs) and way_to_call(theirs[0]) == way_to_call(value)
+
+
+def way_to_call(value: Any) -> tuple[Any, ...]:
+    """The kind of a member, and its parameters without their annotations, which an override may narrow."""
+    function = getattr(value, "__func__", value)
+    if not inspect.isfunction(function):
+        return ()  # of a property, or an attribute: it is read
+    parameters = inspect.signature(function).parameters.values()
+    return (type(value), *((each.name, each.kind, default_of(each.default)) for each in parameters))
 
 
 def member(path: str, value: Any, *, field: bool) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import griffe
 import pytest
-from public import PUBLIC, every_name, homes, names
+from public import PUBLIC, every_name, homes, names, old_names
 
 import saccade
 
@@ -38,3 +38,10 @@ def test_every_public_name_has_a_docstring():
 def test_no_name_is_public_twice_in_a_package(package):
     found = names(package)
     assert sorted(set(found)) == sorted(found)
+
+
+@pytest.mark.parametrize(("package", "old", "new"), list(old_names()))
+def test_an_old_name_works_and_says_the_new_one(package, old, new):
+    module = importlib.import_module(package)
+    with pytest.warns(DeprecationWarning, match=f"{old} is {new} now; the old name goes in"):
+        assert getattr(module, old) is getattr(module, new)

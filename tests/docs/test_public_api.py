@@ -47,3 +47,23 @@ def test_what_the_text_shows_of_a_class():
         "def saccade.Thing.run(self, text: str, /, *rest: str, last: bool = False) -> list[str]",
         "property saccade.Thing.width -> int | None",
     ]
+
+
+class Narrower(Thing):
+    """Overrides one member without another way to call it, and one with."""
+
+    __module__ = "saccade.thing"
+
+    def run(self, text: bytes, /, *rest: bytes, last: bool = False) -> list[str]: ...
+
+    @classmethod
+    def of(cls, path: str, more: int = 1) -> Narrower: ...
+
+
+def test_an_override_is_listed_where_it_is_called_in_another_way(monkeypatch):
+    """Each promise stands once, but no change of one stays out of the text."""
+    monkeypatch.setattr(public_api, "public_classes", lambda: frozenset({Thing, Narrower}))
+    assert public_api.described("saccade.Narrower", Narrower) == [
+        "class saccade.Narrower(size: int, *, rate: float = 0.5) extends Thing",
+        "classmethod saccade.Narrower.of(cls, path: str, more: int = 1) -> Narrower",
+    ]

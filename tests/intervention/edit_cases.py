@@ -14,7 +14,7 @@ from torch import Tensor
 
 import saccade
 from rewritten_attention import Rewrite, on
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
+from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
 
 HEADS = [3, 1]  # not in their order: a tensor's first entry is of head 3
 ROWS = [4, 2]
@@ -105,7 +105,7 @@ def seen(sizes: Sizes) -> Tensor:
 
 def masked(sizes: Sizes, source: Any, clean: Clean) -> Case:
     shown = seen(sizes)
-    return Case([Mask(HEADS, shown)], Rewrite(logits=on(HEADS, lambda x: x.masked_fill(~shown, -math.inf))))
+    return Case([EditMask(HEADS, shown)], Rewrite(logits=on(HEADS, lambda x: x.masked_fill(~shown, -math.inf))))
 
 
 def masked_by_a_value_in_one_item(sizes: Sizes, source: Any, clean: Clean) -> Case:
@@ -113,17 +113,17 @@ def masked_by_a_value_in_one_item(sizes: Sizes, source: Any, clean: Clean) -> Ca
     rows, keys = torch.arange(sizes.rows)[:, None] + offset, torch.arange(sizes.keys)
     shown = (keys - rows).abs() <= 2
     change = on(HEADS, lambda x: x.masked_fill(~shown, -math.inf), [1])
-    return Case([Mask(HEADS, saccade.Window(2, 2), items=[1])], Rewrite(logits=change))
+    return Case([EditMask(HEADS, saccade.Window(2, 2), items=[1])], Rewrite(logits=change))
 
 
 def biased(sizes: Sizes, source: Any, clean: Clean) -> Case:
     bias = leaf(sizes.rows, sizes.keys)
-    return Case([Bias(HEADS, bias)], Rewrite(logits=on(HEADS, lambda x: x + bias)), (bias,))
+    return Case([EditBias(HEADS, bias)], Rewrite(logits=on(HEADS, lambda x: x + bias)), (bias,))
 
 
 def biased_one_item(sizes: Sizes, source: Any, clean: Clean) -> Case:
     bias = leaf(1, 1, 1, sizes.keys)
-    return Case([Bias(HEADS, bias, items=0)], Rewrite(logits=on(HEADS, lambda x: x + bias, [0])), (bias,))
+    return Case([EditBias(HEADS, bias, items=0)], Rewrite(logits=on(HEADS, lambda x: x + bias, [0])), (bias,))
 
 
 def of_weights(sizes: Sizes, source: Any, clean: Clean) -> Case:
@@ -181,8 +181,8 @@ def all_at_once(sizes: Sizes, source: Any, clean: Clean) -> Case:
     edits = [
         Patch([0], source, "weights"),
         Ablate([1]),
-        Mask([0, 3], shown),
-        Bias(HEADS, bias),
+        EditMask([0, 3], shown),
+        EditBias(HEADS, bias),
         Scale([3, 0], 2.0, what="logits"),
         Scale(HEADS, factor),
         Patch([2], source, "value", ROWS),

@@ -106,7 +106,7 @@ class Oracle:
         if bias is not None:
             call = make_call(query, key, value, mask, bias=bias)
             spans = [Span(0, size, torch.arange(size)) for size in sizes]
-            bias = bias.tile(bias.parameter, *spans, call.placement, torch.float64)
+            bias = bias._tile(bias.parameter, *spans, call.placement, torch.float64)
         rest = {name: options.get(name) for name in ("scale", "softcap", "sink")}
         return self.attend(query, key, value, see, bias, **rest)
 

@@ -21,7 +21,7 @@ from torch.utils import checkpoint as checkpoints
 import saccade
 from edited_models import MODELS, REAL, B, E, H, L
 from saccade.acceleration import _rules
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
+from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
 from saccade.monitoring.calls import _thread
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, KVCache
 from saccade.operator import _tap
@@ -313,9 +313,9 @@ def test_a_frozen_pattern_passes_gradients_through_values_alone():
 COMBINED = {
     "mean": Ablate([1], "mean"),
     "zero": Ablate([1]),
-    "masked": Mask([1], saccade.Window(1, 1)),
+    "masked": EditMask([1], saccade.Window(1, 1)),
     "sharpened": Scale([1], 2.0, what="logits"),
-    "biased": Bias([1], saccade.ALiBi(torch.rand(H))),
+    "biased": EditBias([1], saccade.ALiBi(torch.rand(H))),
 }
 
 
@@ -359,7 +359,10 @@ def test_a_watch_names_calls_alike_where_some_cannot_be_shown():
             return self.part(self.part(self.part(x)))
 
     model, x = Three(), torch.randn(B, L, E)
-    with saccade.watch(model, alarms=False) as seen, saccade.intervene(model, {"part#2": Bias([1], torch.randn(L, L))}):
+    with (
+        saccade.watch(model, alarms=False) as seen,
+        saccade.intervene(model, {"part#2": EditBias([1], torch.randn(L, L))}),
+    ):
         model(x)
     assert [call.name for call in seen.calls] == ["part", "part#3"]
     assert list(seen.unobserved) == ["part#2"]

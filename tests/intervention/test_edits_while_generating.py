@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import saccade
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
+from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
 from saccade.intervention._place import RowCounts
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.positions import RotaryConfig
@@ -27,8 +27,8 @@ EDITS = {
     "zero of an item": lambda source: Ablate([1], items=1),
     "scaled": lambda source: Scale([1], 0.4),
     "sharpened": lambda source: Scale([1], 2.0, what="logits"),
-    "masked": lambda source: Mask([1, 3], saccade.Window(2, 0)),
-    "biased": lambda source: Bias([1, 2], saccade.ALiBi(SLOPES)),
+    "masked": lambda source: EditMask([1, 3], saccade.Window(2, 0)),
+    "biased": lambda source: EditBias([1, 2], saccade.ALiBi(SLOPES)),
     "function": lambda source: Weights([1], lambda weights, rows: weights * weights),
     **{
         what: lambda source, what=what: Patch([2, 1], source, what, range(PROMPT))

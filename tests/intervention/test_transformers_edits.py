@@ -15,7 +15,7 @@ import saccade
 from edit_cases import CASES, HEADS, Case, Sizes, one_of_each_stage
 from published import written
 from rewritten_attention import Oracle
-from saccade.intervention import Ablate, Mask, Patch, Scale
+from saccade.intervention import Ablate, EditMask, Patch, Scale
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -233,7 +233,7 @@ GENERATING = {
     "zero": lambda source: Ablate([1]),
     "zero of an item": lambda source: Ablate([1], items=1),
     "sharpened": lambda source: Scale([1], 2.0, what="logits"),
-    "masked": lambda source: Mask(HEADS, saccade.Window(2, 0)),
+    "masked": lambda source: EditMask(HEADS, saccade.Window(2, 0)),
     "output": lambda source: Patch([1], source, "output", range(L)),
     "key": lambda source: Patch([1], source, "key", range(L)),
     "value at positions": lambda source: Patch([1], source, "value", [4, 6]),
@@ -335,7 +335,7 @@ def test_the_same_edits_of_the_same_model_in_saccade(name, tmp_path):
         [Ablate(HEADS)],
         [Ablate([2], items=[1])],
         [Ablate([0, 3], "mean")],
-        [Mask(HEADS, window), Scale([0, 1], 3.0, what="logits")],
+        [EditMask(HEADS, window), Scale([0, 1], 3.0, what="logits")],
         patches,
     ):
         found = []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import saccade
 from edited_models import MODELS, B, E, H, L
-from saccade.intervention import Ablate, Bias, Freeze, Mask, Patch, Scale, Weights
+from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 
 LINEAR = nn.Linear(E, E)
@@ -37,10 +37,10 @@ MADE = [
     (lambda: Scale([0], "a"), TypeError, r"factor must be a number or a tensor \(heads,\), got 'a'"),
     (lambda: Scale([0], float("nan")), ValueError, "factor must be finite, got nan"),
     (lambda: Scale([0], 2.0, what="weights"), ValueError, "what must be 'output' or 'logits', got 'weights'"),
-    (lambda: Mask([0]), TypeError, "mask: expected a mask value or a boolean tensor, got none"),
-    (lambda: Mask([0], torch.ones(3, 3)), TypeError, "mask must be a bool tensor"),
-    (lambda: Bias([0]), TypeError, "bias must be a tensor, ALiBi or RelativeBias"),
-    (lambda: Bias([0], torch.ones(3, 3, dtype=torch.bool)), TypeError, "bias must be of floating point"),
+    (lambda: EditMask([0]), TypeError, "mask: expected a mask value or a boolean tensor, got none"),
+    (lambda: EditMask([0], torch.ones(3, 3)), TypeError, "mask must be a bool tensor"),
+    (lambda: EditBias([0]), TypeError, "bias must be a tensor, ALiBi or RelativeBias"),
+    (lambda: EditBias([0], torch.ones(3, 3, dtype=torch.bool)), TypeError, "bias must be of floating point"),
     (lambda: Weights([0]), TypeError, "function must be callable"),
     (lambda: Patch([0], LINEAR), TypeError, "source must be what `with saccade.watch.* gives, got Linear"),
     (lambda: Patch([0], saccade.watch(LINEAR)), ValueError, "source has kept no call: watch .* keep=True"),
@@ -69,9 +69,9 @@ USED = [
     (Ablate([0], items=[1, 2]), "items: blocks.1.attention has items 0 to 1, got 2"),
     (Ablate([0], torch.ones(1, 1, 6)), r"to: \(1, 1, 6\) does not broadcast to .* \(2, 1, 7, 5\) of blocks.1"),
     (Scale([0, 1], torch.ones(3)), r"factor: \(3,\) for 2 heads of blocks.1.attention; expected \(2,\)"),
-    (Mask([0], torch.ones(3, 5, dtype=torch.bool)), r"a mask of shape \(3, 5\) for 7 queries and 7 keys"),
-    (Bias([0], torch.ones(3, 5)), r"bias: shape \(3, 5\) does not broadcast"),
-    (Bias([0], saccade.ALiBi(torch.ones(3))), r"ALiBi has 3 slopes, expected one per query head \(4\)"),
+    (EditMask([0], torch.ones(3, 5, dtype=torch.bool)), r"a mask of shape \(3, 5\) for 7 queries and 7 keys"),
+    (EditBias([0], torch.ones(3, 5)), r"bias: shape \(3, 5\) does not broadcast"),
+    (EditBias([0], saccade.ALiBi(torch.ones(3))), r"ALiBi has 3 slopes, expected one per query head \(4\)"),
     (Weights([0], lambda weights, rows: weights), "Weights is forward only, and a gradient is wanted"),
 ]
 

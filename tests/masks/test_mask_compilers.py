@@ -52,7 +52,7 @@ def every_pair(mask):
     """The rule, one pair at a time, as a function of four ranges."""
 
     def rule(b, h, row, key):
-        return mask.attends(b, h, row, key, LENGTH, LENGTH)
+        return mask._attends(b, h, row, key, LENGTH, LENGTH)
 
     for axis in (3, 2, 1, 0):
         rule = torch.vmap(rule, tuple(0 if n == axis else None for n in range(4)))

@@ -266,7 +266,7 @@ def test_a_slice_is_only_for_its_own_sizes():
         lambda: mask.dense(5, 7),
         lambda: mask.tile((0, 1), (0, 1), 5, 7),
         lambda: mask.kind((0, 1), (0, 1), 5, 7),
-        lambda: (~mask).grid(torch.arange(1), torch.arange(1), 5, 7),
+        lambda: (~mask)._grid(torch.arange(1), torch.arange(1), 5, 7),
     ):
         check(ValueError, "a slice of (3, 4)", call)
 

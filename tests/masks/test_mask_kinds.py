@@ -64,7 +64,7 @@ EXACT = [
 @looped("size", [(1, 1), (3, 2), (7, 5)])
 def test_exact_kinds(mask, size):
     """Interval arithmetic alone says what looking at every pair says."""
-    Lq, Lk = mask.required_lengths() or (19, 23)
+    Lq, Lk = mask._required_lengths() or (19, 23)
     bits = mask.dense(Lq, Lk)
     for rows in tiles(Lq, size[0]):
         for keys in tiles(Lk, size[1]):

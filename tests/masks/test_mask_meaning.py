@@ -76,13 +76,13 @@ def test_the_rule_on_single_pairs_and_the_bits_in_any_order_agree(problem, data)
     bits = full(mask, Lq, Lk)
     rows = torch.tensor(data.draw(st.permutations(range(Lq))))
     keys = torch.tensor(data.draw(st.permutations(range(Lk))))
-    shuffled = mask.grid(rows, keys, Lq, Lk)
+    shuffled = mask._grid(rows, keys, Lq, Lk)
     assert shuffled.shape[2:] == (Lq, Lk) and shuffled.shape[0] in (1, BATCH) and shuffled.shape[1] in (1, HEADS)
     assert torch.equal(shuffled.expand_as(bits), bits[:, :, rows][..., keys])
     at = [data.draw(st.integers(0, n - 1)) for n in bits.shape]
-    assert bool(mask.attends(*(torch.tensor(n) for n in at), Lq, Lk)) == bool(bits[tuple(at)])
+    assert bool(mask._attends(*(torch.tensor(n) for n in at), Lq, Lk)) == bool(bits[tuple(at)])
     flat = [torch.randint(n, (17,), generator=torch.Generator().manual_seed(0)) for n in bits.shape]
-    assert torch.equal(mask.attends(*flat, Lq, Lk).expand(17), bits[tuple(flat)])
+    assert torch.equal(mask._attends(*flat, Lq, Lk).expand(17), bits[tuple(flat)])
 
 
 @given(problem=problems(depth=2), data=st.data())
@@ -94,12 +94,12 @@ def test_a_slice_and_a_slice_of_it_are_parts_of_the_whole(problem, data):
     expected = bits[..., slice(*rows), slice(*keys)]
     n, m = expected.shape[2:]
     assert torch.equal(full(cut, n, m), expected)
-    assert cut.origin() == (rows[0], keys[0])
+    assert cut._origin() == (rows[0], keys[0])
     inner_rows, inner_keys = data.draw(spans(n)), data.draw(spans(m))
     again = cut.slice(slice(*inner_rows), range(*inner_keys))
     expected = expected[..., slice(*inner_rows), slice(*inner_keys)]
     assert torch.equal(full(again, *expected.shape[2:]), expected)
-    assert again.origin() == (rows[0] + inner_rows[0], keys[0] + inner_keys[0])
+    assert again._origin() == (rows[0] + inner_rows[0], keys[0] + inner_keys[0])
     n, m = expected.shape[2:]
     assert again.kind((0, n), (0, m), n, m) in (kind_of(expected), "partial")
 

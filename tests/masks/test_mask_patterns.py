@@ -157,7 +157,7 @@ def test_tensors_are_wrapped_and_masks_pass():
 def test_an_expanded_tensor_is_stored_once():
     bits = (torch.rand(1, 1, 5, 7) < 0.5).expand(3, 2, 5, 7)
     mask = FromTensor(bits)
-    assert mask.tensor.numel() == 35 and mask.batch_and_heads() == (3, 2)
+    assert mask.tensor.numel() == 35 and mask._batch_and_heads() == (3, 2)
     assert torch.equal(mask.dense(5, 7).expand(3, 2, 5, 7), bits)
     with pytest.raises(ValueError, match="batch of 3"):
         mask.check(2, 2, 5, 7, None)

@@ -70,7 +70,7 @@ MADE = [
 
 
 def dense(mask, lengths=(L, L)):
-    return mask.dense(*(mask.required_lengths() or lengths))
+    return mask.dense(*(mask._required_lengths() or lengths))
 
 
 def plain(value):
@@ -88,7 +88,7 @@ def moved(mask, by, rows=9, keys=9):
 def test_masks_of_distances_are_those_that_are_the_same_wherever_both_stand(mask):
     same = all(torch.equal(moved(mask, by), moved(mask, 0)) for by in range(1, 12))
     # A mask that happens to be the same here may yet hold data about rows.
-    assert same if mask.throughout("by_distance") else not same or mask.tables()
+    assert same if mask._throughout("by_distance") else not same or mask.tables()
 
 
 @looped("mask", MADE)
@@ -100,7 +100,7 @@ def test_what_else_they_say_is_so(mask):
         assert (seen[..., 1:, :] >= seen[..., :-1, :]).all()
     if mask.by_key:
         assert torch.equal(seen, seen[..., :1, :].expand_as(seen))
-    if mask.throughout("endless"):
+    if mask._throughout("endless"):
         assert dense(mask, (5, 1009)).shape[-2:] == (5, 1009)
         mask.at(10**9).tile((0, 3), (0, 5), 3, 5)
 
@@ -120,7 +120,7 @@ def test_every_class_with_a_program_is_known_by_its_fields():
     assert {type(mask).__name__ for mask in MADE} <= {*mask_classes()}
     for mask in MASKS:
         if not isinstance(mask, FromTensor | Edges | Global):
-            again = type(mask).from_fields(**{name: plain(getattr(mask, name)) for name in mask.fields})
+            again = type(mask)._from_fields(**{name: plain(getattr(mask, name)) for name in mask.fields})
             assert repr(again) == repr(mask)
             assert torch.equal(dense(again), dense(mask))
 

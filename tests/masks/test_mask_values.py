@@ -250,14 +250,14 @@ def test_what_padding_remembers_stays_with_it():
     assert not inside.rows.is_inference() and not inside.keys.is_inference()
     assert inside.keys.shape == (2, 1, 11) and padding.sides(7, 7, torch.device("cpu")) is not first
     for other in (pickle.loads(pickle.dumps(padding)), copy.copy(padding), padding.replaced(queries=None)):
-        assert other.remembered("sides", (7, 7)) is None
+        assert other._remembered("sides", (7, 7)) is None
     assert padding.replaced(queries=None).sides(7, 7, torch.device("cpu")).rows is None
     assert padding.sides(7, 7, torch.device("meta")).keys.device.type == "meta"
 
 
 def _tensors_of(mask):
     own = [mask.tensor] if isinstance(mask, FromTensor) else [table.values for table in mask.tables()]
-    return [*own, *(tensor for part in mask.children() for tensor in _tensors_of(part))]
+    return [*own, *(tensor for part in mask._children() for tensor in _tensors_of(part))]
 
 
 def test_every_name_is_exported():

@@ -97,7 +97,7 @@ def listed(made, b, h, lengths, grains, transposed=False):
 
 def check(mask: Mask, Lq: int, Lk: int, grains=((3, 2),), exact=False):
     made = built(lower(mask, Lq, Lk), Lq, Lk)
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     assert made.batch in (1, batch) and made.heads in (1, heads) and (made.length_q, made.length_k) == (Lq, Lk)
     dense = mask.dense(Lq, Lk).expand(batch, heads, Lq, Lk).numpy()
     for b, h in np.ndindex(batch, heads):
@@ -387,10 +387,10 @@ def test_the_object_is_remembered():
 def test_a_copy_does_not_carry_the_object(mask):
     native_mask(mask, 5, 7)
     copies = [copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))]
-    assert all(other == mask and other.remembered("native", (5, 7)) is None for other in copies)
+    assert all(other == mask and other._remembered("native", (5, 7)) is None for other in copies)
     if type(mask) is not Causal:
         meta = mask.replaced()
-        assert meta.remembered("native", (5, 7)) is None
+        assert meta._remembered("native", (5, 7)) is None
 
 
 def test_not_remembered_where_a_mode_looks_on():
@@ -399,7 +399,7 @@ def test_not_remembered_where_a_mode_looks_on():
     mask = Causal() & Padding([3, 5])
     with FakeTensorMode():
         seen = native_mask(mask, 5, 7)
-    assert mask.remembered("native", (5, 7)) is None
+    assert mask._remembered("native", (5, 7)) is None
     assert seen.kind(0, 0, (0, 5), (5, 7)) == EMPTY
 
 
@@ -472,7 +472,7 @@ def test_a_mask_of_another_class_is_worked_out():
 )
 def test_a_compiled_graph_carries_it(name):
     mask = LARGE[name]
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     query, key, value = (torch.rand(batch, heads, length, 8) for length in (LQ, LK, LK))
     torch._dynamo.reset()
     attend = torch.compile(partial(saccade.attention, mask=mask, backend="native"), backend="aot_eager", fullgraph=True)

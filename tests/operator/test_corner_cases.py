@@ -228,7 +228,7 @@ def test_a_constant_bias_costs_no_gradient(monkeypatch):
     """Slopes that need no gradient are not pulled back to."""
     query, key, value = tensors()
     pulled = []
-    monkeypatch.setattr(ALiBi, "pull", lambda *args: pulled.append(1))
+    monkeypatch.setattr(ALiBi, "_pull", lambda *args: pulled.append(1))
     slopes = torch.rand(H, dtype=torch.float64)
     saccade.attention(query, key, value, bias=ALiBi(slopes), backend="chunked").sum().backward()
     assert not pulled
@@ -266,14 +266,14 @@ def test_diagonals_are_the_distances(make, placement):
     parameter = torch.rand(shape, dtype=torch.float64)
     bias = make(parameter)
     rows, keys = Span(4, 11, torch.arange(4, 11)), Span(3, 14, torch.arange(3, 14))
-    tile = bias.tile(parameter, rows, keys, placement, torch.float64)
+    tile = bias._tile(parameter, rows, keys, placement, torch.float64)
     scattered = [Span(s.start, s.stop, s.index, unbroken=False) for s in (rows, keys)]
-    assert torch.equal(tile, bias.tile(parameter, *scattered, placement, torch.float64))
+    assert torch.equal(tile, bias._tile(parameter, *scattered, placement, torch.float64))
     for b, offset in enumerate([placement] if isinstance(placement, int) else placement.tolist()):
         for i, j in ((4, 3), (10, 13), (7, 9)):
-            want = bias.value(parameter, torch.arange(H), torch.tensor(j - i - offset))
+            want = bias._value(parameter, torch.arange(H), torch.tensor(j - i - offset))
             assert torch.equal(tile[b, :, i - 4, j - 3], want)
     cotangent = torch.randn(B, H, 7, 11, dtype=torch.float64)
     for spans in ((rows, keys), scattered):
-        pulled = bias.pull(cotangent, parameter, *spans, placement)
+        pulled = bias._pull(cotangent, parameter, *spans, placement)
         assert math.isclose((pulled * parameter).sum(), (cotangent * tile).sum(), rel_tol=1e-12)

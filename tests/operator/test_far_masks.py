@@ -87,7 +87,7 @@ def test_random_blocks_in_a_slice_far_away(symmetric):
     mask = RandomBlocks(7, 2**38, 3, symmetric=symmetric) | RandomBlocks(7, 1, 40, symmetric=symmetric)
     cut = mask.at(0).slice((far, far + LQ), (far - 3, far - 3 + LK))
     rows, keys = (torch.arange(start, start + size) for start, size in ((far, LQ), (far - 3, LK)))
-    check(cut, mask.at(0).grid(rows, keys, 2**41, 2**41).expand(BATCH, 1, LQ, LK))
+    check(cut, mask.at(0)._grid(rows, keys, 2**41, 2**41).expand(BATCH, 1, LQ, LK))
 
 
 @pytest.mark.parametrize("offset", [0, 10**9, [0, 10**9, 2**53 - 64]], ids=repr)

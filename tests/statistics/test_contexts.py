@@ -188,9 +188,9 @@ def test_what_is_remembered_of_a_mask_goes_with_it():
     named = problems.tensors()
     mask = saccade.Causal() & saccade.Padding([7, 11])
     saccade.statistics(named["query"], named["key"], mask)
-    known, unknown = (one.remembered("visibility", (11, 13)) for one in (mask, copy.deepcopy(mask)))
+    known, unknown = (one._remembered("visibility", (11, 13)) for one in (mask, copy.deepcopy(mask)))
     assert known is not None and unknown is None
-    assert mask.at(0).remembered("visibility", (11, 13)) is None
+    assert mask.at(0)._remembered("visibility", (11, 13)) is None
     kept = weakref.ref(known.seen)
     del known
     del mask

@@ -95,7 +95,7 @@ def small_tiles(monkeypatch):
 def test_every_tile_is_what_the_dense_map_pools_to(name, small_tiles):
     call = call_of(name)
     item, head = 1, 4
-    one = maps.HeadMap(call, item, head)
+    one = maps.HeadPyramid(call, item, head)
     weights, visible = dense(call, item, head)
     for level in range(9):
         for pool in ("max", "mean"):
@@ -113,7 +113,7 @@ def test_every_tile_is_what_the_dense_map_pools_to(name, small_tiles):
 def test_a_sampled_tile_is_exact_for_its_rows_and_says_so(small_tiles):
     call = call_of("padded")
     weights, visible = dense(call, 0, 1)
-    one = maps.HeadMap(call, 0, 1)
+    one = maps.HeadPyramid(call, 0, 1)
     tile = one.tile("weights", "max", 3, 1, 0, exact=False)
     assert tile.sampled == 1
     rows = [start + min(8, 211 - start) // 2 for start in range(128, 211, 8)]
@@ -136,7 +136,7 @@ def test_a_sampled_tile_is_exact_for_its_rows_and_says_so(small_tiles):
 def test_tiles_of_bias_and_logits(name, small_tiles, monkeypatch):
     monkeypatch.setattr(_head, "_FEW", 2**26)
     call = call_of(name)
-    one = maps.HeadMap(call, 1, 2)
+    one = maps.HeadPyramid(call, 1, 2)
     _, visible = dense(call, 1, 2)
     bias = call.call.bias
     if name == "bias":
@@ -160,7 +160,7 @@ def test_tiles_of_bias_and_logits(name, small_tiles, monkeypatch):
     np.testing.assert_allclose(found.values, want, atol=1e-5)
     assert found.sampled == 1
     with pytest.raises(ValueError, match="no bias"):
-        maps.HeadMap(call_of("plain"), 0, 0).tile("bias", "max", 0, 0, 0)
+        maps.HeadPyramid(call_of("plain"), 0, 0).tile("bias", "max", 0, 0, 0)
 
 
 def run_of(name: str) -> maps.Run:
@@ -331,7 +331,7 @@ def test_two_threads_that_wait_for_a_pyramid_share_it(small_tiles, monkeypatch):
     walks = []
     compute = _head._levels
     monkeypatch.setattr(_head, "_levels", lambda base: walks.append(1) or compute(base))
-    one = maps.HeadMap(call_of("causal"), 0, 0)
+    one = maps.HeadPyramid(call_of("causal"), 0, 0)
     tiles = [None, None]
     threads = [
         threading.Thread(target=lambda n=n: tiles.__setitem__(n, one.tile("weights", "max", 4, 0, 0))) for n in (0, 1)

@@ -51,43 +51,43 @@ class Bias:
 
     parameter: Tensor
     offset: Placement | None = None
-    head_axis: ClassVar[int | None] = None  # of the parameter; None: it holds nothing by head
+    _head_axis: ClassVar[int | None] = None  # of the parameter; None: it holds nothing by head
 
     @property
     def heads(self) -> int | None:
         """For how many heads its parameter is; None where it says nothing about heads."""
-        return None if self.head_axis is None else self.parameter.shape[self.head_axis]
+        return None if self._head_axis is None else self.parameter.shape[self._head_axis]
 
-    def of_heads(self, numbers: Sequence[int]) -> Bias:
+    def _of_heads(self, numbers: Sequence[int]) -> Bias:
         """The bias of these heads; gradients reach the whole parameter."""
         chosen = copy.copy(self)
-        chosen.parameter = self.part(self.parameter, None, None, torch.tensor(numbers, device=self.parameter.device))
+        chosen.parameter = self._part(self.parameter, None, None, torch.tensor(numbers, device=self.parameter.device))
         return chosen
 
-    def form(self) -> Bias:
+    def _form(self) -> Bias:
         """This bias without its parameter: what a graph may keep without keeping the parameter alive."""
         bare = copy.copy(self)
         bare.__dict__.pop("parameter", None)
         return bare
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+    def _tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
         """Scores (B|1, H|1, r, c) of one tile in `dtype`."""
         raise NotImplementedError
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+    def _pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         """The transpose of `tile`: (B, H, r, c) to this tile's part of the parameter's gradient."""
         raise NotImplementedError
 
-    def gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
+    def _gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
         """The parameter's gradient from the parts of all tiles, `parts[row block][key block]`."""
         present = [part for line in parts for part in line if part is not None]
         return torch.stack(present).sum(0) if present else torch.zeros_like(parameter)
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         """Raise ValueError where the parameter does not fit the call."""
         raise NotImplementedError
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         """The parameter of the sub-problem of these rows, keys and heads (None: all)."""
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Bias:
 class TensorBias(Bias):
     """A dense tensor, (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk); -inf counts as masked."""
 
-    head_axis = 1
+    _head_axis = 1
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.dim() not in (2, 4):
@@ -106,14 +106,14 @@ class TensorBias(Bias):
         self.given = tuple(tensor.shape)
         self.parameter = tensor[None, None] if tensor.dim() == 2 else tensor
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+    def _tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
         return keys.of(rows.of(parameter, 2), 3).to(dtype)
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+    def _pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         dims = [d for d in range(4) if parameter.shape[d] == 1 and cotangent.shape[d] != 1]
         return cotangent.sum(dims, keepdim=True) if dims else cotangent
 
-    def gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
+    def _gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
         shape = parameter.shape
         if not parts or not parts[0]:
             return torch.zeros_like(parameter)
@@ -126,12 +126,12 @@ class TensorBias(Bias):
             lines.append(_join(cells, 3, shape[3]))
         return _join(lines, 2, shape[2])
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         target = (batch, heads, length_q, length_k)
         if any(size not in (1, full) for size, full in zip(self.parameter.shape, target, strict=True)):
             raise ValueError(f"bias: shape {self.given} does not broadcast to (B, Hq, Lq, Lk) = {target}")
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         for dim, chosen in ((1, heads), (2, rows), (3, keys)):
             if chosen is not None and parameter.shape[dim] > 1:
                 parameter = parameter.index_select(dim, chosen)
@@ -172,19 +172,19 @@ class RelativeScores(Bias):
         placed.offset = int(table.host[0]) if table.shape == (1,) else table.values
         return placed
 
-    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
         """(H, n) from distances `j - position(i)` (n,)."""
         raise NotImplementedError
 
-    def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+    def _value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
         """The score of one head at one distance, elementwise, float32 at least."""
         raise NotImplementedError
 
-    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
         """The transpose of `score`: (H, n) to the parameter's gradient."""
         raise NotImplementedError
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+    def _tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
         parameter = parameter.to(dtype)
         if _neighbours(rows, keys):
             line = self._lines(parameter, _diagonals(rows, keys, placement))
@@ -194,19 +194,19 @@ class RelativeScores(Bias):
 
     def _lines(self, parameter: Tensor, distance: Tensor) -> Tensor:
         """(P, H, n) from distances (P, n)."""
-        line = self.score(parameter, distance.flatten())
+        line = self._score(parameter, distance.flatten())
         return line.view(line.shape[0], *distance.shape).transpose(0, 1)
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+    def _pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         if _neighbours(rows, keys):
             distance, cotangent = _diagonals(rows, keys, placement), _diagonal_sums(cotangent)
         else:
             distance, cotangent = _distance(rows, keys, placement).flatten(1), cotangent.flatten(2)
         if distance.shape[0] == 1:
             cotangent = cotangent.sum(0, keepdim=True)
-        return self.pull_score(cotangent.transpose(0, 1).flatten(1), parameter, distance.flatten())
+        return self._pull_score(cotangent.transpose(0, 1).flatten(1), parameter, distance.flatten())
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         if isinstance(self.offset, Tensor) and self.offset.shape[0] != batch:
             raise ValueError(f"bias: placed by {self.offset.shape[0]} offsets, expected one per batch item ({batch})")
 
@@ -270,7 +270,7 @@ class ALiBi(RelativeScores):
         tensor([[[[0.0900, 0.2447, 0.6652]]]])
     """
 
-    head_axis = 0
+    _head_axis = 0
 
     def __init__(self, slopes: Tensor) -> None:
         self.parameter = _parameter(slopes, "ALiBi: slopes", 1, "(Hq,)")
@@ -280,21 +280,21 @@ class ALiBi(RelativeScores):
         """The paper's slopes, float32 (heads,): powers of 2^(-8/n), interleaved where heads is no power of two."""
         return torch.tensor(paper_slopes(heads))
 
-    def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+    def _value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
         slope = parameter[head]
         return -slope * distance.abs().to(torch.promote_types(slope.dtype, torch.float32))
 
-    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
         return -parameter[:, None] * distance.abs().to(parameter.dtype)
 
-    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
         return -(cotangent * distance.abs().to(cotangent.dtype)).sum(1)
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter if heads is None else parameter.index_select(0, heads)
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
-        super().check(batch, heads, length_q, length_k)
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super()._check(batch, heads, length_q, length_k)
         if self.parameter.shape[0] != heads:
             raise ValueError(f"bias: ALiBi has {self.parameter.shape[0]} slopes, expected one per query head ({heads})")
 
@@ -324,7 +324,7 @@ class RelativeBias(RelativeScores):
         torch.Size([1, 2, 5, 16])
     """
 
-    head_axis = 1
+    _head_axis = 1
 
     def __init__(self, table: Tensor, bidirectional: bool = True, max_distance: int = 128) -> None:
         self.parameter = _parameter(table, "RelativeBias: table", 2, "(buckets, Hq)")
@@ -353,22 +353,22 @@ class RelativeBias(RelativeScores):
         far = (exact + (ratio * (count - exact)).to(torch.int64)).clamp(max=count - 1)
         return first + torch.where(distance < exact, distance, far)
 
-    def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+    def _value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
         return parameter[self.buckets(distance), head]
 
-    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
         return parameter[self.buckets(distance)].transpose(0, 1)
 
-    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+    def _pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
         # One product with a 0/1 matrix instead of index_add: repeatable on a GPU, and vmap knows it.
         one_hot = F.one_hot(self.buckets(distance), self.count).to(cotangent.dtype)
         return torch.matmul(cotangent, one_hot).transpose(0, 1)
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter if heads is None else parameter.index_select(1, heads)
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
-        super().check(batch, heads, length_q, length_k)
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super()._check(batch, heads, length_q, length_k)
         if self.parameter.shape[1] != heads:
             raise ValueError(
                 f"bias: RelativeBias has {self.parameter.shape[1]} columns, expected one per query head ({heads})"

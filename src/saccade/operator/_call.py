@@ -134,7 +134,7 @@ class CheckedCall(AttentionCall):
 
     def settings(self, kind: Callable[..., S], *more: Any) -> S:
         """A `CallSettings`, or one of a derived class with what that has besides."""
-        bias, placement = (None, 0) if self.bias is None else (self.bias.form(), self.placement)
+        bias, placement = (None, 0) if self.bias is None else (self.bias._form(), self.placement)
         return kind(self.mask, bias, placement, self.scale, self.softcap, self.dropout, *more)
 
     @property
@@ -224,7 +224,7 @@ def _stands_at(mask: Mask | None, unplaced: int | None, device: torch.device) ->
         inner = _stands_at(mask.part, whole, device)
         return None if inner is None else mask.rows[0] - mask.keys[0] + inner
     # Parts that are placed are placed alike, combining others is refused; some slices do not say where.
-    placed = [] if mask is None else [part for part in mask.children() if part.placement() not in (None, "open")]
+    placed = [] if mask is None else [part for part in mask._children() if part.placement() not in (None, "open")]
     answers = (_stands_at(part, unplaced, device) for part in placed)
     return next((answer for answer in answers if answer is not None), None) if placed else unplaced
 

@@ -125,7 +125,7 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
         raise ValueError(f"bias is on {parameter.device}, expected query's device {query.device}")
     if parameter.dtype == torch.float64 and query.dtype != torch.float64:
         raise TypeError(f"bias is {parameter.dtype}, expected query's dtype {query.dtype} or torch.float32")
-    checked.check(query.shape[0], query.shape[1], query.shape[2], length_k)
+    checked._check(query.shape[0], query.shape[1], query.shape[2], length_k)
     if isinstance(bias, Tensor) and _looks_like_a_mask(bias):
         _warn_of_a_mask()
     return checked

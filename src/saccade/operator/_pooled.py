@@ -164,7 +164,7 @@ class _HeadTiles:
         key_span = Span(0, len(keys), torch.arange(keys.start, keys.stop, device=call.device))
         parameter = self.parameter
         if call.bias is not None and parameter is not None:
-            parameter = call.bias.part(parameter, row_span.index, key_span.index, None)
+            parameter = call.bias._part(parameter, row_span.index, key_span.index, None)
         query, key = self.query[:, :, part], self.key[:, :, keys.start : keys.stop]
         (q, bad_q), (k, bad_k) = (
             self.problem.block(tensor, Span(0, tensor.shape[2], tensor.new_empty(0))) for tensor in (query, key)
@@ -191,7 +191,7 @@ def head_problem(call: CheckedCall, item: int, head: int) -> tuple[TileProblem, 
     query, key = call.query[item : item + 1, head : head + 1], call.key[item : item + 1, of_key : of_key + 1]
     if call.bias is None:
         return problem, query, key, None
-    parameter = call.bias.part(call.bias.parameter, None, None, torch.tensor([head], device=call.device))
+    parameter = call.bias._part(call.bias.parameter, None, None, torch.tensor([head], device=call.device))
     if parameter.dim() == 4 and parameter.shape[0] > 1:
         parameter = parameter[item : item + 1]
     return problem, query, key, parameter

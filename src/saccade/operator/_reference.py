@@ -60,7 +60,7 @@ def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
     # Pair by pair, not along diagonals: this is the specification of that, too.
     rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device), unbroken=False)
     keys = Span(0, call.length_k, torch.arange(call.length_k, device=call.device), unbroken=False)
-    bias = call.bias.tile(call.bias.parameter, rows, keys, call.placement, call.accumulator).expand(shape)
+    bias = call.bias._tile(call.bias.parameter, rows, keys, call.placement, call.accumulator).expand(shape)
     if isinstance(call.bias, TensorBias):
         seen = seen & (bias != NEGATIVE)
     return seen, torch.where(seen, bias, 0.0)
@@ -77,7 +77,7 @@ def _logits(call: CheckedCall, seen: Tensor) -> Tensor:
 
 def _weighted_values(call: CheckedCall, seen: Tensor, weights: Tensor) -> Tensor:
     if call.dropout is not None:
-        row, key = (0, 0) if call.mask is None else call.mask.origin()
+        row, key = (0, 0) if call.mask is None else call.mask._origin()
         batch, heads = (torch.arange(size, device=call.device) for size in (call.batch, call.heads))
         rows, keys = (torch.arange(size, device=call.device) for size in (call.length_q, call.length_k))
         weights = weights * call.dropout.factor(batch, heads, rows + row, keys + key, call.accumulator)

@@ -122,7 +122,7 @@ class TileProblem(CallSettings):
         """Boolean (B|1, H|1, r, c); None when every row sees every key of the tile."""
         if kind == "full" or self.mask is None:
             return None
-        bits = self.mask.grid(rows.index, keys.index, self.length_q, self.length_k)
+        bits = self.mask._grid(rows.index, keys.index, self.length_q, self.length_k)
         if bits.shape[0] > 1:
             bits = bits[self.batch[0] : self.batch[1]]
         return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
@@ -131,14 +131,14 @@ class TileProblem(CallSettings):
         """The bias's scores (B|1, H|1, r, c) in the accumulator's dtype."""
         if self.bias is None or parameter is None:
             return None
-        return self.bias.tile(parameter, rows, keys, self.placement, self.dtype)
+        return self.bias._tile(parameter, rows, keys, self.placement, self.dtype)
 
     def dropped(self, rows: Span, keys: Span, heads: int) -> Tensor | None:
         """The dropout factor of each weight, (B, Hq, r, c), by absolute indices; None without dropout."""
         if self.dropout is None:
             return None
         assert self.heads is None
-        row, key = (0, 0) if self.mask is None else self.mask.origin()
+        row, key = (0, 0) if self.mask is None else self.mask._origin()
         batch = torch.arange(*self.batch, device=self.device)
         head = torch.arange(heads, device=self.device)
         return self.dropout.factor(batch, head, rows.index + row, keys.index + key, self.dtype)

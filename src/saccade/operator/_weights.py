@@ -95,14 +95,14 @@ def _slice(call: CheckedCall, rows: list[int] | None, keys: list[int] | None, he
         sink = None if sink is None else sink[at_heads]
     query = query if at_rows is None else query[:, :, at_rows]
     bias = call.bias
-    parameter = None if bias is None else bias.part(bias.parameter, at_rows, None, at_heads)
+    parameter = None if bias is None else bias._part(bias.parameter, at_rows, None, at_heads)
     _, lse = attend(problem, query, key, value, parameter)
     rest = _rest(problem, query, key, parameter, lse)
     # The sink's part of the denominator is a factor of its own: beside it, what rounding took from the lse is nothing.
     share = None if sink is None else share_of_keys(lse, sink_lse(lse, sink))
     key = key if at_keys is None else key[:, :, at_keys]
     if bias is not None and parameter is not None:
-        parameter = bias.part(parameter, None, at_keys, None)
+        parameter = bias._part(parameter, None, at_keys, None)
     with without_autocast(call.device):
         weights = _weights(problem, query, key, parameter, lse, rest, at_keys)
     return weights if share is None else weights * share[..., None]

@@ -1,17 +1,27 @@
-"""Public names of a package that are imported when they are first used, so that importing the package stays quick."""
+"""Public names of a package that are imported when they are first used, and old names that still work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A `__getattr__` for the package: names by the modules, within it, that have them."""
+def lazy_names(
+    package: str, homes: Mapping[str, str], renamed: Mapping[str, str] | None = None
+) -> Callable[[str], object]:
+    """A `__getattr__` for the package.
+
+    Args:
+        package: its `__name__`.
+        homes: names by the modules, within it, that have them: importing the package stays quick.
+        renamed: new names by the old ones, whose use raises a `DeprecationWarning`.
+    """
 
     def get(name: str) -> object:
         import sys
         from importlib import import_module
 
+        if renamed and name in renamed:
+            return _renamed(sys.modules[package], name, renamed[name])
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(import_module(f".{homes[name]}", package), name)
@@ -19,3 +29,10 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
         return found
 
     return get
+
+
+def _renamed(package: object, old: str, new: str) -> object:
+    import warnings
+
+    warnings.warn(f"{old} is {new} now; the old name goes in 0.4", DeprecationWarning, stacklevel=3)
+    return getattr(package, new)

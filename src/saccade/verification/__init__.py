@@ -8,35 +8,37 @@ of its own, time, deaths) and `report`. From outside it imports the operator, `i
 from __future__ import annotations
 
 from ._verify import assert_correct, verify
-from .findings._finding import Finding, Inapplicable, Location, Outcome, TargetError, Undecided
+from .findings._finding import (
+    Finding,
+    Inapplicable,
+    Location as Location,
+    Outcome as Outcome,
+    TargetError as TargetError,
+    Undecided,
+)
 from .report._html import as_page
 from .report._json import as_json
 from .report._junit import as_junit
 from .report._report import Report
-from .report._text import report_lines
+from .report._text import report_lines as report_lines
 from .running._child import Limits
 from .subject._check import Check
-from .subject._reading import CacheReading, Hints, MaskReading, Promise, Reading
+from .subject._reading import CacheReading as CacheReading, Hints, MaskReading, Promise, Reading
 
 __all__ = [
-    "CacheReading",
     "Check",
     "Finding",
     "Hints",
     "Inapplicable",
     "Limits",
-    "Location",
     "MaskReading",
-    "Outcome",
     "Promise",
     "Reading",
     "Report",
-    "TargetError",
     "Undecided",
     "as_json",
     "as_junit",
     "as_page",
     "assert_correct",
-    "report_lines",
     "verify",
 ]

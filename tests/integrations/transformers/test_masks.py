@@ -146,7 +146,7 @@ def held_by(mask):
     return (
         sum(t.nbytes for t in vars(mask).values() if isinstance(t, torch.Tensor))
         + sum(table.values.nbytes for table in mask.tables() if hasattr(table, "values"))
-        + sum(held_by(part) for part in mask.children())
+        + sum(held_by(part) for part in mask._children())
     )
 
 

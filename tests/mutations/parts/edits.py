@@ -101,8 +101,8 @@ FAULTS = (
     Fault(
         "rise-of-a-gradient",
         "src/saccade/see/viewer/heads/_sentences.py",
-        "HeadMap(found.signed.calls, -found.signed.values)",
-        "HeadMap(found.signed.calls, found.signed.values)",
+        "HeadValues(found.signed.calls, -found.signed.values)",
+        "HeadValues(found.signed.calls, found.signed.values)",
         ("tests/viewer/test_head_maps.py",),
         "Heads that the text needs are said to harm it.",
     ),

@@ -84,7 +84,7 @@ BIASES: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Tensor] | 
         lambda: RelativeBias(BUCKETS, bidirectional=False, max_distance=20),
         lambda p, j: (
             RelativeBias(BUCKETS, bidirectional=False, max_distance=20)
-            .score(BUCKETS, (j - p).flatten())
+            ._score(BUCKETS, (j - p).flatten())
             .view(HQ, *(j - p).shape)
         ),
     ),

@@ -216,7 +216,7 @@ def test_a_long_prompt_does_not_form_a_square_in_a_ring():
 
 
 def tables(mask):
-    return [*mask.tables(), *(table for part in mask.children() for table in tables(part))]
+    return [*mask.tables(), *(table for part in mask._children() for table in tables(part))]
 
 
 @looped("kind", KINDS)

@@ -196,7 +196,7 @@ def test_biases_take_the_same_places(name, window, sinks):
         given, scores = lambda: ALiBi(slopes), lambda distance: slopes[:, None, None] * distance
     else:
         given = lambda: RelativeBias(table, bidirectional=False, max_distance=20)  # noqa: E731
-        scores = lambda distance: given().score(table, distance).view(HQ, 1, -1)  # noqa: E731
+        scores = lambda distance: given()._score(table, distance).view(HQ, 1, -1)  # noqa: E731
     for steps in (UNEVEN["long"], [([n] * B, "right") for n in CHUNKS["across"]]):
         stream = Stream(StreamingLayer(window, sinks), bias=given, scores=scores)
         for counts, side in steps:

@@ -9,16 +9,19 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ...interception._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
-from ...operator._call import AttentionCall
+from ...interception._hooks.transformers import (
+    MaskTensor as MaskTensor,
+    UnknownAttention,
+    functions_wrapped_by,
+    meaning_of,
+)
+from ...operator._call import AttentionCall as AttentionCall
 from ...support._extras import installing
 from ._attention import Attentions, function_giving, statistics, weights
 from ._classes import as_before, refuse_by_name
 from ._masks import saccade_mask
 
 __all__ = [
-    "AttentionCall",
-    "MaskTensor",
     "UnknownAttention",
     "functions_wrapped_by",
     "meaning_of",

@@ -9,16 +9,16 @@ from __future__ import annotations
 from .decoding.beam import BeamSearch
 from .decoding.constraints import Constraints
 from .decoding.sampling import Sampling
-from .decoding.step import Generated
+from .decoding.step import Generated as Generated
 from .embedding import embed
 from .generation import generate
 from .loading import load, new_graph_model
-from .model import LoadReport, Model
+from .model import LoadReport as LoadReport, Model
 from .output import ModelOutput
 from .own.checkpoint import LanguageModel, save
 from .own.config import ModelConfig
 from .own.language_model import DecoderLM
-from .tokenizers.own import Encoding, Tokenizer
+from .tokenizers.own import Encoding as Encoding, Tokenizer
 from .tokenizers.protein import ProteinTokenizer
 from .tokenizers.text import TextTokenizer
 
@@ -26,10 +26,7 @@ __all__ = [
     "BeamSearch",
     "Constraints",
     "DecoderLM",
-    "Encoding",
-    "Generated",
     "LanguageModel",
-    "LoadReport",
     "Model",
     "ModelConfig",
     "ModelOutput",

@@ -8,13 +8,9 @@ heads can go. Imports `attribution`, `models` and `nn`. Names are imported when 
 from __future__ import annotations
 
 __all__ = [
-    "Comparison",
-    "PrunedLayer",
-    "PrunedMultiheadAttention",
     "Pruning",
     "attention_flops",
     "choose_heads",
-    "compare_pruned",
     "prune",
 ]
 
@@ -32,10 +28,10 @@ _HOMES = {
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._choice import choose_heads
-    from ._compare import Comparison, compare_pruned
+    from ._compare import Comparison as Comparison, compare_pruned as compare_pruned
     from ._entry import prune
-    from ._report import PrunedLayer, Pruning, attention_flops
-    from ._torch import PrunedMultiheadAttention
+    from ._report import PrunedLayer as PrunedLayer, Pruning, attention_flops
+    from ._torch import PrunedMultiheadAttention as PrunedMultiheadAttention
 else:
     from ...support._lazy_names import lazy_names
 

@@ -11,19 +11,22 @@ and `models`.
 
 from __future__ import annotations
 
-from ._runs._observing import ObservedInput, observe, reads_no_text
+from ._classes._class_task import ClassTask
+from ._example_task import ExampleTask
+from ._runs._observing import ObservedInput as ObservedInput, observe, reads_no_text as reads_no_text
 from ._runs._predicting import predict
 from ._runs._seeds import SeedsReport, test_seeds
 from ._runs._testing import TestReport, test
 from ._runs._training import TrainedRun, train
 from ._searching._result import SearchResult
-from ._searching._search import SearchReporter, search
-from ._searching._trials import Trial
-from ._several_labels import ClassifySeveral
+from ._searching._search import SearchReporter as SearchReporter, search
+from ._searching._trials import Trial as Trial
+from ._several_labels import ClassifySeveral as ClassifySeveral
 from ._smaller._distill import distill
-from ._smaller._prune import PrunedRun, prune
+from ._smaller._prune import PrunedRun as PrunedRun, prune
 from ._space import Between, OneOf
 from ._task import Baseline, Recipe, Task
+from ._texts._text_task import TextTask
 from .answer import Answer
 from .classify import Classify
 from .forecast import Forecast
@@ -38,31 +41,28 @@ __all__ = [
     "Answer",
     "Baseline",
     "Between",
+    "ClassTask",
     "Classify",
     "ClassifyImages",
     "ClassifyNodes",
-    "ClassifySeveral",
+    "ExampleTask",
     "Forecast",
     "Mlm",
-    "ObservedInput",
     "OneOf",
-    "PrunedRun",
     "Recipe",
-    "SearchReporter",
     "SearchResult",
     "SeedsReport",
     "Speech",
     "Tag",
     "Task",
     "TestReport",
+    "TextTask",
     "TrainedRun",
     "Translate",
-    "Trial",
     "distill",
     "observe",
     "predict",
     "prune",
-    "reads_no_text",
     "search",
     "test",
     "test_seeds",

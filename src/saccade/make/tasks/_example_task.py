@@ -34,7 +34,13 @@ JUDGED = 32  # rows of a batch that nothing is learned from, at most
 
 @dataclasses.dataclass(frozen=True)
 class ExampleTask(Task):
-    """A task whose data is a list of examples. Abstract."""
+    """A task whose data is a list of examples. Abstract.
+
+    Example:
+        >>> import saccade
+        >>> issubclass(saccade.tasks.Forecast, saccade.tasks.ExampleTask)
+        True
+    """
 
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
         count = min(max(round(share * len(data)), 1), len(data) - 1)

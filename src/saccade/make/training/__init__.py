@@ -8,21 +8,21 @@ modelling are `language_objective.py` and `prepared_language.py`. Imports `model
 from __future__ import annotations
 
 from .anomaly import find_anomaly
-from .data import Corpus, read_texts, split_tail
-from .evaluation import evaluate
+from .data import Corpus, read_texts as read_texts, split_tail as split_tail
+from .evaluation import evaluate as evaluate
 from .language_objective import LanguageObjective
 from .language_run import LanguageRun
 from .loop import Diverged, Monitor, train
 from .memory import TooLittleMemory
 from .norms import gradient_norms
 from .objective import Evaluation, Objective
-from .prepared import PreparedRun, Reporter
+from .prepared import PreparedRun as PreparedRun, Reporter
 from .prepared_language import train_language_model
-from .rising_rates import RangeTest, range_test
-from .run import carry_out
-from .settings import EvaluationSettings, Execution, LanguageSettings, Settings, learning_rate
-from .stopping import Stopped
-from .windows import draw_windows, whole_windows
+from .rising_rates import RangeTest as RangeTest, range_test
+from .run import carry_out as carry_out
+from .settings import EvaluationSettings, Execution, LanguageSettings, Settings, learning_rate as learning_rate
+from .stopping import Stopped as Stopped
+from .windows import draw_windows as draw_windows, whole_windows as whole_windows
 
 __all__ = [
     "Corpus",
@@ -35,22 +35,12 @@ __all__ = [
     "LanguageSettings",
     "Monitor",
     "Objective",
-    "PreparedRun",
-    "RangeTest",
     "Reporter",
     "Settings",
-    "Stopped",
     "TooLittleMemory",
-    "carry_out",
-    "draw_windows",
-    "evaluate",
     "find_anomaly",
     "gradient_norms",
-    "learning_rate",
     "range_test",
-    "read_texts",
-    "split_tail",
     "train",
     "train_language_model",
-    "whole_windows",
 ]

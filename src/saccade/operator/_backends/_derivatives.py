@@ -197,13 +197,13 @@ class _BiasSums:
     def add(self, i: int, j: int, cotangent: Tensor, rows: Span, keys: Span) -> None:
         bias = self.problem.bias
         if bias is not None and self.parameter is not None:
-            self.parts[i, j] = bias.pull(cotangent, self.parameter, rows, keys, self.problem.placement)
+            self.parts[i, j] = bias._pull(cotangent, self.parameter, rows, keys, self.problem.placement)
 
     def join(self, row_spans: list[Span], key_spans: list[Span]) -> Tensor:
         assert self.problem.bias is not None and self.parameter is not None
         table = [[self.parts.get((i, j)) for j in range(len(key_spans))] for i in range(len(row_spans))]
         widths = [len(s) for s in row_spans], [len(s) for s in key_spans]
-        return self.problem.bias.gather(table, self.parameter, widths).to(self.parameter.dtype)
+        return self.problem.bias._gather(table, self.parameter, widths).to(self.parameter.dtype)
 
 
 def _backward(problem: TileProblem, *inputs: Tensor | None, map_tile: Any = None) -> Tensors:

@@ -90,10 +90,10 @@ def _block_mask(call: CheckedCall) -> Any:
     mask, lengths = call.mask, (call.length_q, call.length_k)
     if mask is None:
         return None
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
 
     def rule(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return mask.attends(b, h, row, key, *lengths)
+        return mask._attends(b, h, row, key, *lengths)
 
     return create_block_mask(
         rule, call.batch if batch > 1 else None, call.heads if heads > 1 else None, *lengths, device=str(call.device)
@@ -137,6 +137,6 @@ def _bias_at(call: CheckedCall) -> Callable[..., Tensor]:
 
     def relative(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
         offset = placement if isinstance(placement, int) else placement[b]
-        return relative_scores.value(parameter, h, key - row - offset)
+        return relative_scores._value(parameter, h, key - row - offset)
 
     return relative

@@ -27,7 +27,7 @@ class _Several(Mask):
     def __init__(self, parts: tuple[Mask, ...]):
         self._set(parts=parts)
         self.placement()  # refuses parts that stand in different places
-        self._set(shape=super().batch_and_heads(), fixed=fixed_lengths(parts))
+        self._set(shape=super()._batch_and_heads(), fixed=fixed_lengths(parts))
 
     @classmethod
     def of(cls, *masks: Mask) -> Mask:
@@ -36,13 +36,13 @@ class _Several(Mask):
             flat.extend(mask.parts if isinstance(mask, cls) else (mask,))
         return cls(tuple(flat))
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return self.parts
 
-    def batch_and_heads(self) -> tuple[int, int]:
+    def _batch_and_heads(self) -> tuple[int, int]:
         return self.shape
 
-    def required_lengths(self) -> Lengths | None:
+    def _required_lengths(self) -> Lengths | None:
         return self.fixed
 
     def _value(self) -> tuple[Hashable, ...]:
@@ -120,11 +120,11 @@ class Not(Mask):
     def of(cls, mask: Mask) -> Mask:
         return mask.part if isinstance(mask, Not) else cls(mask)
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def required_lengths(self) -> Lengths | None:
-        return self.part.required_lengths()
+    def _required_lengths(self) -> Lengths | None:
+        return self.part._required_lengths()
 
     def moved(self, device: torch.device | str) -> Mask:
         return Not(self.part.to(device))

@@ -50,7 +50,7 @@ class FromTensor(Mask):
         copy = _compact(tensor) if of_vmap(tensor) else _lasting_copy(tensor)
         self._set(tensor=copy, sizes=tuple(tensor.shape), _summary=None)
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if len(self.sizes) == 2 else (self.sizes[0], self.sizes[1])
 
     def tables(self) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ class FromTensor(Mask):
         return {**super().__getstate__(), "_summary": None}
 
     @classmethod
-    def from_fields(cls, **fields: Any) -> Mask:
+    def _from_fields(cls, **fields: Any) -> Mask:
         return cls(fields["tensor"])
 
     def write(self, program: Program, scope: ProgramScope) -> None:
@@ -159,7 +159,7 @@ class Predicate(Mask):
             heads=None if heads is None else whole(heads, "Predicate: heads", least=1),
         )
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return self.batch or 1, self.heads or 1
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:

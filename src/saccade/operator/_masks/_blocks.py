@@ -58,7 +58,7 @@ class Blocks(Mask):
             raise ValueError(f"Blocks: layout must be {wanted}, got {describe(table.values)}")
         self._set(layout=table, size=bounded(size, "Blocks: size", least=1), _counts=block_counts(_by_head(table.host)))
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return 1, 1 if len(self.layout.shape) == 2 else self.layout.shape[0]
 
     def tables(self) -> tuple[OwnedTensor, ...]:
@@ -136,7 +136,7 @@ class RandomBlocks(Mask):
     """
 
     fields = ("seed", "size", "count", "symmetric")
-    tables_reach_back = True
+    _tables_reach_back = True
 
     seed: int
     size: int

@@ -53,7 +53,7 @@ class Documents(Mask):
 
     def __init__(self, query_ids: Ids, key_ids: Ids | None = None):
         self._set(query_ids=_ids(query_ids, "query_ids"), key_ids=None if key_ids is None else _ids(key_ids, "key_ids"))
-        self.own_batch_and_heads()
+        self._own_batch_and_heads()
         self._prepare()
 
     @classmethod
@@ -86,7 +86,7 @@ class Documents(Mask):
             rows = keys = _renumbered(rows)
         self._set(_rows=_Ranges(rows), _keys=_Ranges(keys))
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         keys = 1 if self.key_ids is None else _batch(self.key_ids)
         return common(_batch(self.query_ids), keys, "batch items"), 1
 

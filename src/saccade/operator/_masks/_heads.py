@@ -59,15 +59,15 @@ class PerHead(Mask):
             _fixed=fixed_lengths(distinct),
         )
         self.placement()  # refuses parts that stand in different places
-        self.batch_and_heads()
+        self._batch_and_heads()
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return self._distinct
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return 1, len(self.masks)
 
-    def required_lengths(self) -> Lengths | None:
+    def _required_lengths(self) -> Lengths | None:
         return self._fixed
 
     def moved(self, device: torch.device | str) -> Mask:
@@ -79,7 +79,7 @@ class PerHead(Mask):
         if len(self.masks) == 1:  # one mask stands for all heads
             return answers[0]
         along_heads = h.dim() == 4 and h.numel() == h.shape[1]
-        if along_heads and all(mask.batch_and_heads()[1] == 1 for mask in self._distinct):
+        if along_heads and all(mask._batch_and_heads()[1] == 1 for mask in self._distinct):
             order = torch.tensor(self._which, device=h.device)[h.flatten()]
             first = [answer[:, :1] for answer in answers]
             size = np.broadcast_shapes(*(answer.shape for answer in first))
@@ -92,7 +92,7 @@ class PerHead(Mask):
     def region_kind(self, region: Region) -> Kind:
         if region.head is not None:
             return self.masks[region.head].region_kind(region)
-        if all(mask.batch_and_heads()[1] == 1 for mask in self._distinct):
+        if all(mask._batch_and_heads()[1] == 1 for mask in self._distinct):
             return throughout(mask.region_kind(region) for mask in self._distinct)
         return throughout(mask.region_kind(region._replace(head=head)) for head, mask in enumerate(self.masks))
 

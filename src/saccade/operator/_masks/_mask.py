@@ -72,8 +72,8 @@ class Mask(ABC):
     `mask.at(offset)` places the queries elsewhere, for the whole expression.
 
     Subclasses define `fields`, `allows` (the definition of the mask), `region_kind` (what is known of a rectangle),
-    `write` (the program for the native kernels) and the traits. Backends and caches call `check`, `kind`, `grid`,
-    `attends`, `throughout`, `children`, `batch_and_heads`, `placement` and `origin`, which work for every mask.
+    `write` (the program for the native kernels) and the traits. Backends and caches call `check`, `kind`, `placement`
+    and the methods with an underscore, which work for every mask.
 
     Example:
         >>> import saccade
@@ -106,7 +106,7 @@ class Mask(ABC):
         return tuple(getattr(self, name) for name in self.fields)
 
     @classmethod
-    def from_fields(cls, **fields: Any) -> Mask:
+    def _from_fields(cls, **fields: Any) -> Mask:
         """Another one from the values of its fields."""
         return cls(**fields)
 
@@ -114,11 +114,11 @@ class Mask(ABC):
         """Its part of the program for the native kernels; a class that has none is worked out pair by pair."""
         raise NotImplementedError
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         """The masks it is made of."""
         return ()
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return 1, 1
 
     def fits(self, problem: MaskProblem) -> None:  # noqa: B027
@@ -137,7 +137,7 @@ class Mask(ABC):
     by_distance = False  # ... of key - position alone
     by_position = False  # ... of the two positions alone, without data about the rows of one batch
     endless = False  # it holds for any position: no data of its own that positions could leave
-    tables_reach_back = False  # the kernels make tables of all keys up to the last of a slice, and lists of all rows
+    _tables_reach_back = False  # the kernels make tables of all keys up to the last of a slice, and lists of all rows
     by_lengths = False  # its program is made for the rows and keys of a call
 
     @property
@@ -155,18 +155,18 @@ class Mask(ABC):
         """Whether the row does not matter."""
         return False
 
-    def throughout(self, trait: str) -> bool:
+    def _throughout(self, trait: str) -> bool:
         """Whether it, or each part of a mask made of masks, has `by_distance`, `by_position` or `endless`."""
-        return all(part.throughout(trait) for part in self.children()) if self.pairwise else getattr(self, trait)
+        return all(part._throughout(trait) for part in self._children()) if self.pairwise else getattr(self, trait)
 
     _memos: Mapping[str, tuple[Lengths, Any]] = MappingProxyType({})
 
-    def remembered(self, what: str, lengths: Lengths) -> Any:
+    def _remembered(self, what: str, lengths: Lengths) -> Any:
         """What `remember` was given last under this name, if for these lengths; else None."""
         held = self._memos.get(what)
         return held[1] if held is not None and held[0] == lengths else None
 
-    def remember(self, what: str, lengths: Lengths, value: Any) -> None:
+    def _remember(self, what: str, lengths: Lengths, value: Any) -> None:
         """Keep what was worked out for (Lq, Lk), since one mask serves every layer of a model. Copies forget it."""
         self._set(_memos={**self._memos, what: (lengths, value)})
 
@@ -245,7 +245,7 @@ class Mask(ABC):
             ValueError: the mask does not fit these lengths.
         """
         mask, place = self._settled(Lq, Lk, device)
-        return mask.grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
+        return mask._grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
 
     def tile(self, rows: Where, keys: Where, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tile:
         """What the mask does in a rectangle of the problem (Lq, Lk); nothing larger than the rectangle is formed.
@@ -261,7 +261,7 @@ class Mask(ABC):
         kind = mask.kind(row_span, key_span, Lq, Lk)
         if kind != "partial":
             return Tile(kind)
-        bits = mask.grid(torch.arange(*row_span, device=place), torch.arange(*key_span, device=place), Lq, Lk)
+        bits = mask._grid(torch.arange(*row_span, device=place), torch.arange(*key_span, device=place), Lq, Lk)
         if not bits.any():
             return Tile("empty")
         return Tile("full") if bits.all() else Tile("partial", bits.contiguous())
@@ -294,17 +294,17 @@ class Mask(ABC):
         mask.check(None, None, Lq, Lk, None)
         return mask, place
 
-    def attends(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
+    def _attends(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
         """Whether query row `row` attends to `key` in item b and head h: elementwise, broadcastable int64 tensors."""
         self._check_sizes(Lq, Lk)
         return self.allows(b, h, row, row + (Lk - Lq), key)
 
-    def grid(self, rows: Tensor, keys: Tensor, Lq: int, Lk: int) -> Tensor:
+    def _grid(self, rows: Tensor, keys: Tensor, Lq: int, Lk: int) -> Tensor:
         """The rule on a grid: rows (r,) and keys (c,) int64 in any order -> bool (B or 1, H or 1, r, c)."""
-        batch, heads = self.batch_and_heads()
+        batch, heads = self._batch_and_heads()
         b = torch.arange(batch, device=rows.device).view(-1, 1, 1, 1)
         h = torch.arange(heads, device=rows.device).view(1, -1, 1, 1)
-        bits = self.attends(b, h, rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1), Lq, Lk)
+        bits = self._attends(b, h, rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1), Lq, Lk)
         return bits.expand(bits.shape[0], bits.shape[1], rows.numel(), keys.numel())
 
     def kind(
@@ -320,28 +320,28 @@ class Mask(ABC):
     def check(self, B: int | None, Hq: int | None, Lq: int, Lk: int, device: torch.device | None) -> None:
         """ValueError naming what does not fit these sizes; B, Hq and device are None where not known."""
         self._check_sizes(Lq, Lk)
-        batch, heads = self.batch_and_heads()
+        batch, heads = self._batch_and_heads()
         if B is not None and batch not in (1, B):
             raise ValueError(f"mask: made for a batch of {batch}, the query has a batch of {B}: {self!r}")
         if Hq is not None and heads not in (1, Hq):
             raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
         if device is not None:
             self._check_device(torch.device(device))
-        self.check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
+        self._check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
 
     def _check_sizes(self, Lq: int, Lk: int) -> None:
-        fixed = self.required_lengths()
+        fixed = self._required_lengths()
         if fixed not in (None, (Lq, Lk)):
             raise ValueError(f"a slice of {fixed} queries and keys cannot stand in a problem of {(Lq, Lk)}: {self!r}")
 
-    def required_lengths(self) -> Lengths | None:
+    def _required_lengths(self) -> Lengths | None:
         """(Lq, Lk) of the only problem it may be evaluated on, if it is a slice."""
         return None
 
-    def check_fit(self, problem: MaskProblem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         self.fits(problem)
-        for part in self.children():
-            part.check_fit(problem)
+        for part in self._children():
+            part._check_fit(problem)
 
     def _check_device(self, device: torch.device) -> None:
         for table in self.tables():
@@ -351,25 +351,25 @@ class Mask(ABC):
                     f"use mask.to({str(device)!r})"
                 )
             table.on(device)
-        for part in self.children():
+        for part in self._children():
             part._check_device(device)
 
     def _device(self) -> torch.device | None:
         """The device its tensors are on, None where it has none."""
         own: list[torch.device | None] = [table.device for table in self.tables()]
-        held = [device for device in (*own, *(part._device() for part in self.children())) if device is not None]
+        held = [device for device in (*own, *(part._device() for part in self._children())) if device is not None]
         return held[0] if held else None
 
-    def origin(self) -> tuple[int, int]:
+    def _origin(self) -> tuple[int, int]:
         """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
-        origins = (part.origin() for part in self.children())
+        origins = (part._origin() for part in self._children())
         return next((origin for origin in origins if origin != (0, 0)), (0, 0))
 
-    def batch_and_heads(self) -> tuple[int, int]:
+    def _batch_and_heads(self) -> tuple[int, int]:
         """(B or 1, H or 1): whether it differs by batch item and by head."""
-        batch, heads = self.own_batch_and_heads()
-        for part in self.children():
-            b, h = part.batch_and_heads()
+        batch, heads = self._own_batch_and_heads()
+        for part in self._children():
+            b, h = part._batch_and_heads()
             batch = common(batch, b, "batch items")
             heads = common(heads, h, "heads")
         return batch, heads
@@ -378,7 +378,7 @@ class Mask(ABC):
         """None: positions do not matter. "open": they are the problem's. Anything else: fixed by .at or .slice."""
         from ._placement import shared
 
-        return shared(self.children()) if self.children() else ("open" if self.positional else None)
+        return shared(self._children()) if self._children() else ("open" if self.positional else None)
 
     def _set(self, **fields: Any) -> None:
         self.__dict__.update(fields)
@@ -424,7 +424,7 @@ def mask_classes() -> dict[str, type[Mask]]:
 
 def fixed_lengths(masks: Sequence[Mask]) -> Lengths | None:
     """The sizes that slices among masks to be combined prescribe."""
-    known = (mask.required_lengths() for mask in masks)
+    known = (mask._required_lengths() for mask in masks)
     return next((lengths for lengths in known if lengths is not None), None)
 
 

@@ -56,9 +56,9 @@ class Padding(Mask):
 
     def __init__(self, keys: Kept, queries: Kept | None = None):
         self._set(keys=kept(keys, "keys"), queries=None if queries is None else kept(queries, "queries"))
-        self.own_batch_and_heads()
+        self._own_batch_and_heads()
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return common(self.keys.batch, 1 if self.queries is None else self.queries.batch, "batch items"), 1
 
     def tables(self) -> tuple[OwnedTensor, ...]:
@@ -76,10 +76,10 @@ class Padding(Mask):
         # one made while a trace is recorded belongs to the trace.
         if device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or traced():
             return self._marked_sides(Lq, Lk, device)
-        known: PaddingSides | None = self.remembered("sides", (Lq, Lk))
+        known: PaddingSides | None = self._remembered("sides", (Lq, Lk))
         if known is None:
             known = self._marked_sides(Lq, Lk, device)
-            self.remember("sides", (Lq, Lk), known)
+            self._remember("sides", (Lq, Lk), known)
         return known
 
     @lasting

@@ -154,7 +154,7 @@ def picture(
     if not (to is None or isinstance(to, str | Path)):
         raise TypeError(f"to must be None, 'text', 'svg' or a path, got {describe(to)}")
     mask, _ = mask._settled(Lq, Lk, None)
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     for index, size, name in ((item, batch, "item"), (head, heads, "head")):
         if whole(index, name, least=0) >= size > 1:
             raise ValueError(f"{name} must be below {size}, got {index}")
@@ -189,7 +189,7 @@ def _at_usual_sizes(mask: Mask) -> Iterator[MaskPicture]:
 
 def _usual_sizes(mask: Mask) -> list[tuple[int, int]]:
     """Sizes to draw a mask at: its own where its data fit one alone, else ever larger squares."""
-    fixed = mask.required_lengths()
+    fixed = mask._required_lengths()
     if fixed is not None:
         return [fixed]
     squares = [n for n in _SQUARES if fits(mask, n)]
@@ -210,7 +210,7 @@ def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
     """Those of the first part that is a tensor of so many queries and other keys."""
     if isinstance(mask, FromTensor):
         return [(mask.sizes[-2], mask.sizes[-1])]
-    return next((found for part in mask.children() if (found := _sizes_of_tensors(part))), [])
+    return next((found for part in mask._children() if (found := _sizes_of_tensors(part))), [])
 
 
 def _says_little(drawn: MaskPicture) -> bool:
@@ -249,7 +249,7 @@ def _looked_at(mask: Mask, Lq: int, Lk: int, row: Span, keys: list[Span], item: 
     at = [torch.as_tensor(np.atleast_1d(x), device=device) for x in (item, head, _grid(row), np.concatenate(places))]
     shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
     b, h, i, j = (index.view(shape) for index, shape in zip(at, shapes, strict=True))
-    bits = mask.attends(b, h, i, j, Lq, Lk).expand(1, 1, i.numel(), j.numel())[0, 0].cpu().numpy()
+    bits = mask._attends(b, h, i, j, Lq, Lk).expand(1, 1, i.numel(), j.numel())[0, 0].cpu().numpy()
     counted = row[1] - row[0] <= _SIDE and all(key[1] - key[0] <= _SIDE for key in keys)
     slack = 0.0 if counted else 1 / 64  # a sample does not prove that nothing, or everything, attends
     ends = np.cumsum([len(place) for place in places])[:-1]

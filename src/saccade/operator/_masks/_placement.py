@@ -50,13 +50,13 @@ class At(Mask):
         if _placed(mask):
             raise ValueError(f"this mask is placed already, .at once for the whole expression: {mask!r}")
         placed = cls(mask, numbers(offset, "offset"))
-        placed.batch_and_heads()
+        placed._batch_and_heads()
         return placed
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.offset, int) else (self.offset.shape[0], 1)
 
     def tables(self) -> tuple[OwnedTensor, ...]:
@@ -68,10 +68,10 @@ class At(Mask):
     def moved(self, device: torch.device | str) -> Mask:
         return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
 
-    def check_fit(self, problem: MaskProblem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         unknown = torch.compiler.is_compiling() and not isinstance(self.offset, int)
         low, high = (0, -problem.rows) if unknown else extent(self.offset, None)
-        self.part.check_fit(problem.standing((low, high + problem.rows)))
+        self.part._check_fit(problem.standing((low, high + problem.rows)))
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return self.part.allows(b, h, row, row + per_item(self.offset, b), key)
@@ -84,7 +84,7 @@ class At(Mask):
             return self._standing(region, int(offsets[0]))
         if region.item is not None:
             return self._standing(region, int(offsets[region.item]))
-        if self.part.batch_and_heads()[0] == 1:
+        if self.part._batch_and_heads()[0] == 1:
             return throughout(self._standing(region, int(offset)) for offset in sorted(set(offsets.tolist())))
         return throughout(self._standing(region._replace(item=b), int(offset)) for b, offset in enumerate(offsets))
 
@@ -93,7 +93,7 @@ class At(Mask):
         return self.part.region_kind(region._replace(positions=(start + offset, stop + offset)))
 
     @classmethod
-    def from_fields(cls, **fields: Any) -> Mask:
+    def _from_fields(cls, **fields: Any) -> Mask:
         return cls.of(fields["part"], fields["offset"])
 
     @property
@@ -125,7 +125,7 @@ class Slice(Mask):
     def of(cls, mask: Mask, rows: Where, keys: Where, lengths: Lengths | None) -> Mask:
         if lengths is not None:
             lengths = _sizes(lengths)
-        known = mask.required_lengths()
+        known = mask._required_lengths()
         if known is not None:
             if lengths not in (None, known):
                 raise ValueError(f"lengths {lengths} are not those of this slice, {known}")
@@ -145,18 +145,18 @@ class Slice(Mask):
         """(rows, keys) of the smaller problem: the only one this mask may be evaluated on."""
         return self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
     def placement(self) -> Hashable:
         inner = self.part.placement()
         return ("slice", self.rows, self.keys, *(() if inner is None else (self._offset(inner), inner)))
 
-    def origin(self) -> tuple[int, int]:
-        row, key = self.part.origin()
+    def _origin(self) -> tuple[int, int]:
+        row, key = self.part._origin()
         return row + self.rows[0], key + self.keys[0]
 
-    def required_lengths(self) -> Lengths | None:
+    def _required_lengths(self) -> Lengths | None:
         return self.sizes
 
     def moved(self, device: torch.device | str) -> Mask:
@@ -165,10 +165,10 @@ class Slice(Mask):
     def _offset(self, inner: Hashable = "open") -> int:
         return 0 if self.lengths is None or inner != "open" else self.lengths[1] - self.lengths[0]
 
-    def check_fit(self, problem: MaskProblem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         rows, keys = self.lengths or (self.rows[1], self.keys[1])
         inner = MaskProblem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
-        self.part.check_fit(inner)
+        self.part._check_fit(inner)
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         row = row + self.rows[0]
@@ -179,7 +179,7 @@ class Slice(Mask):
         return self.part.region_kind(Region(rows, _shifted(rows, self._offset()), keys, region.item, region.head))
 
     @classmethod
-    def from_fields(cls, **fields: Any) -> Mask:
+    def _from_fields(cls, **fields: Any) -> Mask:
         return cls.of(fields["part"], fields["rows"], fields["keys"], fields["lengths"])
 
     @property
@@ -202,7 +202,7 @@ class Slice(Mask):
 
 
 def _placed(mask: Mask) -> bool:
-    return isinstance(mask, At | Slice) or any(_placed(part) for part in mask.children())
+    return isinstance(mask, At | Slice) or any(_placed(part) for part in mask._children())
 
 
 def _sizes(lengths: Lengths) -> Lengths:

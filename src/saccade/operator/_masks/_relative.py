@@ -149,7 +149,7 @@ class Prefix(Mask):
     def __init__(self, length: int | Sequence[int] | Tensor):
         self._set(length=numbers(length, "Prefix: length", least=0))
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.length, int) else (self.length.shape[0], 1)
 
     def tables(self) -> tuple[OwnedTensor, ...]:
@@ -208,7 +208,7 @@ class Strided(Mask):
     by_position = True
     endless = True
     sees_itself = True
-    tables_reach_back = True
+    _tables_reach_back = True
 
     stride: int
 
@@ -271,7 +271,7 @@ class Fixed(Mask):
     by_position = True
     endless = True
     sees_itself = True
-    tables_reach_back = True
+    _tables_reach_back = True
 
     stride: int
     columns: int

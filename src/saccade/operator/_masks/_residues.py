@@ -43,7 +43,7 @@ class Dilated(Mask):
     by_position = True
     endless = True
     sees_itself = True
-    tables_reach_back = True
+    _tables_reach_back = True
 
     step: int
 
@@ -150,7 +150,7 @@ class Columns(Mask):
     fields = ("stride", "columns")
     by_position = True
     endless = True
-    tables_reach_back = True
+    _tables_reach_back = True
 
     stride: int
     columns: int

@@ -64,7 +64,7 @@ class Global(Mask):
         """Whether the tokens are known by a list alone, without a table of positions."""
         return isinstance(self.members, SparseSubset)
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return self.members.batch, 1
 
     def tables(self) -> tuple[OwnedTensor, ...]:

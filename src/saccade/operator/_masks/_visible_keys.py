@@ -50,7 +50,7 @@ def empty_rows(mask: Mask, Lq: int, Lk: int) -> tuple[int, int]:
 
     (0, 0) where it would take long to count them.
     """
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     rows = batch * heads * Lq
     if mask.kind((0, Lq), (0, Lk), Lq, Lk) == "empty":
         return rows, rows
@@ -85,7 +85,7 @@ class _RealRows(Mask):
     def __init__(self, queries: Subset):
         self._set(queries=queries)
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return self.queries.batch, 1
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
@@ -115,15 +115,15 @@ def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:
 
 def _one_row(mask: Mask, row: int, Lq: int, Lk: int, place: torch.device) -> Tensor:
     rows = torch.full((1,), row, device=place)
-    return mask.grid(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
+    return mask._grid(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
 
 
 def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor:
     """Reduce the mask over its rows, tile by tile."""
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     found = torch.zeros(batch, heads, Lk, dtype=torch.bool, device=place)
     if batch * heads * Lq * Lk <= _DIRECT:
-        bits = mask.grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
+        bits = mask._grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
         return found | bits.any(2)
     for start in range(0, Lk, _KEYS):
         _reduce(mask, found, (start, min(start + _KEYS, Lk)), Lq, Lk)
@@ -141,7 +141,7 @@ def _reduce(mask: Mask, found: Tensor, keys: Span, Lq: int, Lk: int) -> None:
             part.fill_(True)
         elif kind == "partial":
             indices = (torch.arange(*rows, device=found.device), torch.arange(*keys, device=found.device))
-            part |= mask.grid(*indices, Lq, Lk).any(2)
+            part |= mask._grid(*indices, Lq, Lk).any(2)
         # On an accelerator the question whether to stop would cost more than the work that it saves.
         if kind == "full" or (kind == "partial" and found.device.type == "cpu" and part.all()):
             return

@@ -41,10 +41,10 @@ def row_visibility(call: CheckedCall) -> RowVisibility:
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
         return _worked_out(call)
-    known: RowVisibility | None = mask.remembered("visibility", sizes)
+    known: RowVisibility | None = mask._remembered("visibility", sizes)
     if known is None:
         known = _worked_out(call)
-        mask.remember("visibility", sizes, known)
+        mask._remember("visibility", sizes, known)
     return known
 
 
@@ -181,11 +181,11 @@ def _tile(call: CheckedCall, rows: Span, keys: Span, hidden: bool) -> Tensor:
         kind = call.mask.kind(*edges, call.length_q, call.length_k)
     if kind == "partial":
         assert call.mask is not None
-        seen = call.mask.grid(rows.index, keys.index, call.length_q, call.length_k)
+        seen = call.mask._grid(rows.index, keys.index, call.length_q, call.length_k)
     else:
         seen = torch.full((1, 1, len(rows), len(keys)), kind == "full", device=call.device)
     if not hidden or kind == "empty":
         return seen
     assert call.bias is not None
-    scores = call.bias.tile(call.bias.parameter, rows, keys, call.placement, call.accumulator)
+    scores = call.bias._tile(call.bias.parameter, rows, keys, call.placement, call.accumulator)
     return seen & (scores != -torch.inf)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from .nesting import nested_like, packed_nested
 from .packing import Packed, pack, pack_padded, unpack
 from .padding import fill_padding, pad, positions_of, unpad
-from .sampler import LengthGrouped, PaddingShare
+from .sampler import LengthGrouped, PaddingShare as PaddingShare
 
 __all__ = [
     "LengthGrouped",
     "Packed",
-    "PaddingShare",
     "fill_padding",
     "nested_like",
     "pack",

@@ -73,7 +73,7 @@ class Packed:
             return self.documents
         if not isinstance(mask, Mask):
             raise TypeError(f"mask: packed sequences take a Mask or None, got {describe(mask)}")
-        if not mask.throughout("by_distance"):
+        if not mask._throughout("by_distance"):
             allowed = ", ".join(
                 [*(name for name, kind in mask_classes().items() if kind.by_distance), PerHead.__name__]
             )

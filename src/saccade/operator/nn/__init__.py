@@ -8,18 +8,18 @@ from __future__ import annotations
 from ._from_torch import from_torch
 from ._linear import packed_weights
 from ._to_torch import to_torch
-from ._torch_masks import TranslatedMasks, masks_from_torch
-from .attention import MultiHeadAttention, Observation
+from ._torch_masks import TranslatedMasks as TranslatedMasks, masks_from_torch
+from .attention import MultiHeadAttention, Observation as Observation
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import (
-    BlockSumsLayer,
-    CachedInputs,
-    ContextLayer,
-    GrowingLayer,
+    BlockSumsLayer as BlockSumsLayer,
+    CachedInputs as CachedInputs,
+    ContextLayer as ContextLayer,
+    GrowingLayer as GrowingLayer,
     KVCache,
     LayerCache,
-    RecurrentLayer,
-    StaticLayer,
+    RecurrentLayer as RecurrentLayer,
+    StaticLayer as StaticLayer,
     StreamingLayer,
     WindowLayer,
 )
@@ -32,26 +32,18 @@ from .transformer import Transformer
 __all__ = [
     "AttentionConfig",
     "BlockConfig",
-    "BlockSumsLayer",
-    "CachedInputs",
     "Context",
-    "ContextLayer",
     "Decoder",
     "DecoderBlock",
     "Encoder",
     "EncoderBlock",
     "FeedForward",
-    "GrowingLayer",
     "KVCache",
     "LayerCache",
     "MultiHeadAttention",
-    "Observation",
-    "RecurrentLayer",
     "SelfAttention",
-    "StaticLayer",
     "StreamingLayer",
     "Transformer",
-    "TranslatedMasks",
     "WindowLayer",
     "from_torch",
     "masks_from_torch",

@@ -473,7 +473,7 @@ def _heads(features: Tensor, width: int) -> Tensor:
 def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
     """A bias made for all heads, of those that are left; another as it is."""
     held = as_bias(bias)
-    return bias if held is None or held.heads != left.original_heads else held.of_heads(left.numbers)
+    return bias if held is None or held.heads != left.original_heads else held._of_heads(left.numbers)
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

@@ -51,12 +51,12 @@ def without_cache(
         ValueError: padding on the left beside a mask or bias that is data about rows.
     """
     real, dense = padding.replaced(queries=padding.keys), as_bias(bias)
-    of_distances = mask is None or mask.throughout("by_distance")
+    of_distances = mask is None or mask._throughout("by_distance")
     # Asked first where it is all the same: the answer is in the padding's values, which no compiled graph knows.
     if (of_distances and (dense is None or isinstance(dense, RelativeScores))) or not _on_the_left(padding):
         return joined(mask, real), None
     for name, given in (
-        ("mask", mask if mask is not None and not mask.throughout("by_position") else None),
+        ("mask", mask if mask is not None and not mask._throughout("by_position") else None),
         ("bias", dense),
     ):
         if given is not None and not isinstance(given, RelativeScores):

@@ -8,9 +8,9 @@ Begin with `rotary.py`. Imports biases and masks.
 from __future__ import annotations
 
 from .biases import AlibiBias, T5Bias
-from .configs import AlibiConfig, Config, RotaryConfig, T5Config
+from .configs import AlibiConfig, Config as Config, RotaryConfig, T5Config
 from .learned import Learned
-from .offsets import Offset, places
+from .offsets import Offset as Offset, places
 from .rotary import Rotary
 from .scaling import LinearScaling, Llama3Scaling, NTKScaling, YaRNScaling
 from .sinusoidal import Sinusoidal
@@ -18,12 +18,10 @@ from .sinusoidal import Sinusoidal
 __all__ = [
     "AlibiBias",
     "AlibiConfig",
-    "Config",
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
     "NTKScaling",
-    "Offset",
     "Rotary",
     "RotaryConfig",
     "Sinusoidal",

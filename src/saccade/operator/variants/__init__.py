@@ -6,55 +6,50 @@ Begin with `patterns.py` and `_mechanism.py`; each mechanism is one file with it
 from __future__ import annotations
 
 from . import feature_maps
-from ._causal import LinearState
-from ._causal_padding import CausalPadding, causal_padding_of
-from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Recurrent, State, Traits
+from ._causal import LinearState as LinearState
+from ._causal_padding import CausalPadding as CausalPadding, causal_padding_of as causal_padding_of
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Recurrent, State as State, Traits
 from ._parse import parse_from
 from ._random_features import draw_projection, random_features
-from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
-from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
-from .gated import GatedAttention, GatedConfig, gated_attention
-from .linear import LinearAttention, LinearConfig, linear_attention, linear_step
-from .linformer import LinformerAttention, LinformerConfig, linformer_attention
-from .longformer import LongformerAttention, LongformerConfig
-from .nystrom import NystromAttention, NystromConfig, nystrom_attention
-from .performer import PerformerAttention, PerformerConfig, PerformerState, performer_attention
-from .reformer import ReformerAttention, ReformerConfig, lsh_attention
-from .sigmoid import SigmoidAttention, SigmoidConfig, sigmoid_attention
+from .block_topk import BlockTopKAttention as BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
+from .differential import (
+    DifferentialAttention as DifferentialAttention,
+    DifferentialConfig,
+    differential_attention,
+    initial_lambda,
+)
+from .gated import GatedAttention as GatedAttention, GatedConfig, gated_attention
+from .linear import LinearAttention as LinearAttention, LinearConfig, linear_attention, linear_step
+from .linformer import LinformerAttention as LinformerAttention, LinformerConfig, linformer_attention
+from .longformer import LongformerAttention as LongformerAttention, LongformerConfig
+from .nystrom import NystromAttention as NystromAttention, NystromConfig, nystrom_attention
+from .performer import (
+    PerformerAttention as PerformerAttention,
+    PerformerConfig,
+    PerformerState as PerformerState,
+    performer_attention,
+)
+from .reformer import ReformerAttention as ReformerAttention, ReformerConfig, lsh_attention
+from .sigmoid import SigmoidAttention as SigmoidAttention, SigmoidConfig, sigmoid_attention
 
 __all__ = [
     "MECHANISMS",
-    "BlockTopKAttention",
     "BlockTopKConfig",
-    "CausalPadding",
-    "DifferentialAttention",
     "DifferentialConfig",
-    "GatedAttention",
     "GatedConfig",
     "HeadSizes",
-    "LinearAttention",
     "LinearConfig",
-    "LinearState",
-    "LinformerAttention",
     "LinformerConfig",
-    "LongformerAttention",
     "LongformerConfig",
     "Mechanism",
     "MechanismConfig",
-    "NystromAttention",
     "NystromConfig",
-    "PerformerAttention",
     "PerformerConfig",
-    "PerformerState",
     "Recurrent",
-    "ReformerAttention",
     "ReformerConfig",
-    "SigmoidAttention",
     "SigmoidConfig",
-    "State",
     "Traits",
     "block_topk_attention",
-    "causal_padding_of",
     "chosen_blocks",
     "differential_attention",
     "draw_projection",

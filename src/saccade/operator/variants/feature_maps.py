@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Dpfp", "EluPlusOne", "FeatureMap", "Relu", "Softmax", "Taylor", "named"]
+__all__ = ["FeatureMap", "named"]
 
 
 class FeatureMap(ABC):

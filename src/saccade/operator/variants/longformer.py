@@ -246,7 +246,7 @@ class _CallMask(NamedTuple):
 def _global_parts(mask: Mask) -> Iterator[Global]:
     if isinstance(mask, Global):
         yield mask
-    for part in mask.children():
+    for part in mask._children():
         yield from _global_parts(part)
 
 

@@ -306,14 +306,14 @@ def _backward(
             dk.narrow(2, tile.keys.start, len(tile.keys)).add_(collect(dz, tile.query, key.shape[1]))
             dv.narrow(2, tile.keys.start, len(tile.keys)).add_(collect(kept, do, key.shape[1]))
             if problem.pulls_bias and problem.bias is not None and parameter is not None:
-                parts[i][tile.number] = problem.bias.pull(dz, parameter, rows, tile.keys, problem.placement)
+                parts[i][tile.number] = problem.bias._pull(dz, parameter, rows, tile.keys, problem.placement)
     dq *= problem.scale
     dk *= problem.scale
     grads = tuple(grad.to(x.dtype) for grad, x in ((dq, query), (dk, key), (dv, value)))
     if not (problem.pulls_bias and problem.bias is not None and parameter is not None):
         return grads
     widths = [len(span) for span in row_spans], [len(span) for span in key_spans]
-    return *grads, problem.bias.gather(parts, parameter, widths).to(parameter.dtype)
+    return *grads, problem.bias._gather(parts, parameter, widths).to(parameter.dtype)
 
 
 def _pull(tile: _Tile, d_out: Tensor, bad_do: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -5,25 +5,22 @@ Begin with `_corpus.py`. Imports `inspection`, which knows one text, and what th
 
 from __future__ import annotations
 
-from ._compare import ModelComparison, ScoreChange, compare
+from ._compare import ModelComparison, ScoreChange as ScoreChange, compare
 from ._coreference import Coreference, study_coreference
 from ._corpus import ROLES, CorpusScores, study_corpus
 from ._labels import LabelledSentence, read_labels
 from ._mentions import Document, Mention, read_coreference
-from ._numbers import COLUMNS, as_numbers, as_rows
-from ._probe import Probe, ProbeAccuracy, study_probe
+from ._numbers import COLUMNS as COLUMNS, as_numbers, as_rows
+from ._probe import Probe, ProbeAccuracy as ProbeAccuracy, study_probe
 from ._scores import SCORES
 from ._syntax import Syntax, study_syntax
-from ._tally import AnswerShare, AnswerTally
+from ._tally import AnswerShare as AnswerShare, AnswerTally as AnswerTally
 from ._texts import Text, cut, read_files
 from ._treebank import Sentence, TreebankWord, read_treebank
 
 __all__ = [
-    "COLUMNS",
     "ROLES",
     "SCORES",
-    "AnswerShare",
-    "AnswerTally",
     "Coreference",
     "CorpusScores",
     "Document",
@@ -31,8 +28,6 @@ __all__ = [
     "Mention",
     "ModelComparison",
     "Probe",
-    "ProbeAccuracy",
-    "ScoreChange",
     "Sentence",
     "Syntax",
     "Text",

@@ -65,7 +65,7 @@ def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Ten
         placement = call.placement
         at = placement if isinstance(placement, int) else placement.to(call.device)
         distance = keys - rows - at
-        return bias.value(bias.parameter, *torch.broadcast_tensors(heads, distance))
+        return bias._value(bias.parameter, *torch.broadcast_tensors(heads, distance))
     table = bias.parameter.expand(1, call.heads, call.length_q, call.length_k)
     return table[0, heads, rows, keys]
 
@@ -75,4 +75,4 @@ def _seen(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tenso
         return torch.ones((), dtype=torch.bool, device=call.device)
     item = torch.zeros_like(heads)
     sizes = call.length_q, call.length_k
-    return call.mask.attends(item, heads, rows[None], keys[None], *sizes).expand(call.heads, len(rows))
+    return call.mask._attends(item, heads, rows[None], keys[None], *sizes).expand(call.heads, len(rows))

@@ -9,15 +9,11 @@ of `saccade` are.
 from __future__ import annotations
 
 __all__ = [
-    "Agreement",
     "Attribution",
     "CallHeads",
-    "Component",
-    "Head",
     "HeadImportance",
-    "HeadMap",
+    "HeadValues",
     "Patching",
-    "Removal",
     "WhyAttends",
     "attribute",
     "head_importance",
@@ -32,7 +28,7 @@ _HOMES = {
     "Component": "_steps",
     "Head": "_heads",
     "HeadImportance": "_importance_result",
-    "HeadMap": "_heads",
+    "HeadValues": "_heads",
     "Patching": "_patching_result",
     "Removal": "_importance_result",
     "WhyAttends": "_why",
@@ -42,21 +38,23 @@ _HOMES = {
     "why_attends": "_questions",
 }
 
+RENAMED = {"HeadMap": "HeadValues"}
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ._heads import CallHeads, Head, HeadMap
+    from ._heads import CallHeads, Head as Head, HeadValues
     from ._importance import head_importance
-    from ._importance_result import HeadImportance, Removal
+    from ._importance_result import HeadImportance, Removal as Removal
     from ._logits import Attribution
     from ._patching import patching
-    from ._patching_result import Agreement, Patching
+    from ._patching_result import Agreement as Agreement, Patching
     from ._questions import attribute, why_attends
-    from ._steps import Component
+    from ._steps import Component as Component
     from ._why import WhyAttends
 else:
     from ...support._lazy_names import lazy_names
 
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__, _HOMES, RENAMED)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

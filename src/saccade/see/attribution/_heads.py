@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadMap:
+class HeadValues:
     """A number for each head. Calls may have different numbers of heads.
 
     Attributes:
@@ -62,9 +62,9 @@ class HeadMap:
 
     Example:
         >>> import torch
-        >>> from saccade.attribution import CallHeads, HeadMap
+        >>> from saccade.attribution import CallHeads, HeadValues
         >>> calls = CallHeads("blocks.0.attention", 0, 2), CallHeads("blocks.1.attention", 1, 3)
-        >>> heads = HeadMap(calls, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
+        >>> heads = HeadValues(calls, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
         >>> heads.by_call()["blocks.1.attention"]
         tensor([0.3000, 0.4000, 0.5000], dtype=torch.float64)
         >>> heads.grid()
@@ -122,13 +122,13 @@ def by_sign(ranked: Sequence[tuple[Head, float]]) -> tuple[list[tuple[Head, floa
     return [pair for pair in found if pair[1] > 0], [pair for pair in found if pair[1] < 0]
 
 
-def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadMap:
+def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadValues:
     """The map of (H,) numbers by call name."""
-    return HeadMap(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))
+    return HeadValues(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))
 
 
-def table_of(calls: Sequence[CallHeads], **columns: HeadMap | None) -> list[dict[str, Any]]:
+def table_of(calls: Sequence[CallHeads], **columns: HeadValues | None) -> list[dict[str, Any]]:
     """A line for each head, with the columns that there are."""
     there = {name: column.values.tolist() for name, column in columns.items() if column is not None}
-    heads = HeadMap(tuple(calls), torch.empty(0)).heads
+    heads = HeadValues(tuple(calls), torch.empty(0)).heads
     return [{**head._asdict(), **{name: column[i] for name, column in there.items()}} for i, head in enumerate(heads)]

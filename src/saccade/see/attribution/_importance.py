@@ -18,7 +18,7 @@ from ...operator._masks._data import describe
 from ...support._evaluating import evaluating
 from ...support._uncertainty import half_width
 from ..intervention import Ablate, Intervention
-from ._heads import CallHeads, Head, HeadMap, head_map
+from ._heads import CallHeads, Head, HeadValues, head_map
 from ._importance_result import HeadImportance, Removal, kept_count
 from ._runs import CallList, Gates, Progress, edited, gradients, no_gradient, run_model, scalar
 
@@ -158,7 +158,7 @@ class _Work:
 
     @property
     def heads(self) -> list[Head]:
-        return list(HeadMap(tuple(self.calls.values()), torch.empty(0)).heads)
+        return list(HeadValues(tuple(self.calls.values()), torch.empty(0)).heads)
 
 
 def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
@@ -180,7 +180,7 @@ def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
     # a call that did not happen for a batch: nothing of its loss hung on it
     absent = {call.name: torch.zeros(call.heads) for call in calls}
     by_batch = [torch.stack([head_map(calls, {**absent, **part}).values for part in parts]) for parts in found]
-    signed = [None if end is None else HeadMap(calls, end) for end in _interval(torch.cat(by_batch))]
+    signed = [None if end is None else HeadValues(calls, end) for end in _interval(torch.cat(by_batch))]
     sizes = torch.stack([parts.mean(0).abs() for parts in by_batch])
     return _result(work, "gradient", losses, sizes, len(found), **dict(zip(SIGNED, signed, strict=True)))
 
@@ -234,9 +234,9 @@ def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, batche
     mean, low, high = _interval(found)
     return HeadImportance(
         by,
-        HeadMap(calls, mean),
-        None if low is None else HeadMap(calls, low),
-        None if high is None else HeadMap(calls, high),
+        HeadValues(calls, mean),
+        None if low is None else HeadValues(calls, low),
+        None if high is None else HeadValues(calls, high),
         loss=sum(losses) / len(losses),
         batches=batches,
         unobserved=work.unobserved,

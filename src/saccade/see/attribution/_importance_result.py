@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...support._numbers import compact, counted
 from ...support._plain_values import plain_values
-from ._heads import Head, HeadMap, table_of
+from ._heads import Head, HeadValues, table_of
 
 
 class Removal(NamedTuple):
@@ -68,16 +68,16 @@ class HeadImportance:
     """
 
     by: str
-    values: HeadMap
-    low: HeadMap | None
-    high: HeadMap | None
+    values: HeadValues
+    low: HeadValues | None
+    high: HeadValues | None
     loss: float
     batches: int
-    signed: HeadMap | None = None
+    signed: HeadValues | None = None
     removed: tuple[Removal, ...] = ()
     unobserved: Mapping[str, str] = field(default_factory=dict)
-    signed_low: HeadMap | None = None
-    signed_high: HeadMap | None = None
+    signed_low: HeadValues | None = None
+    signed_high: HeadValues | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -100,7 +100,7 @@ class HeadImportance:
         if self.by != "greedy":
             return self.values.by_call()
         place = {head: float(number) for number, (head, _) in enumerate(reversed(self.ranked()))}
-        return HeadMap(self.values.calls, torch.tensor([place[head] for head in self.heads])).by_call()
+        return HeadValues(self.values.calls, torch.tensor([place[head] for head in self.heads])).by_call()
 
     def least(self, keep: float = 0.5) -> dict[str, list[int]]:
         """The least important heads by call name, as `saccade.intervention.Ablate` takes them.

@@ -20,7 +20,7 @@ from ...support._evaluating import evaluating
 from ..intervention._choice import indices
 from ..intervention._edit import Heads
 from ..intervention._intervene import Layers, fits
-from ._heads import CallHeads, HeadMap, head_map
+from ._heads import CallHeads, HeadValues, head_map
 from ._patching_result import Patching, Receiver
 from ._patching_runs import PatchRuns, exact_change, first_order, watched
 from ._paths import KINDS, path_change, path_first_order, senders
@@ -236,8 +236,8 @@ def _exact(
     return found
 
 
-def _effects(runs: PatchRuns, changes: Mapping[str, Tensor]) -> HeadMap:
+def _effects(runs: PatchRuns, changes: Mapping[str, Tensor]) -> HeadValues:
     """Changes of the metric as shares of what the two runs differ by."""
     missing = {call.name: torch.full((call.heads,), math.nan) for call in runs.calls}
     found = head_map(runs.calls, {**missing, **changes})
-    return HeadMap(found.calls, found.values / (runs.source.metric - runs.base.metric))
+    return HeadValues(found.calls, found.values / (runs.source.metric - runs.base.metric))

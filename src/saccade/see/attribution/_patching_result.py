@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...support._numbers import compact, short_number
 from ...support._plain_values import plain_values
-from ._heads import Head, HeadMap, by_sign, table_of
+from ._heads import Head, HeadValues, by_sign, table_of
 
 TOP = 10
 SIDES = "towards", "away"
@@ -78,8 +78,8 @@ class Patching:
         ('output', 'denoising', torch.Size([2, 4]))
     """
 
-    exact: HeadMap | None
-    gradient: HeadMap | None
+    exact: HeadValues | None
+    gradient: HeadValues | None
     clean: float
     corrupted: float
     what: str
@@ -89,7 +89,7 @@ class Patching:
     unobserved: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def effects(self) -> HeadMap:
+    def effects(self) -> HeadValues:
         """The exact ones where they were measured, otherwise those by gradient."""
         found = self.gradient if self.exact is None else self.exact
         assert found is not None
@@ -103,13 +103,13 @@ class Patching:
         both = ~(self.exact.values.isnan() | self.gradient.values.isnan())
         return _agreement(self.exact.values[both], self.gradient.values[both])
 
-    def metrics(self, by: str = "exact") -> HeadMap:
+    def metrics(self, by: str = "exact") -> HeadValues:
         """What the metric is with each head patched, in its own units. ValueError where `by` was not measured."""
         found = {"exact": self.exact, "gradient": self.gradient}.get(by)
         if found is None:
             raise ValueError(f"by: expected what was measured, got {by!r}")
         base, other = self._ends
-        return HeadMap(found.calls, base + found.values * (other - base))
+        return HeadValues(found.calls, base + found.values * (other - base))
 
     @property
     def _ends(self) -> tuple[float, float]:

@@ -99,7 +99,7 @@ class CallList(Edit):
     items: dict[str, int] = field(default_factory=dict)
     choice: Choice = ALL
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         self.items[place.name] = out.shape[0]
         self.found.setdefault(place.name, CallHeads(place.name, place.site.layer, out.shape[1]))
         return out
@@ -116,7 +116,7 @@ class Gates(Edit):
     gates: dict[str, Tensor] = field(default_factory=dict)
     choice: Choice = ALL
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         if place.name not in self.gates:
             wide = torch.promote_types(out.dtype, torch.float32)
             self.gates[place.name] = torch.ones(out.shape[1], dtype=wide, device=out.device, requires_grad=True)
@@ -144,13 +144,13 @@ class Probe(Edit):
     choice: Choice = ALL
 
     @property
-    def stage(self) -> Stage:
+    def _stage(self) -> Stage:
         return {"output": Stage.OUTPUT, "value": Stage.VALUES}.get(self.what, Stage.PRODUCTS)
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         return [replace(part, call=self._probed(part.call, place))]
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         return self._with_zero(out, place) if self.what == "output" else out
 
     def _probed(self, call: AttentionCall, place: CallPlace) -> AttentionCall:

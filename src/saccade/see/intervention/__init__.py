@@ -6,8 +6,16 @@ edits is computed). Imports `monitoring`, whose hooks meet the calls.
 
 from __future__ import annotations
 
-from ._edits import Ablate, Bias, Mask, Scale, Weights
-from ._intervene import Intervention, intervene
+from ._edits import Ablate, EditBias, EditMask, Scale, Weights
+from ._intervene import Intervention as Intervention, intervene
 from ._patch import Freeze, Patch
 
-__all__ = ["Ablate", "Bias", "Freeze", "Intervention", "Mask", "Patch", "Scale", "Weights", "intervene"]
+__all__ = ["Ablate", "EditBias", "EditMask", "Freeze", "Patch", "Scale", "Weights", "intervene"]
+
+RENAMED = {"Bias": "EditBias", "Mask": "EditMask"}
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    from ...support._lazy_names import lazy_names
+
+    __getattr__ = lazy_names(__name__, {}, RENAMED)

@@ -60,20 +60,20 @@ class EditsOfCall:
         self._place(call)
         weights = dense.weights
         everything = Chosen(_every_head(call), torch.arange(weights.shape[2], device=weights.device))
-        if any(edit.stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
+        if any(edit._stage in (Stage.PRODUCTS, Stage.LOGITS) for edit, _ in self._edits):
             parts = self._parts(call, Stage.PRODUCTS)
             logits = together(parts, everything.heads, lambda part: dense.logits(part.call.query, part.call.key))
             before = logits
             for edit, _ in self._edits:
-                logits = edit.logits(logits, call)
+                logits = edit._logits(logits, call)
             seen = _seen(logits) & (_seen(logits, HIDDEN) | ~_seen(before, HIDDEN))
             weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
         for edit, place in self._edits:
-            weights = edit.weights(weights, everything, call, place)
+            weights = edit._weights(weights, everything, call, place)
         return weights
 
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
-        if any(edit.stage == Stage.VALUES for edit, _ in self._edits):
+        if any(edit._stage == Stage.VALUES for edit, _ in self._edits):
             parts = self._parts(call, Stage.VALUES, Stage.VALUES)
             out = together(parts, _every_head(call), lambda part: with_value(part.call.value))
         with torch.no_grad():
@@ -92,13 +92,13 @@ class EditsOfCall:
         """The call after the edits of some stages, those of `Weights` left out."""
         parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
         for edit, place in self._edits:
-            if first <= edit.stage <= last:
-                parts = [new for part in parts for new in edit.parts(part, place)]
+            if first <= edit._stage <= last:
+                parts = [new for part in parts for new in edit._parts(part, place)]
         return parts
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
         """(B or 1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
-        covered = [edit.choice.covered(call) for edit, _ in self._edits if edit.by_function]
+        covered = [edit.choice.covered(call) for edit, _ in self._edits if edit._by_function]
         return functools.reduce(torch.logical_or, covered) if covered else None
 
     def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
@@ -122,7 +122,7 @@ class EditsOfCall:
             rows = torch.arange(first, last, device=out.device)
             weights = together(parts, chosen, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
             for edit, place in self._edits:
-                weights = edit.weights(weights, Chosen(chosen, rows), call, place)
+                weights = edit._weights(weights, Chosen(chosen, rows), call, place)
             found[:, :, first:last] = values.times(weights)
             del weights  # its memory is the next tile's, if no function has kept it
         return out.index_copy(1, heads, torch.where(tiled[:, heads], found, out[:, heads]))
@@ -130,7 +130,7 @@ class EditsOfCall:
     def _place(self, call: AttentionCall) -> None:
         """Count the rows of the call. ValueError where it has no such heads or items."""
         placed = (one for block in self._blocks for one in block.placed(call))
-        self._edits = tuple(sorted(placed, key=lambda one: one[0].stage))
+        self._edits = tuple(sorted(placed, key=lambda one: one[0]._stage))
         for edit, place in self._edits:
             edit.choice.check(call, place.name)
 
@@ -138,16 +138,16 @@ class EditsOfCall:
         """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
         unused: Tensor | None = None
         for edit, place in self._edits:
-            if edit.reads_other_items:
+            if edit._reads_other_items:
                 break
-            replaced = edit.replaced(call, place)
+            replaced = edit._replaced(call, place)
             if replaced is not None:
                 unused = replaced if unused is None else unused | replaced
         return unused
 
     def _output(self, out: Tensor, call: AttentionCall) -> Tensor:
         for edit, place in self._edits:
-            out = edit.output(out, call, place)
+            out = edit._output(out, call, place)
         return out
 
 
@@ -197,5 +197,5 @@ def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tu
         lambda part: attention_weights(part.call.query, part.call.key, **part.call.scoring()),
     )
     for edit, place in edits:
-        found = edit.weights(found, everything, call, place)
+        found = edit._weights(found, everything, call, place)
     return found

@@ -93,38 +93,38 @@ class Edit(ABC):
     """
 
     choice: Choice
-    by_function: ClassVar[bool] = False  # whether it needs the weights themselves
+    _by_function: ClassVar[bool] = False  # whether it needs the weights themselves
 
     @property
-    def stage(self) -> Stage:
+    def _stage(self) -> Stage:
         return Stage.OUTPUT
 
     @property
-    def reads_other_items(self) -> bool:
+    def _reads_other_items(self) -> bool:
         """Whether the output of an item depends on what the call gives for others."""
         return False
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         """A part of a call, changed before anything is computed."""
         return [part]
 
-    def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
+    def _logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
         """Dense logits (B, Hq, Lq, Lk) of attention written by hand, -inf where hidden, changed."""
         return logits
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         """Weights (B, n, r, Lk), changed where they are of heads of this edit."""
         return weights
 
-    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
+    def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         """(B or 1, Hq, 1, 1) bool: where `output` uses nothing of what the call gives; None: nowhere."""
         return None
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         """The output (B, Hq, Lq, Dv), changed."""
         return out
 
-    def unreached(self, site: CallSite, end: int) -> str | None:
+    def _unreached(self, site: CallSite, end: int) -> str | None:
         """What to say where the edit is meant for positions from `end` on, and the texts of a block had none."""
         return None
 

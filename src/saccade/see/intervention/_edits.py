@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator._biases import ALiBi, Bias as BiasValue, Span, TensorBias, as_bias
+from ...operator._biases import ALiBi, Bias, Span, TensorBias, as_bias
 from ...operator._call import AttentionCall, _stands_at
 from ...operator._checks import make_call
-from ...operator._masks import Mask as MaskValue, Padding, as_mask
+from ...operator._masks import Mask, Padding, as_mask
 from ...operator._masks._algebra import And
 from ...operator._masks._data import describe, whole
 from ._edit import CallPlace, Chosen, HeadEdit, Part, Stage, WeightsFunction, split
@@ -51,7 +51,7 @@ class Ablate(HeadEdit):
 
     to: str | Tensor = "zero"
     seed: int = 0
-    stage = Stage.OUTPUT
+    _stage = Stage.OUTPUT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,17 +60,17 @@ class Ablate(HeadEdit):
         object.__setattr__(self, "seed", whole(self.seed, "seed"))
 
     @property
-    def reads_other_items(self) -> bool:
+    def _reads_other_items(self) -> bool:
         return not isinstance(self.to, Tensor) and self.to != "zero"
 
-    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
+    def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         return self.choice.covered(call) if isinstance(self.to, Tensor) or self.to == "zero" else None
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = self.choice.heads_of(call)
-        return with_heads(out, heads, self._output(out[:, heads], call, place), self.choice.covered(call))
+        return with_heads(out, heads, self._new_output(out[:, heads], call, place), self.choice.covered(call))
 
-    def _output(self, own: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _new_output(self, own: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         if isinstance(self.to, Tensor):
             given = self.to.to(own)
             try:
@@ -154,15 +154,15 @@ class Scale(HeadEdit):
             raise ValueError(f"what must be 'output' or 'logits', got {self.what!r}")
 
     @property
-    def stage(self) -> Stage:
+    def _stage(self) -> Stage:
         return Stage.PRODUCTS if self.what == "logits" else Stage.OUTPUT
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         if self.what == "output":
             return [part]
         return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, place)))]
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         return self._scaled(out, call, place) if self.what == "output" else out
 
     def _scaled(self, tensor: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
@@ -179,7 +179,7 @@ class Scale(HeadEdit):
 
 
 @dataclass(frozen=True, eq=False)
-class Mask(HeadEdit):
+class EditMask(HeadEdit):
     """Let heads see less: a pair counts if both the model's mask and this one allow it.
 
     Rows without any pair give 0.
@@ -194,7 +194,7 @@ class Mask(HeadEdit):
     Example:
         >>> import torch, saccade
         >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(1, 5, 16)
-        >>> edit = saccade.intervention.Mask(heads=[0, 2], mask=saccade.Window(1, 0))
+        >>> edit = saccade.intervention.EditMask(heads=[0, 2], mask=saccade.Window(1, 0))
         >>> with saccade.watch(model, keep=True) as seen, saccade.intervene(model, {0: edit}):
         ...     out = model(x)
         >>> (kept,) = seen.kept.values()
@@ -205,8 +205,8 @@ class Mask(HeadEdit):
                 [5, 5, 5, 5, 5]])
     """
 
-    mask: MaskValue | Tensor | None = None
-    stage = Stage.LOGITS
+    mask: Mask | Tensor | None = None
+    _stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,19 +214,19 @@ class Mask(HeadEdit):
             raise TypeError("mask: expected a mask value or a boolean tensor, got none")
         object.__setattr__(self, "mask", as_mask(self.mask))
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         own, here = as_mask(part.call.mask), self._placed(part.call)
         return [replace(part, call=replace(part.call, mask=here if own is None else own & here))]
 
-    def _placed(self, call: AttentionCall) -> MaskValue:
+    def _placed(self, call: AttentionCall) -> Mask:
         """The mask for these heads, standing where the call's own stands."""
-        assert isinstance(self.mask, MaskValue)
+        assert isinstance(self.mask, Mask)
         mask, own = self.mask, as_mask(call.mask)
         if own is not None and mask.placement() == "open" and own.placement() not in (None, "open"):
             mask = mask.at(_stands_at(own, None, call.query.device))  # type: ignore[arg-type]
         return self.choice.mask(call, mask)
 
-    def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
+    def _logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
         shown = self._placed(call)
         batch, heads, rows, keys = logits.shape
         shown.check(batch, heads, rows, keys, logits.device)
@@ -234,7 +234,7 @@ class Mask(HeadEdit):
 
 
 @dataclass(frozen=True, eq=False)
-class Bias(HeadEdit):
+class EditBias(HeadEdit):
     """Numbers added to the logits of heads, after scale and softcap, beside the bias that the model has.
 
     Args:
@@ -249,7 +249,7 @@ class Bias(HeadEdit):
         >>> import torch, saccade
         >>> model, x = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=4)), torch.randn(2, 5, 16)
         >>> bias = torch.zeros(5, 5, requires_grad=True)
-        >>> with saccade.intervene(model, {0: saccade.intervention.Bias([1], bias)}):
+        >>> with saccade.intervene(model, {0: saccade.intervention.EditBias([1], bias)}):
         ...     out = model(x)
         >>> torch.allclose(out, model(x), atol=1e-6)  # a bias of 0 changes nothing
         True
@@ -258,22 +258,22 @@ class Bias(HeadEdit):
         torch.Size([5, 5])
     """
 
-    bias: BiasValue | Tensor | None = None
-    stage = Stage.LOGITS
+    bias: Bias | Tensor | None = None
+    _stage = Stage.LOGITS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.bias, (BiasValue, Tensor)):
+        if not isinstance(self.bias, (Bias, Tensor)):
             raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}")
         if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
             raise TypeError(
-                f"bias must be of floating point (a mask of True and False is Mask), got {describe(self.bias)}"
+                f"bias must be of floating point (a mask of True and False is EditMask), got {describe(self.bias)}"
             )
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         return split(part, self.choice.covered(part.call), lambda call: replace(call, bias=self._added(call)))
 
-    def _added(self, call: AttentionCall) -> BiasValue | Tensor | None:
+    def _added(self, call: AttentionCall) -> Bias | Tensor | None:
         own = as_bias(call.bias)
         bias = self.bias
         if isinstance(bias, Tensor):
@@ -286,21 +286,21 @@ class Bias(HeadEdit):
             return ALiBi(own.parameter + ours.parameter)
         return bias_tile(own, call) + bias_tile(ours, call)
 
-    def logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
+    def _logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
         bias = as_bias(self.bias)
         assert bias is not None
-        bias.check(*logits.shape)
+        bias._check(*logits.shape)
         added = logits + bias_tile(bias, call).to(logits.dtype)
         return torch.where(self.choice.covered(call), added, logits)
 
 
-def bias_tile(bias: BiasValue, call: AttentionCall) -> Tensor:
+def bias_tile(bias: Bias, call: AttentionCall) -> Tensor:
     """The whole bias of a call, (B or 1, Hq or 1, Lq or 1, Lk or 1)."""
     if isinstance(bias, TensorBias):
         return bias.parameter
     checked = make_call(call.query, call.key, call.value, call.mask, bias=bias)
     rows, keys = (Span(0, size, torch.arange(size, device=call.query.device)) for size in _lengths(call))
-    return bias.tile(bias.parameter, rows, keys, checked.placement, checked.accumulator)
+    return bias._tile(bias.parameter, rows, keys, checked.placement, checked.accumulator)
 
 
 def _lengths(call: AttentionCall) -> tuple[int, int]:
@@ -333,15 +333,15 @@ class Weights(HeadEdit):
     """
 
     function: WeightsFunction | None = None
-    stage = Stage.WEIGHTS
-    by_function = True
+    _stage = Stage.WEIGHTS
+    _by_function = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.function):
             raise TypeError(f"function must be callable, got {describe(self.function)}")
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         if torch.is_grad_enabled() and weights.requires_grad:
             raise ValueError(FORWARD_ONLY)
         heads = self.choice.heads_of(call)

@@ -168,7 +168,7 @@ class Intervention(StepCounts):
         """ValueError where edits were meant for positions that no text of the block has."""
         for name, end in self._rows.ends.items():
             for edit in self._at(site := self._seen[name]):
-                lost = edit.unreached(site, end)
+                lost = edit._unreached(site, end)
                 if lost is not None:
                     raise ValueError(lost)
 
@@ -194,11 +194,11 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
 
     Args:
         model: the module whose forwards are changed.
-        edits: by layers, one edit or several, which are applied in their order: `Ablate`, `Scale`, `Mask`, `Bias`,
-            `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a call's name or path as `watch` gives
-            it, a pattern of these (* and ? as in file names), or a part of the path between dots: "layers.3" is
-            "model.layers.3.self_attn". An int is the `layer` of a `CallSite`, the first number in the path: 1 is
-            "encoder.blocks.1.attention", but in an nn.Sequential "0.blocks.1.attention" is layer 0.
+        edits: by layers, one edit or several, which are applied in their order: `Ablate`, `Scale`, `EditMask`,
+            `EditBias`, `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a call's name or path as
+            `watch` gives it, a pattern of these (* and ? as in file names), or a part of the path between dots:
+            "layers.3" is "model.layers.3.self_attn". An int is the `layer` of a `CallSite`, the first number in the
+            path: 1 is "encoder.blocks.1.attention", but in an nn.Sequential "0.blocks.1.attention" is layer 0.
 
     Returns:
         A context manager, an `Intervention`.

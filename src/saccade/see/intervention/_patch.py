@@ -84,11 +84,11 @@ class Patch(Edit):
         object.__setattr__(self, "choice", Choice(self.heads, self.items))  # type: ignore[arg-type]
 
     @property
-    def stage(self) -> Stage:
+    def _stage(self) -> Stage:
         stages = {"weights": Stage.WEIGHTS, "output": Stage.OUTPUT, "value": Stage.VALUES}
         return stages.get(self.what, Stage.PRODUCTS)
 
-    def parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
         if self.what == "weights":
             return self._with_weights(part, place)
         if self.what == "output":
@@ -100,7 +100,7 @@ class Patch(Edit):
             return [replace(part, call=self._with_groups(part.call, place))]
         return split(part, self.choice.covered(part.call), lambda call: self._with_groups(call, place))
 
-    def weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
         heads = [head for head in self.choice.heads_of(call) if head in chosen.heads]
         if self.what != "weights" or not heads:
             return weights
@@ -119,11 +119,11 @@ class Patch(Edit):
         found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
         return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
 
-    def replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
+    def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         whole = self.what == "output" and self._places(call, self._kept(call, place), "rows", place).here is None
         return self.choice.covered(call) if whole else None
 
-    def output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
+    def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
         return self._patched(out, call, place, self.choice.heads_of(call)) if self.what == "output" else out
 
     def _patched(self, own: Tensor, call: AttentionCall, place: CallPlace, heads: list[int]) -> Tensor:
@@ -239,7 +239,7 @@ class Patch(Edit):
             raise ValueError(lost)
         return _Places([p - first for p in chosen], chosen)
 
-    def unreached(self, site: CallSite, end: int) -> str | None:
+    def _unreached(self, site: CallSite, end: int) -> str | None:
         kept = self.source.kept.get(site.name)
         return self._beyond(site, end) if kept is not None and _within_one(kept) else None
 

@@ -59,7 +59,7 @@ class WeightTiles:
             self._query = checked.query[:, at].float() * checked.scale  # (B, n, Lq, D)
             self._key = checked.key[:, of_key].float().transpose(-1, -2)  # (B, n, D, Lk)
             bias, sink = checked.bias, checked.sink
-            self._parameter = None if bias is None else bias.part(bias.parameter, None, None, at).float()
+            self._parameter = None if bias is None else bias._part(bias.parameter, None, None, at).float()
             self._sink = None if sink is None else sink[at].float().view(-1, 1, 1)
 
     def rows(self, first: int, last: int) -> Tensor:

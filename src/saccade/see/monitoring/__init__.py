@@ -6,33 +6,31 @@ training. Imports the record of a call, weights and statistics, `_tracing` and `
 
 from __future__ import annotations
 
-from ._aggregates import Aggregate
+from ._aggregates import Aggregate as Aggregate
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
-from ._kept_calls import KeptCall
+from ._kept_calls import KeptCall as KeptCall
 from ._monitor import AttentionMonitor, MonitorSettings
 from ._monitor_log import Histogram, MonitorLog, TensorBoardLog
 from ._observations import Observations, load
-from ._record import CallRecord, CallSite, GradientRecord, Unobserved
-from ._watch import ModelWatch, watch
+from ._record import (
+    CallRecord as CallRecord,
+    CallSite as CallSite,
+    GradientRecord as GradientRecord,
+    Unobserved as Unobserved,
+)
+from ._watch import ModelWatch as ModelWatch, watch
 
 __all__ = [
-    "Aggregate",
     "Alarm",
     "Alarms",
     "AttentionMonitor",
-    "CallRecord",
-    "CallSite",
-    "GradientRecord",
     "Histogram",
-    "KeptCall",
-    "ModelWatch",
     "MonitorLog",
     "MonitorSettings",
     "Observations",
     "TensorBoardLog",
     "Thresholds",
-    "Unobserved",
     "load",
     "watch",
 ]

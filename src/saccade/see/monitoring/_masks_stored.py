@@ -36,7 +36,7 @@ def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], 
     try:
         return _stored(mask, name, tensors)
     except UnstorableMask as unknown:
-        batch, heads = mask.batch_and_heads()
+        batch, heads = mask._batch_and_heads()
         bits = batch * heads * sizes[2] * sizes[3]
         if bits > MOST_BITS:
             raise UnstorableMask(f"{unknown}, and too large to be stored as {bits} booleans") from None
@@ -76,7 +76,7 @@ def read_mask(value: Any, tensors: Tensors) -> Any:
     if set(value) != {"mask", *kind.fields}:
         raise ValueError(f"a {value['mask']} with the fields {', '.join(sorted(value))}")
     made = {field: read_mask(value[field], tensors) for field in kind.fields}
-    return kind.from_fields(**made)
+    return kind._from_fields(**made)
 
 
 def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:

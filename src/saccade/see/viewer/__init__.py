@@ -10,19 +10,13 @@ from __future__ import annotations
 __all__ = [
     "Viewer",
     "as_json",
-    "check_target",
     "draw",
     "draw_figure",
-    "framed",
-    "framed_steps",
-    "print_look",
-    "print_steps",
     "render_report",
     "render_steps",
     "step",
     "steps_as_text",
     "view",
-    "write_whole",
 ]
 
 _HOMES = {
@@ -47,14 +41,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._draw import draw
     from ._figure import draw_figure
-    from ._files import check_target, write_whole
+    from ._files import check_target as check_target, write_whole as write_whole
     from ._json import as_json
-    from ._report import framed, render_report
-    from ._terminal import print_look
+    from ._report import framed as framed, render_report
+    from ._terminal import print_look as print_look
     from .server import Viewer, view
-    from .steps._page import framed_steps, render_steps
+    from .steps._page import framed_steps as framed_steps, render_steps
     from .steps._step import step
-    from .steps._text import print_steps, steps_as_text
+    from .steps._text import print_steps as print_steps, steps_as_text
 else:
     from ...support._lazy_names import lazy_names
 

@@ -193,5 +193,5 @@ def _by_distance(mask: Read) -> bool:
     if mask is None or isinstance(mask, Causal | Window):
         return True
     return (
-        bool(mask.children()) and type(mask).__name__ == "And" and all(_by_distance(part) for part in mask.children())
+        bool(mask._children()) and type(mask).__name__ == "And" and all(_by_distance(part) for part in mask._children())
     )

@@ -24,7 +24,7 @@ class PairBias(Bias):
         rows, keys: int64 (P,), sorted by row, then by key, each pair once.
     """
 
-    head_axis = 1
+    _head_axis = 1
 
     def __init__(self, scores: Tensor, rows: Tensor, keys: Tensor):
         codes = rows * _FAR + keys
@@ -32,29 +32,29 @@ class PairBias(Bias):
             raise ValueError("PairBias: expected scores (P, H), rows (P,) and keys (P,), sorted, each pair once")
         self.parameter, self.codes = scores, codes
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+    def _tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
         at, there = self._found(rows, keys)
         if not len(parameter):
             return torch.zeros(1, 1, *there.shape, dtype=dtype, device=parameter.device)
         return torch.where(there, parameter[at].to(dtype).movedim(-1, 0), 0.0)[None]
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+    def _pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         at, there = self._found(rows, keys)
         values = cotangent.sum(0)[:, there].t()
         # Sparse: every tile's part has few pairs, and all of them are kept until the last one.
         return torch.sparse_coo_tensor(at[there][None], values, tuple(parameter.shape), check_invariants=False)
 
-    def gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
+    def _gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
         total = torch.zeros_like(parameter)
         for part in (part for line in parts for part in line if part is not None):
             total = total.index_add(0, part._indices()[0], part._values().to(total.dtype))
         return total
 
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         if self.parameter.shape[1] != heads:
             raise ValueError(f"bias: PairBias has {self.parameter.shape[1]} columns, expected one per head ({heads})")
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter if heads is None else parameter.index_select(1, heads)
 
     def _found(self, rows: Span, keys: Span) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,12 @@ class ClassTask(ExampleTask):
 
     Attributes:
         thing: what an example is called.
+
+    Example:
+        >>> import saccade
+        >>> task = saccade.tasks.Classify(labels=("no", "yes"))
+        >>> isinstance(task, saccade.tasks.ClassTask), task.label_names
+        (True, ('no', 'yes'))
     """
 
     label: str = "label"

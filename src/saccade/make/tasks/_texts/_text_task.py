@@ -41,6 +41,12 @@ class TextTask(ExampleTask):
         longest: tokens of a text that are read, the special ones included; None: 256 by a new encoder, all that a
             checkpoint can.
         long: "cut" texts that are longer, or "refuse" them; what else a task knows.
+
+    Example:
+        >>> import saccade
+        >>> task = saccade.tasks.Tag(layers=3)
+        >>> isinstance(task, saccade.tasks.TextTask), task.long
+        (True, 'cut')
     """
 
     vocabulary: int = 4096

@@ -60,7 +60,7 @@ class KernelSettings(CallSettings):
 
     @classmethod
     def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
-        origin = (0, 0) if call.mask is None or call.dropout is None else call.mask.origin()
+        origin = (0, 0) if call.mask is None or call.dropout is None else call.mask._origin()
         return call.settings(cls, lowered, origin)
 
 
@@ -307,7 +307,7 @@ class _DistanceScores(_Scores):
         low, high = (placement, placement) if isinstance(placement, int) else extent(placement)
         self.least, last = 1 - query.shape[2] - high, key.shape[2] - 1 - low
         self.distances = torch.arange(self.least, last + 1, device=query.device)
-        self.lines = self.bias.score(parameter.float(), self.distances).contiguous()
+        self.lines = self.bias._score(parameter.float(), self.distances).contiguous()
 
     def fields(self) -> tuple[Any, ...]:
         placed = (0, 0) if self.placements is None else (self.placements.data_ptr(), len(self.placements))
@@ -323,7 +323,7 @@ class _DistanceScores(_Scores):
         lines, parameter = total(gradient, 0)[0], self.parameter.float()
         with without_autocast(lines.device):
             parts = [
-                self.bias.pull_score(part, parameter, distances)
+                self.bias._pull_score(part, parameter, distances)
                 for part, distances in zip(lines.split(_PULLED, 1), self.distances.split(_PULLED), strict=True)
             ]
         return total(torch.stack(parts), 0)[0].to(self.parameter.dtype)

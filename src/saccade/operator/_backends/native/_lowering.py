@@ -50,13 +50,13 @@ def built(lowered: MaskProgram, Lq: int, Lk: int) -> Any:
 
 def native_mask(mask: Mask, Lq: int, Lk: int) -> Any:
     """The object the kernels take, remembered by the mask: all layers of a model share it and its work lists."""
-    known = mask.remembered("native", (Lq, Lk))
+    known = mask._remembered("native", (Lq, Lk))
     if known is not None:
         return known
     made = built(_lasting_lower(mask, Lq, Lk), Lq, Lk)
     # What a compiler or a dispatch mode looks on may not be made of plain tensors.
     if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
-        mask.remember("native", (Lq, Lk), made)
+        mask._remember("native", (Lq, Lk), made)
     return made
 
 
@@ -68,18 +68,18 @@ def is_structured(mask: Mask) -> bool:
 
     It then holds no `Predicate`, no class unknown here, and nothing that is made for the rows and keys of a call.
     """
-    return _is_structured(mask, is_beyond(*mask.origin()))
+    return _is_structured(mask, is_beyond(*mask._origin()))
 
 
 def _is_structured(mask: Mask, beyond: bool) -> bool:
-    by_lengths = mask.by_lengths or (beyond and mask.tables_reach_back)
-    return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask.children())
+    by_lengths = mask.by_lengths or (beyond and mask._tables_reach_back)
+    return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask._children())
 
 
 def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
     """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
     (top, bottom), (left, right) = scope.rows, scope.keys
-    batch, heads = mask.batch_and_heads()
+    batch, heads = mask._batch_and_heads()
     if not isinstance(scope.offset, int):
         batch = max(batch, scope.offset.shape[0])
     which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)

@@ -59,7 +59,7 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     seed, origin = None, (0, 0)
     if dropout is not None:
         seed = dropout.seed if isinstance(dropout, GraphDropout) else torch.tensor([_signed(dropout.seed)])
-        origin = origin if mask is None else mask.origin()
+        origin = origin if mask is None else mask._origin()
     out, _, lse = torch.ops.saccade.attention(
         call.query,
         call.key,

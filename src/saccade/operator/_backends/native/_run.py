@@ -111,9 +111,9 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     if type(mask) is Causal:
         seen = _causal(rows, keys)
     elif isinstance(mask, Mask):
-        if mask.remembered("fits", (rows, keys)) != (batch, heads):  # else another layer has asked
+        if mask._remembered("fits", (rows, keys)) != (batch, heads):  # else another layer has asked
             mask.check(batch, heads, rows, keys, _CPU)
-            mask.remember("fits", (rows, keys), (batch, heads))
+            mask._remember("fits", (rows, keys), (batch, heads))
         seen = native_mask(mask, rows, keys)
     elif mask is not None:
         return None

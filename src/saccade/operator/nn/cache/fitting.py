@@ -120,7 +120,7 @@ def bias_at(bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, 
     parameter = known.parameter
     wide = torch.promote_types(torch.promote_types(parameter.dtype, dtype), torch.float32)
     distance = keys[:, None, :] - rows[:, :, None]
-    scores = known.score(parameter.to(wide), distance.flatten())
+    scores = known._score(parameter.to(wide), distance.flatten())
     return scores.unflatten(1, distance.shape).transpose(0, 1)
 
 

@@ -31,7 +31,7 @@ class RowsAtPositions(Mask):
     def __init__(self, part: Mask, reach: int):
         self._set(part=part, reach=reach)
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
     def placement(self) -> Hashable:
@@ -43,9 +43,9 @@ class RowsAtPositions(Mask):
     def moved(self, device: torch.device | str) -> Mask:
         return RowsAtPositions(self.part.to(device), self.reach)
 
-    def check_fit(self, problem: MaskProblem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         keys = min(problem.keys, self.reach)
-        self.part.check_fit(MaskProblem(self.reach, keys, (0, self.reach), exact=False))
+        self.part._check_fit(MaskProblem(self.reach, keys, (0, self.reach), exact=False))
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         last = max(self.reach - 1, 0)
@@ -81,10 +81,10 @@ class KeysAtPositions(Mask):
         )
         self._set(part=part, positions=table)
 
-    def children(self) -> tuple[Mask, ...]:
+    def _children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def own_batch_and_heads(self) -> tuple[int, int]:
+    def _own_batch_and_heads(self) -> tuple[int, int]:
         return self.positions.shape[0], 1
 
     def tables(self) -> tuple[OwnedTensor, ...]:
@@ -96,9 +96,9 @@ class KeysAtPositions(Mask):
     def moved(self, device: torch.device | str) -> Mask:
         return KeysAtPositions(self.part.to(device), self.positions)
 
-    def check_fit(self, problem: MaskProblem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         reach = int(self.positions.host.max(initial=-1)) + 1
-        self.part.check_fit(MaskProblem(problem.rows, reach, problem.positions, exact=False))
+        self.part._check_fit(MaskProblem(problem.rows, reach, problem.positions, exact=False))
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = self.positions.on(key.device)
@@ -126,7 +126,7 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
     Raises:
         ValueError: it is placed already.
     """
-    if mask is None or mask.throughout("endless"):
+    if mask is None or mask._throughout("endless"):
         return mask
     refuse_placed(mask)
     return RowsAtPositions(mask, reach)
@@ -146,7 +146,7 @@ def check_reach(mask: Mask, reach: int, batch: int) -> None:
     # Other masks look at host arrays, which cannot be traced, and answer for places that they do not have.
     if isinstance(mask, FromTensor):
         mask.fits(MaskProblem(reach, reach, (0, reach), exact=False))
-    for part in mask.children():
+    for part in mask._children():
         check_reach(part, reach, batch)
 
 

@@ -194,7 +194,7 @@ def _seen_slots(mask: Mask | None, place: Tensor, real: Tensor | None, after: Te
         seen = seen & real[:, None, :, None]
     if mask is not None:
         item = torch.arange(place.shape[0], device=device)[:, None, None, None]
-        head = torch.arange(mask.batch_and_heads()[1], device=device)[None, :, None, None]
+        head = torch.arange(mask._batch_and_heads()[1], device=device)[None, :, None, None]
         where = place[:, None, :, None]
         seen = seen & mask.allows(item, head, where, where, slot)
     return FromTensor(seen.expand(-1, -1, place.shape[1], -1))

@@ -201,11 +201,11 @@ def _named(call: CheckedCall) -> str:
 def _bias_row(call: CheckedCall, bias: Bias, head: int, row: int, item: int) -> np.ndarray:
     """(L,)."""
     at_row, at_head = torch.tensor([row], device=call.device), torch.tensor([head], device=call.device)
-    parameter = bias.part(bias.parameter.detach(), at_row, None, at_head)
+    parameter = bias._part(bias.parameter.detach(), at_row, None, at_head)
     length = call.length_k
     rows = Span(0, 1, at_row, unbroken=False)
     keys = Span(0, length, torch.arange(length, device=call.device))
-    tile = bias.tile(parameter, rows, keys, call.placement, torch.float64)
+    tile = bias._tile(parameter, rows, keys, call.placement, torch.float64)
     return np.broadcast_to(numbers(tile[item if tile.shape[0] > 1 else 0, 0, 0]), (length,)).copy()
 
 
@@ -214,7 +214,7 @@ def _visible_row(call: CheckedCall, head: int, row: int, item: int) -> np.ndarra
     if call.mask is None:
         return None
     at_row, keys = torch.tensor([row], device=call.device), torch.arange(call.length_k, device=call.device)
-    bits = call.mask.grid(at_row, keys, call.length_q, call.length_k)
+    bits = call.mask._grid(at_row, keys, call.length_q, call.length_k)
     seen = bits[item if bits.shape[0] > 1 else 0, head if bits.shape[1] > 1 else 0, 0]
     return seen.cpu().numpy().copy()
 

@@ -86,7 +86,7 @@ def of_mask(mask: Mask | None, name: str, code: str = "") -> Variant:
     if mask is None:
         pairs = np.ones((LENGTH, LENGTH), bool)
     else:
-        sizes = mask.required_lengths() or (LENGTH, LENGTH)
+        sizes = mask._required_lengths() or (LENGTH, LENGTH)
         pairs = mask.dense(*sizes)[0, 0].cpu().numpy()
     return Variant(name, code or repr(mask), pairs, f"{int(pairs.sum())} of {pairs.size:,} pairs")
 

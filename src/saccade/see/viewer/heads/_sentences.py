@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ....support._numbers import DOT, counted, decimals_for, joined, percent, signed_cell, without_zero
-from ...attribution import Head, HeadImportance, HeadMap, Patching
+from ...attribution import Head, HeadImportance, HeadValues, Patching
 from ...attribution._heads import by_sign
 
 NOTHING = 0.1  # of what the head does that does most
 NAMED = 5  # heads that are named as those that are needed most, and least
 
 
-def rises(found: HeadImportance) -> HeadMap:
+def rises(found: HeadImportance) -> HeadValues:
     """What the loss rises by without each head; of a gradient to first order."""
     if found.signed is None:
         return found.values
-    return HeadMap(found.signed.calls, -found.signed.values)
+    return HeadValues(found.signed.calls, -found.signed.values)
 
 
 def _rise_intervals(found: HeadImportance) -> dict[Head, tuple[float, float]]:

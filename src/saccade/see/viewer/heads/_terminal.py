@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ....support._numbers import counted, decimals_for, signed_cell
-from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadMap, Patching, WhyAttends
+from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadValues, Patching, WhyAttends
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
 from ._sentences import importance_sentences, legend, patching_sentences, rises
 
@@ -124,7 +124,7 @@ def print_why(console: Console, found: WhyAttends) -> None:
 # Maps
 
 
-def print_map(console: Console, found: HeadMap, title: str, note: str) -> None:
+def print_map(console: Console, found: HeadValues, title: str, note: str) -> None:
     """A line for each call and a cell for each head, in blocks of as many heads as fit."""
     _title(console, title)
     if note:

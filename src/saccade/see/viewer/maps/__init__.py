@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ._budget import KeptTensors
 from ._call import MapCall
-from ._head import SIDE, HeadMap, MapTile, Pool, What
+from ._head import SIDE, HeadPyramid, MapTile, Pool, What
 from ._lse import MapClosed
 from ._overview import THUMBNAIL, HeadSummary
 from ._pair import ReadPair, read_pair
@@ -21,7 +21,7 @@ __all__ = [
     "SIDE",
     "THUMBNAIL",
     "Cell",
-    "HeadMap",
+    "HeadPyramid",
     "HeadSummary",
     "KeptTensors",
     "Links",

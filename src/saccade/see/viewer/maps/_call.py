@@ -72,7 +72,7 @@ class MapCall:
                 return False
             later = torch.arange(first, behind if certain else keys)
             chosen = torch.arange(start, stop)
-            if bool((mask.grid(chosen, later, rows, keys) & (later > chosen[:, None] + self.placed)).any()):
+            if bool((mask._grid(chosen, later, rows, keys) & (later > chosen[:, None] + self.placed)).any()):
                 return False
         return True
 
@@ -81,15 +81,15 @@ class MapCall:
         call, mask = self.call, self.call.mask
         if isinstance(mask, PerHead):
             mask = mask.masks[head]
-        if mask is not None and mask.batch_and_heads()[1] != 1:
+        if mask is not None and mask._batch_and_heads()[1] != 1:
             return call, item, head
-        whole = (mask is not None and mask.batch_and_heads()[0] != 1) or isinstance(standing(call), Tensor)
+        whole = (mask is not None and mask._batch_and_heads()[0] != 1) or isinstance(standing(call), Tensor)
         items = slice(0, call.batch) if whole else slice(item, item + 1)
         of_key = head // (call.heads // call.kv_heads)
         query, key = call.query[items, head : head + 1], call.key[items, of_key : of_key + 1]
         bias = call.bias
         if bias is not None:
-            parameter = bias.part(bias.parameter, None, None, torch.tensor([head]))
+            parameter = bias._part(bias.parameter, None, None, torch.tensor([head]))
             if parameter.dim() == 4 and parameter.shape[0] > 1:
                 parameter = parameter[items]
             bias = copy.copy(bias)

@@ -65,7 +65,7 @@ class _Pyramid(NamedTuple):
         return sum(level.nbytes for levels in self.levels.values() for level in levels)
 
 
-class HeadMap:
+class HeadPyramid:
     """One head of one item of a call."""
 
     def __init__(self, call: MapCall, item: int, head: int) -> None:
@@ -173,7 +173,7 @@ class HeadMap:
         lines = []
         for at in chosen.split(step):
             of_rows = Span(0, len(at), at, unbroken=False)
-            part = call.bias.part(parameter, at, of_keys.index, None) if parameter is not None else None
+            part = call.bias._part(parameter, at, of_keys.index, None) if parameter is not None else None
             scores = problem.bias_tile(part, of_rows, of_keys)
             assert scores is not None
             seen = problem.visible(of_rows, of_keys, "partial")
@@ -227,7 +227,7 @@ class HeadMap:
             return None
         problem, _, _, parameter = head_problem(call, self.item, self.head)
         at_row, at_key = torch.tensor([row]), torch.tensor([key])
-        part = call.bias.part(parameter, at_row, at_key, None) if parameter is not None else None
+        part = call.bias._part(parameter, at_row, at_key, None) if parameter is not None else None
         scores = problem.bias_tile(part, Span(0, 1, at_row, unbroken=False), Span(0, 1, at_key, unbroken=False))
         return None if scores is None else float(scores.reshape(-1)[0])
 

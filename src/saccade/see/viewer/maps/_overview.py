@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._head import HeadMap
+from ._head import HeadPyramid
 
 THUMBNAIL = 48  # bins of a small map, on each side
 _ALL = 2**21  # pairs of a head up to which all rows are taken
@@ -37,7 +37,7 @@ class HeadSummary:
     alarms: list[str] = field(default_factory=list)
 
 
-def summary(head: HeadMap, role: dict[str, Any] | None, alarms: list[str]) -> HeadSummary:
+def summary(head: HeadPyramid, role: dict[str, Any] | None, alarms: list[str]) -> HeadSummary:
     """The head's numbers and its small map."""
     rows = _chosen(head.length_q, head.length_k)
     thumbnail = np.full((min(THUMBNAIL, head.length_q), min(THUMBNAIL, head.length_k)), -1.0, np.float32)
@@ -107,7 +107,7 @@ def _at(weights: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return found
 
 
-def _mark(thumbnail: np.ndarray, head: HeadMap, weights: np.ndarray, visible: np.ndarray, rows: np.ndarray) -> None:
+def _mark(thumbnail: np.ndarray, head: HeadPyramid, weights: np.ndarray, visible: np.ndarray, rows: np.ndarray) -> None:
     """Raise the bins of these rows to their largest weights."""
     down, right = thumbnail.shape
     edges = (np.arange(right) * head.length_k + right - 1) // right

@@ -18,7 +18,7 @@ import torch
 
 from ._budget import KeptTensors, release_freed
 from ._call import MapCall
-from ._head import HeadMap, MapTile, Pool, What
+from ._head import HeadPyramid, MapTile, Pool, What
 from ._lse import MapClosed
 from ._overview import HeadSummary, row_entropy, summary
 from ._side import Match, Side, SideWord
@@ -76,7 +76,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._by_id = {call.id: call for call in self.calls}
-        self._heads: OrderedDict[tuple[str, int, int], HeadMap] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, int, int], HeadPyramid] = OrderedDict()
         self._summaries: dict[tuple[str, int, int], HeadSummary] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -89,7 +89,7 @@ class Run:
             raise KeyError(f"call: there is no {id!r}; this run has {', '.join(self._by_id)}")
         return self._by_id[id]
 
-    def head(self, call: str, item: int, head: int) -> HeadMap:
+    def head(self, call: str, item: int, head: int) -> HeadPyramid:
         """Raises KeyError or IndexError for what there is not."""
         found = self.call(call)
         batch, heads = found.shape[:2]
@@ -101,7 +101,7 @@ class Run:
             place = (call, item, head)
             if self._closed:
                 raise MapClosed
-            one = self._heads.setdefault(place, HeadMap(found, item, head))
+            one = self._heads.setdefault(place, HeadPyramid(found, item, head))
             self._heads.move_to_end(place)
             self._forget(place)
         return one
@@ -129,7 +129,7 @@ class Run:
         key: int,
         exact: bool = True,
     ) -> MapTile:
-        """See `HeadMap.tile`."""
+        """See `HeadPyramid.tile`."""
         return self.head(call, item, head).tile(what, pool, level, row, key, exact=exact)
 
     def row(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....make.models.text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ....support._evaluating import evaluating
-from ...attribution import HeadMap
+from ...attribution import HeadValues
 from ...inspection import Predictor, TextModel, as_predictor
 from ...inspection._collect import read
 from ...inspection._published import PublishedModel
@@ -102,7 +102,7 @@ def rereading_of(run: Run) -> Rereading:
     return _of_pair(run, run.source) if isinstance(run.source, ReadPair) else _of_text(run, run.source)
 
 
-def in_order_of_run(run: Run, found: HeadMap) -> np.ndarray:
+def in_order_of_run(run: Run, found: HeadValues) -> np.ndarray:
     """A number for each head of the run's calls, from a map of the calls that one forward of the model made."""
     calls = calls_in_order(run)
     if len(found.calls) != len(calls):
