@@ -46,7 +46,7 @@ class TextTask(ExampleTask):
         >>> import saccade
         >>> task = saccade.tasks.Tag(layers=3)
         >>> isinstance(task, saccade.tasks.TextTask), task.long
-        (True, 'cut')
+        (True, 'slide')
     """
 
     vocabulary: int = 4096
