@@ -1,5 +1,5 @@
 """Checks the English of the documentation: phrases to avoid, long sentences, long guides, missing introductions.
-Docstrings and messages of the library are searched for phrases only.
+Docstrings and messages of the library are searched for phrases only, its signatures for vague names.
 
 `python .ci/prose.py` prints `file:line: words: advice` for each violation and exits with 1 if there is one.
 `python .ci/prose.py --readability` prints, for each page, its words of prose, mean sentence length and reading ease.
@@ -157,6 +157,17 @@ def strings(code: str) -> Iterator[Paragraph]:
             yield Paragraph(node.lineno, "text", _VALUES.sub("", plain(text)))
 
 
+VAGUE = {"found", "one", "seen", "told"}  # names of parameters that say nothing of what is passed
+
+
+def signatures(code: str) -> Iterator[Violation]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                if parameter.arg in VAGUE:
+                    yield Violation(parameter.lineno, parameter.arg, "name the parameter by its noun")
+
+
 def phrases(parts: Iterable[Paragraph]) -> Iterator[Violation]:
     for paragraph in parts:
         for pattern, advice in ADVICE.items():
@@ -189,7 +200,7 @@ def whole_page(page: str, name: str) -> Iterator[Violation]:
 def violations(page: str, name: str) -> list[Violation]:
     """All that is wrong with a page or a file; code and pages of decisions are only searched for phrases."""
     if name.endswith(".py"):
-        return sorted(phrases(strings(page)))
+        return sorted([*phrases(strings(page)), *signatures(page)])
     found = list(phrases(paragraphs(page)))
     if not name.startswith("docs/decisions/"):
         found += [*lengths(page), *whole_page(page, name)]

@@ -389,7 +389,7 @@ def test_gradients_do_not_end_alarms_of_the_forward_pass_nor_the_other_way_round
 
 def test_each_alarm_is_told_when_it_fires():
     told = []
-    alarms = Alarms(told=told.append)
+    alarms = Alarms(on_alarm=told.append)
     flickering(alarms, "011000010")
     assert [(alarm.step, alarm.count) for alarm in told] == [(1, 1), (7, 1)]
 
@@ -444,3 +444,11 @@ def test_thresholds_may_be_ones_own(alarms):
     strict = Alarms(Thresholds(uniform=0.5, formed=0.99))
     assert {alarm.kind for alarm in strict.observe(record(q, k, v))} == {"uniform head"}
     assert alarms.observe(record(q, k, v)) == []
+
+
+def test_the_old_name_of_an_argument_still_works():
+    fired = []
+    with pytest.warns(DeprecationWarning, match="argument told is on_alarm now"):
+        assert Alarms(told=fired.append) is not None
+    with pytest.raises(TypeError, match="told"):
+        saccade.monitoring.Thresholds(told=1)

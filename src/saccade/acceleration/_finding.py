@@ -51,10 +51,10 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
     return found
 
 
-def _join(model: nn.Module, found: list[Spot], linears: dict[nn.Module, PackedLinear]) -> None:
+def _join(model: nn.Module, layers: list[Spot], linears: dict[nn.Module, PackedLinear]) -> None:
     """Linear layers side by side may be one product, where no other spot reads them."""
-    spots_of = {spot.module: spot for spot in found if isinstance(spot, _spots.Linear)}
-    fused = {spot.module for spot in found if not isinstance(spot, PaddedLayer)}
+    spots_of = {spot.module: spot for spot in layers if isinstance(spot, _spots.Linear)}
+    fused = {spot.module for spot in layers if not isinstance(spot, PaddedLayer)}
     for module in model.modules():
         beside = [spots_of[child] for child in module.children() if child in spots_of]
         if module in fused or not may([spot.linear for spot in beside]):

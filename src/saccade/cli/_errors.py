@@ -66,8 +66,8 @@ def with_options(message: str, options: Mapping[str, str]) -> str:
     names = "|".join(map(re.escape, options))
     several = "|".join(re.escape(name) for name in options if "_" in name) or "(?!)"
 
-    def named(found: re.Match[str]) -> str:
-        return options[found[1]]
+    def named(match: re.Match[str]) -> str:
+        return options[match[1]]
 
     begin = re.match(rf"(?:(?:{names})(?:, |(?=:)))+: ", message)
     start = 0 if begin is None else begin.end()

@@ -21,7 +21,7 @@ def existing(
     *,
     kind: str = "file or folder",
     named: Callable[[str], Path | None] = Path,
-    found: Callable[[Path], bool] = Path.exists,
+    exists: Callable[[Path], bool] = Path.exists,
 ) -> Callable[..., Any]:
     """A callback for typer that raises a UserError where an argument or an option names a file that is missing.
 
@@ -29,7 +29,7 @@ def existing(
         expected: what the value should be; "" takes the first sentence of an argument's help.
         kind: what is missing.
         named: the path that a value names, None where it names none.
-        found: whether it is there.
+        exists: whether it is there.
     """
 
     def check(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
@@ -37,7 +37,7 @@ def existing(
         unquoted = parameter.param_type_name == "argument" and len(given) > 1  # words of a text, which lacks quotes
         for one in () if unquoted or context.resilient_parsing else given:  # resilient: for completion in a shell
             path = named(str(one))
-            if path is not None and _is_missing(path.expanduser(), found):
+            if path is not None and _is_missing(path.expanduser(), exists):
                 raise UserError(f"{_label(parameter)} {one}: no such {kind}{_near(path)}; expected {words(parameter)}")
         return value
 
@@ -50,7 +50,7 @@ def existing(
 
 def existing_data() -> Callable[..., Any]:
     """Of data for a task: a file, a folder, or what the names of two aligned files begin with."""
-    return existing(found=lambda path: path.exists() or any(n.startswith(f"{path.name}.") for n in _neighbours(path)))
+    return existing(exists=lambda path: path.exists() or any(n.startswith(f"{path.name}.") for n in _neighbours(path)))
 
 
 def existing_model(named: Callable[[str], Path | None] | None = None) -> Callable[..., Any]:
@@ -67,9 +67,9 @@ def _label(parameter: typer.CallbackParam) -> str:
     return parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.metavar)
 
 
-def _is_missing(path: Path, found: Callable[[Path], bool]) -> bool:
+def _is_missing(path: Path, exists: Callable[[Path], bool]) -> bool:
     try:
-        return not found(path)
+        return not exists(path)
     except (OSError, ValueError):  # impossible as a name: whoever reads it says so
         return False
 

@@ -74,7 +74,9 @@ def why_offered(model: TextModel) -> Iterator[None]:
 
 
 @_told_as_options()
-def importance(model: TextModel, text: str, by: str, target: str | None, told: Progress, *, alone: bool) -> Measured:
+def importance(
+    model: TextModel, text: str, by: str, target: str | None, progress: Progress, *, alone: bool
+) -> Measured:
     """How much the text's own loss hangs on each head, and what heads write towards the predicted token."""
     from .. import head_importance
     from ..see.attribution._two_texts import read_text, target_tokens
@@ -87,7 +89,7 @@ def importance(model: TextModel, text: str, by: str, target: str | None, told: P
     def losses(_: object, ids: Tensor) -> Tensor:
         return _parts(predictor.losses(ids))
 
-    found = head_importance(predictor.module, [given.ids], losses, by=by, progress=told)
+    found = head_importance(predictor.module, [given.ids], losses, by=by, progress=progress)
     what = _loss_of(predictor, given)
     attributed, without = (None, "") if alone else _attributed(model, predictor, given, wanted)
 
@@ -158,7 +160,7 @@ def patched(
     by: str | None,
     target: str | None,
     positions: str | None,
-    told: Progress,
+    progress: Progress,
 ) -> Measured:
     """Which heads carry what differs between two texts."""
     from ..see.attribution._heads import by_sign
@@ -167,7 +169,7 @@ def patched(
     from ..see.viewer import heads as shown
 
     ways, places = (BY if by is None else by), listed_positions(positions)
-    made = patch_texts(model, text, other, by=ways, target=target, positions=places, progress=told)
+    made = patch_texts(model, text, other, by=ways, target=target, positions=places, progress=progress)
     found, clean, what = made.found, made.clean, made.measured
 
     def show(console: Console) -> None:
@@ -216,16 +218,16 @@ def explained(
     return Measured(numbers, show, lambda kind: shown.draw_why(found, kind), _earlier(found, words))
 
 
-def _earlier(found: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
+def _earlier(answer: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
     """What the earlier head did whose part of the query or the key adds most to the logit."""
     written = [
         (float(share), one, word)
-        for word, shares in zip(words, (found.of_query, found.of_key), strict=True)
-        for one, share in zip(found.components, shares, strict=True)
+        for word, shares in zip(words, (answer.of_query, answer.of_key), strict=True)
+        for one, share in zip(answer.components, shares, strict=True)
         if one.kind == "head"
     ]
     if not written:
-        return "step", "--head", f"{found.layer}.{found.head}", "--word", words[0]
+        return "step", "--head", f"{answer.layer}.{answer.head}", "--word", words[0]
     _, head, word = max(written, key=lambda one: one[0])
     return "step", "--head", f"{head.layer}.{head.head}", "--word", word
 

@@ -170,29 +170,29 @@ def _corpus(options: CorpusOptions, model: TextModel, files: list[Path], *, quie
         yield "comparison", compare(*scores)
 
 
-def _numbers(found: dict[str, Any]) -> dict[str, Any]:
+def _numbers(report: dict[str, Any]) -> dict[str, Any]:
     from ..see.analysis import as_numbers
 
-    return {"format": 1, **{name: as_numbers(each) for name, each in found.items()}}
+    return {"format": 1, **{name: as_numbers(each) for name, each in report.items()}}
 
 
-def _write(target: Path, found: dict[str, Any]) -> None:
+def _write(target: Path, report: dict[str, Any]) -> None:
     from ..see.analysis import COLUMNS, as_rows
     from ..see.viewer import write_whole
 
     if target.suffix.lower() == ".json":
-        write_whole(target, (json.dumps(_numbers(found), indent=1, allow_nan=False) + "\n").encode())
+        write_whole(target, (json.dumps(_numbers(report), indent=1, allow_nan=False) + "\n").encode())
         return
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for name, each in found.items():
+    for name, each in report.items():
         if name != "comparison":  # the differences of what the other two hold
             writer.writerows(as_rows(each))
     write_whole(target, lines.getvalue().encode())
 
 
-def _print(found: dict[str, Any], out: Path | None) -> None:
+def _print(report: dict[str, Any], out: Path | None) -> None:
     from ..see.analysis import tables
 
     console = result_console()
@@ -204,7 +204,7 @@ def _print(found: dict[str, Any], out: Path | None) -> None:
         "coreference": tables.print_coreference,
         "probe": tables.print_probe,
     }
-    for number, (name, each) in enumerate(found.items()):
+    for number, (name, each) in enumerate(report.items()):
         if number:
             console.print()
         printers[name](console, each)

@@ -55,7 +55,7 @@ def learning_rate(
                 typer.echo(begin)
             told(rate, loss)
 
-        result = range_test_of(run, low=trial.low, high=trial.high, told=stepped)
+        result = range_test_of(run, low=trial.low, high=trial.high, progress=stepped)
     found = {"suggestion": result.suggestion, "edge": result.edge, "steepest": result.steepest}
     whole = {
         **found,

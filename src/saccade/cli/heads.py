@@ -209,23 +209,23 @@ def _why(
     return explained(opened, text, words, head, how.against)
 
 
-def _give(found: Measured, common: CommonOptions, again: list[str]) -> None:
+def _give(measured: Measured, common: CommonOptions, again: list[str]) -> None:
     if common.out is not None:
         from ..see.viewer import check_target, write_whole
 
         target = check_target(common.out, force=common.force)
-        write_whole(target, found.draw(common.out.suffix.lower()[1:]))
+        write_whole(target, measured.draw(common.out.suffix.lower()[1:]))
     if common.as_numbers:
-        numbers = found.numbers | {"figure": None if common.out is None else str(common.out)}
+        numbers = measured.numbers | {"figure": None if common.out is None else str(common.out)}
         typer.echo(json.dumps(numbers, separators=(",", ":"), allow_nan=False))
         return
     console = result_console()
-    found.show(console)
+    measured.show(console)
     console.print()
     from rich.text import Text
 
     if common.out is not None:
         console.print(Text.assemble(("Figure  ", "dim"), (str(common.out), "bold")), soft_wrap=True)
-    name, *options = found.following
+    name, *options = measured.following
     model = ["--model", common.model] if common.model else []
     console.print(Text.assemble(("Next    ", "dim"), command_line(name, *model, *options, *again)), soft_wrap=True)

@@ -173,55 +173,55 @@ def _look(opened: TextModel, given: InputText, model: str | None, wanted: MapOpt
         )
 
 
-def _write(seen: Look, report: Path, figure: Path | None) -> None:
+def _write(look: Look, report: Path, figure: Path | None) -> None:
     from ..see.viewer import check_target, draw_figure, render_report, write_whole
 
-    write_whole(check_target(report, force=True), render_report(seen, __version__).encode("utf-8"))
+    write_whole(check_target(report, force=True), render_report(look, __version__).encode("utf-8"))
     if figure:
-        write_whole(check_target(figure, force=True), draw_figure(seen, figure.suffix.lower()[1:]))
+        write_whole(check_target(figure, force=True), draw_figure(look, figure.suffix.lower()[1:]))
 
 
 # What is printed
 
 
-def _print(seen: Look, given: InputText, model: str | None, report: Path, figure: Path | None) -> None:
+def _print(look: Look, given: InputText, model: str | None, report: Path, figure: Path | None) -> None:
     from rich.text import Text
 
     from ..see.viewer import print_look
 
     console = result_console()
-    print_look(console, seen)
+    print_look(console, look)
     console.print()
     for name, path in (("Report", report), ("Figure", figure)):
         if path:
             link = f"bold link {path.resolve().as_uri()}" if console.is_terminal else "bold"
             console.print(Text.assemble((f"{name}  ", "dim"), (str(path), link)), soft_wrap=True)
-    for i, command in enumerate(_suggested_commands(seen, given, model, figure)):
+    for i, command in enumerate(_suggested_commands(look, given, model, figure)):
         console.print(Text.assemble(("Next    " if i == 0 else "        ", "dim"), command), soft_wrap=True)
 
 
-def _suggested_commands(seen: Look, given: InputText, model: str | None, figure: Path | None) -> list[str]:
+def _suggested_commands(look: Look, given: InputText, model: str | None, figure: Path | None) -> list[str]:
     """Three commands worth trying now."""
     options = ["--model", model] if model else []
     others = [
-        (f.layer, f.head) for f in seen.findings if f.layer is not None and (f.layer, f.head) != (seen.layer, seen.head)
+        (f.layer, f.head) for f in look.findings if f.layer is not None and (f.layer, f.head) != (look.layer, look.head)
     ]
-    below = ((seen.layer + 1) % seen.seen.layers, seen.head)
-    layer, head = others[0] if others else below if below in seen.seen.places() else (seen.layer, seen.head)
+    below = ((look.layer + 1) % look.seen.layers, look.head)
+    layer, head = others[0] if others else below if below in look.seen.places() else (look.layer, look.head)
     beginning = " ".join(given.text.split()[:5]).rstrip(".,;:!?")
     drawing = "map.png" if figure and figure.suffix.lower() == ".svg" else "map.svg"
     writes = command_line("generate", *options, *again_arguments(beginning))
     return [
         command_line("look", *options, "--head", f"{layer}.{head}", *given.again),
         command_line("look", *options, "--out", drawing, *given.again),
-        writes if seen.generates else command_line("look", *options, *_elsewhere(seen), *given.again),
+        writes if look.generates else command_line("look", *options, *_elsewhere(look), *given.again),
     ]
 
 
-def _elsewhere(seen: Look) -> list[str]:
+def _elsewhere(look: Look) -> list[str]:
     """Options for what else there is to see: another part of a long text, the numbers of a short one."""
-    if seen.whole is None:
+    if look.whole is None:
         return ["--json"]
-    first, last = seen.runs(range(len(seen.seen.words)))[-1]
-    start = last + 1 if last < seen.words else 1
-    return ["--rows", f"{start}-{min(start + last - first, seen.words)}"]
+    first, last = look.runs(range(len(look.seen.words)))[-1]
+    start = last + 1 if last < look.words else 1
+    return ["--rows", f"{start}-{min(start + last - first, look.words)}"]

@@ -125,7 +125,7 @@ def prune(
 
     opened = load(None if model == EMBEDDED else model)
     with _progress() as told:
-        made = compare_pruned(opened, chosen.heads, keep=chosen.keep, text=text, tokens=judging.tokens, told=told)
+        made = compare_pruned(opened, chosen.heads, keep=chosen.keep, text=text, tokens=judging.tokens, progress=told)
     if common.out is not None:
         _save(opened, common.out)
     if common.as_numbers:
@@ -150,7 +150,7 @@ def _prune_run(
     resume = options.pop("resume")
     wanted = PruneRequest(run, common.out, chosen.keep, chosen.heads)
     with _progress() as told:
-        removed = without_heads(wanted, judging.data, options, overwrite=common.force, resume=resume, told=told)
+        removed = without_heads(wanted, judging.data, options, overwrite=common.force, resume=resume, progress=told)
     with ending(common.out), ConsoleReporter(removed.run, quiet=common.as_numbers) as reporter:
         made = removed.finished(reporter)
     if common.as_numbers:

@@ -133,14 +133,16 @@ def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
     return run
 
 
-def _train_task(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], told: set[str]) -> None:
-    """`told` are the names of the options that stand on the command line."""
+def _train_task(
+    task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], given_options: set[str]
+) -> None:
+    """`given_options` are the names of the options that stand on the command line."""
     trials = options.pop("search")
     if trials is not None:
         if options.pop("seeds") is not None:
             raise UserError("--search and --seeds: give one of them; search first, then train with what it found")
         require("accelerate", "tasks")
-        train_search(task, data, files, {name: options[name] for name in options if name in told}, trials)
+        train_search(task, data, files, {name: options[name] for name in options if name in given_options}, trials)
         _told_what_next(files.out, [files.out])
         return
 

@@ -202,12 +202,12 @@ def _step(size: int, most: int) -> int:
     return max(size, most // size * size)
 
 
-def binned(values: Tensor, seen: Tensor, bins: tuple[int, int]) -> Pooled:
+def binned(values: Tensor, visible: Tensor, bins: tuple[int, int]) -> Pooled:
     """Values (r, c) and which of them are visible, pooled; the last bins may be smaller."""
     down, right = -values.shape[0] % bins[0], -values.shape[1] % bins[1]
-    values, seen = F.pad(values, (0, right, 0, down)), F.pad(seen, (0, right, 0, down))
+    values, visible = F.pad(values, (0, right, 0, down)), F.pad(visible, (0, right, 0, down))
     shape = (values.shape[0] // bins[0], bins[0], values.shape[1] // bins[1], bins[1])
-    values, seen = values.view(shape), seen.view(shape)
-    sums = torch.where(seen, values, 0.0).sum((1, 3))
-    largest = torch.where(seen, values, float("-inf")).amax((1, 3))
-    return Pooled(sums, largest, seen.sum((1, 3)).to(sums.dtype))
+    values, visible = values.view(shape), visible.view(shape)
+    sums = torch.where(visible, values, 0.0).sum((1, 3))
+    largest = torch.where(visible, values, float("-inf")).amax((1, 3))
+    return Pooled(sums, largest, visible.sum((1, 3)).to(sums.dtype))

@@ -66,21 +66,21 @@ def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
     return seen, torch.where(seen, bias, 0.0)
 
 
-def _logits(call: CheckedCall, seen: Tensor) -> Tensor:
+def _logits(call: CheckedCall, visible: Tensor) -> Tensor:
     """softcap(scale q.k), each product formed only from what is seen."""
     key = call.key.repeat_interleave(call.heads // call.kv_heads, dim=1)
-    query = torch.where(seen[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
-    key = torch.where(seen[..., None], key[:, :, None].to(call.accumulator), 0.0)
+    query = torch.where(visible[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
+    key = torch.where(visible[..., None], key[:, :, None].to(call.accumulator), 0.0)
     logits = call.scale * (query * key).sum(-1)
     return logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
 
 
-def _weighted_values(call: CheckedCall, seen: Tensor, weights: Tensor) -> Tensor:
+def _weighted_values(call: CheckedCall, visible: Tensor, weights: Tensor) -> Tensor:
     if call.dropout is not None:
         row, key = (0, 0) if call.mask is None else call.mask._origin()
         batch, heads = (torch.arange(size, device=call.device) for size in (call.batch, call.heads))
         rows, keys = (torch.arange(size, device=call.device) for size in (call.length_q, call.length_k))
         weights = weights * call.dropout.factor(batch, heads, rows + row, keys + key, call.accumulator)
     value = call.value.repeat_interleave(call.heads // call.kv_heads, dim=1)
-    value = torch.where(seen[..., None], value[:, :, None].to(call.accumulator), 0.0)
+    value = torch.where(visible[..., None], value[:, :, None].to(call.accumulator), 0.0)
     return (weights[..., None] * value).sum(-2)

@@ -262,12 +262,12 @@ def collect(weights: Tensor, rows: Tensor, kv_heads: int) -> Tensor:
     return matmul(fold(weights, kv_heads).transpose(-1, -2), fold(rows, kv_heads))
 
 
-def by_kv_head(seen: Tensor, kv_heads: int) -> Tensor:
+def by_kv_head(visible: Tensor, kv_heads: int) -> Tensor:
     """(B|1, Hq|1, ...) to (B|1, Hkv|1, ...): whether some query head of the group sees."""
-    if seen.shape[1] in (1, kv_heads):
-        return seen
+    if visible.shape[1] in (1, kv_heads):
+        return visible
     # The group's size is given: of a tensor without entries it cannot be inferred.
-    return seen.view(seen.shape[0], kv_heads, seen.shape[1] // kv_heads, *seen.shape[2:]).any(2)
+    return visible.view(visible.shape[0], kv_heads, visible.shape[1] // kv_heads, *visible.shape[2:]).any(2)
 
 
 # --- poison -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+TYPE_CHECKING = False  # not from `typing`, which the command does without
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
 
 def lazy_names(
     package: str, homes: Mapping[str, str], renamed: Mapping[str, str] | None = None
@@ -36,3 +42,23 @@ def _renamed(package: object, old: str, new: str) -> object:
 
     warnings.warn(f"{old} is {new} now; the old name goes in 0.4", DeprecationWarning, stacklevel=3)
     return getattr(package, new)
+
+
+def renamed_arguments(**names: str) -> Callable[[F], F]:
+    """Marks a function whose arguments have new names, by the old ones, which raise a `DeprecationWarning`."""
+    import functools
+
+    def mark(function: F) -> F:
+        @functools.wraps(function)
+        def with_old_names(*args: Any, **given: Any) -> Any:
+            import warnings
+
+            for old in names.keys() & given.keys():
+                text = f"the argument {old} is {names[old]} now; the old name goes in 0.4"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                given[names[old]] = given.pop(old)
+            return function(*args, **given)
+
+        return with_old_names  # type: ignore[return-value]
+
+    return mark

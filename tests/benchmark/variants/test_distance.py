@@ -36,7 +36,7 @@ def test_the_norm_is_that_of_a_random_vector_through_the_jacobian():
 
 def path_of(name, sizes=SIZES, **more):
     told = []
-    found = paths([contender_named(name)], sizes, seed=1, told=told.append, **more)
+    found = paths([contender_named(name)], sizes, seed=1, progress=told.append, **more)
     assert told == [name]
     return found
 

@@ -59,7 +59,7 @@ FAULTS = (
     Fault(
         "rotary-forgotten",
         f"{HOME}/_residual.py",
-        "        *_turned(model.stack.positions_of(layer), seen.rows[at]),\n",
+        "        *_turned(model.stack.positions_of(layer), record.rows[at]),\n",
         "",
         TESTS,
         "Queries and keys are not turned to their positions.",
@@ -91,7 +91,7 @@ FAULTS = (
     Fault(
         "gate-of-sources",
         f"{HOME}/_residual.py",
-        "wanted = wanted * seen.gave[attention.gate][0].sigmoid().view_as(wanted)",
+        "wanted = wanted * record.gave[attention.gate][0].sigmoid().view_as(wanted)",
         "wanted = wanted * 1.0",
         TESTS,
         "The split over source tokens leaves the gate out.",
@@ -99,8 +99,8 @@ FAULTS = (
     Fault(
         "later-norms",
         f"{HOME}/_residual.py",
-        "seen.read[block.feed_forward_norm][at]) if after else [])",
-        "seen.read[block.feed_forward_norm][at]) if not after else [])",
+        "record.read[block.feed_forward_norm][at]) if after else [])",
+        "record.read[block.feed_forward_norm][at]) if not after else [])",
         TESTS,
         "Components do not pass through the norms after them.",
     ),

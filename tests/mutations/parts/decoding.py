@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "repeated-ngrams",
         CONSTRAINTS,
-        "begun = told[:, None, told.shape[1] - n + 1 :]",
-        "begun = told[:, None, told.shape[1] - n : -1]",
+        "begun = tokens[:, None, tokens.shape[1] - n + 1 :]",
+        "begun = tokens[:, None, tokens.shape[1] - n : -1]",
         SEARCH,
         "The tokens before the last ones are compared.",
     ),

@@ -101,8 +101,8 @@ FAULTS = (
     Fault(
         "rise-of-a-gradient",
         "src/saccade/see/viewer/heads/_sentences.py",
-        "HeadValues(found.signed.calls, -found.signed.values)",
-        "HeadValues(found.signed.calls, found.signed.values)",
+        "HeadValues(importance.signed.calls, -importance.signed.values)",
+        "HeadValues(importance.signed.calls, importance.signed.values)",
         ("tests/viewer/test_head_maps.py",),
         "Heads that the text needs are said to harm it.",
     ),

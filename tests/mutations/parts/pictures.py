@@ -13,7 +13,7 @@ FAULTS = (
     Fault(
         "pooled-hidden",
         POOLED,
-        'largest = torch.where(seen, values, float("-inf")).amax((1, 3))',
+        'largest = torch.where(visible, values, float("-inf")).amax((1, 3))',
         "largest = values.amax((1, 3))",
         (POOLS,),
         "Hidden pairs count as weights of 0 in the largest of a bin.",
@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "mean-of-visible",
         HEAD,
-        "for part in (found.sums, found.counts)",
-        "for part in (found.sums, torch.full_like(found.counts, 4.0))",
+        "for part in (pooled.sums, pooled.counts)",
+        "for part in (pooled.sums, torch.full_like(pooled.counts, 4.0))",
         (MAPS,),
         "The mean of a coarse bin counts hidden pairs.",
     ),

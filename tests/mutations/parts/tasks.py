@@ -104,7 +104,7 @@ FAULTS = (
     Fault(
         "task-of-a-folder",
         "src/saccade/make/training/resume.py",
-        "if found != asked:",
+        "if text != asked:",
         "if False:",
         (RUNS,),
         "A run is resumed as one of another task.",
@@ -232,8 +232,8 @@ FAULTS = (
     Fault(
         "neighbours-of-the-farthest",
         "src/saccade/make/tasks/_media/_neighbours.py",
-        "found[:, :k, None]",
-        "found[:, -k:, None]",
+        "values[:, :k, None]",
+        "values[:, -k:, None]",
         (f"{IMAGES}::test_the_baseline_is_nearest_neighbours",),
         "Shares are taken over other neighbours than the nearest.",
     ),

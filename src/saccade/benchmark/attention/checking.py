@@ -110,13 +110,13 @@ def written_out(inputs: CaseInputs, rows: Tensor, dtype: torch.dtype) -> dict[st
     return {"out": out, **(_named(sums) if case.derives else {})}
 
 
-def _one_head(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _one_head(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """(R, Dv) from (R, D), (Lk, D), (Lk, Dv) and seen (R, Lk); rows that see nothing are 0."""
     logits = query @ key.mT * scale
     if bias is not None:
         logits = logits + bias
-    empty = ~seen.any(-1, keepdim=True)
-    weights = torch.softmax(logits.masked_fill(~(seen | empty), -math.inf), -1)
+    empty = ~visible.any(-1, keepdim=True)
+    weights = torch.softmax(logits.masked_fill(~(visible | empty), -math.inf), -1)
     return weights.masked_fill(empty, 0.0) @ value
 
 

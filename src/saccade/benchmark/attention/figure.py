@@ -28,15 +28,15 @@ def draw(report: BenchmarkReport, kind: str) -> bytes:
     return rendered(figure, kind)
 
 
-def _panel(axes: Axes, found: list[Series]) -> None:
-    common = _common(found)
-    for number, one in enumerate(found):
+def _panel(axes: Axes, series: list[Series]) -> None:
+    common = _common(series)
+    for number, one in enumerate(series):
         own = " ".join(word for word in one.name.split() if word not in common)
         mark, label = MARKS[number % len(MARKS)], f"{own}  ~ L^{one.exponent:.2f}"
         axes.plot(one.lengths, one.times, marker=mark, markersize=4, lw=1.2, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    ticks = sorted({length for one in found for length in one.lengths})
+    ticks = sorted({length for one in series for length in one.lengths})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30, fontsize=7)
     axes.set_xlabel("length (tokens)", fontsize=8)
     axes.set_ylabel("time of a call", fontsize=8)
@@ -57,15 +57,15 @@ def _mark_times(axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _common(found: list[Series]) -> set[str]:
+def _common(series: list[Series]) -> set[str]:
     """Words that every series has: they stand once, in the title."""
-    names = [set(one.name.split()) - {one.contender} for one in found]
+    names = [set(one.name.split()) - {one.contender} for one in series]
     return set.intersection(*names)
 
 
-def _title(found: list[Series], report: BenchmarkReport) -> str:
-    common = _common(found)
-    shared = [word for word in found[0].name.split() if word in common]
+def _title(series: list[Series], report: BenchmarkReport) -> str:
+    common = _common(series)
+    shared = [word for word in series[0].name.split() if word in common]
     threads = report.machine["threads"]
     where = f"{report.machine['processor']}, {_numbers.counted(threads, 'thread')}"
     return f"{' '.join(shared)}\n{where}"

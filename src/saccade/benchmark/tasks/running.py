@@ -54,8 +54,8 @@ def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
     return FinishedRun(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)
 
 
-def go_through(found: Iterable[TrainingCase], begin: Begin, end: End, threads: int = 1) -> None:
+def go_through(cases: Iterable[TrainingCase], begin: Begin, end: End, threads: int = 1) -> None:
     """Run the cases in this order, on so many threads."""
     with thread_count(threads):
-        for case in found:
+        for case in cases:
             end(measure(case, begin(case)))

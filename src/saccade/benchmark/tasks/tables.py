@@ -64,8 +64,8 @@ def lines(rows: Sequence[FinishedRun]) -> list[TaskLine]:
     return list(found.values())
 
 
-def tasks_of(found: Sequence[TaskLine]) -> list[str]:
-    there = {line.task for line in found}
+def tasks_of(task_lines: Sequence[TaskLine]) -> list[str]:
+    there = {line.task for line in task_lines}
     return [kind.name for kind in TASKS if kind.name in there]
 
 
@@ -128,24 +128,24 @@ def page(rows: Sequence[FinishedRun], refused: dict[str, str]) -> list[str]:
     return out
 
 
-def summary(found: Sequence[TaskLine]) -> list[str]:
+def summary(task_lines: Sequence[TaskLine]) -> list[str]:
     """Which contender solves which task. Those that were tried on one task alone stand in its own table."""
-    tasks, names = tasks_of(found), list(dict.fromkeys(line.mechanism for line in found))
-    by_case = {(line.task, line.mechanism): line for line in found}
+    tasks, names = tasks_of(task_lines), list(dict.fromkeys(line.mechanism for line in task_lines))
+    by_case = {(line.task, line.mechanism): line for line in task_lines}
     heads = ["mechanism", *tasks]
     body = []
     for name in names:
         cells = [by_case.get((task, name)) for task in tasks]
         if sum(cell is not None for cell in cells) > 1:
             body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
-    chances = (next(line for line in found if line.task == task).rows[0].chance for task in tasks)
+    chances = (next(line for line in task_lines if line.task == task).rows[0].chance for task in tasks)
     body.append(["guessing", *map(percent_rounded_down, chances)])
     return Table(heads, body).markdown()
 
 
-def detail(found: Sequence[TaskLine], task: str) -> list[str]:
+def detail(task_lines: Sequence[TaskLine], task: str) -> list[str]:
     """Everything about one task: states of fixed size from small to large, then what grows with length."""
-    own = sorted((line for line in found if line.task == task), key=lambda line: (line.grows, line.kept))
+    own = sorted((line for line in task_lines if line.task == task), key=lambda line: (line.grows, line.kept))
     groups = own[0].rows[0].groups
     groups = groups if len(groups) > 1 else ()
     heads = ["mechanism", "numbers kept", "parameters", "right", *groups, "steps", "CPU s"]
@@ -162,9 +162,9 @@ def detail(found: Sequence[TaskLine], task: str) -> list[str]:
     return Table(heads, body).markdown()
 
 
-def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
+def verdict(task_lines: Sequence[TaskLine], task: str) -> list[str]:
     """What the table says, in sentences."""
-    own = [line for line in found if line.task == task]
+    own = [line for line in task_lines if line.task == task]
     fixed = sorted((line for line in own if not line.grows), key=lambda line: line.kept)
     solved = [line for line in fixed if line.solved]
     said = [f"Guessing is right {percent_rounded_down(own[0].rows[0].chance)} of the time."]
@@ -182,9 +182,9 @@ def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
     return [" ".join(said)]
 
 
-def _task_description(found: Sequence[TaskLine], task: str) -> list[str]:
+def _task_description(task_lines: Sequence[TaskLine], task: str) -> list[str]:
     """What the task is, where it comes from, and its sizes."""
-    sizes = next(line for line in found if line.task == task).rows[0].case["sizes"]
+    sizes = next(line for line in task_lines if line.task == task).rows[0].case["sizes"]
     told = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())
     known = {kind.name: kind for kind in TASKS}[task]
     return [f"{known.title[0].upper()}{known.title[1:]} ({known.source}): {told}.", ""]
@@ -202,6 +202,6 @@ def _share(line: TaskLine) -> str:
     return f"**{text}**" if line.solved else text
 
 
-def _named(what: str, found: Sequence[TaskLine], more: str = "") -> str:
-    names = ", ".join(line.mechanism for line in found) if found else "nothing"
+def _named(what: str, task_lines: Sequence[TaskLine], more: str = "") -> str:
+    names = ", ".join(line.mechanism for line in task_lines) if task_lines else "nothing"
     return f"{what}: {names}{more}."

@@ -65,19 +65,19 @@ def contender_named(text: str) -> VariantContender:
     raise ValueError(f"mechanism: {name} has no settings, got {text!r}")
 
 
-def _set(one: MaskedAttention, text: str, settings: str) -> MaskedAttention:
+def _set(masked: MaskedAttention, text: str, settings: str) -> MaskedAttention:
     """With these settings; they are tried at once, so that invalid ones raise an error before any work."""
-    known = one.settings(TRIED)
+    known = masked.settings(TRIED)
     found: list[tuple[str, int]] = []
     for part in settings.split(","):
         name, _, value = part.partition("=")
         if name not in known:
-            raise ValueError(f"mechanism: {one.name} has no setting {name!r}, expected {' or '.join(known)}")
+            raise ValueError(f"mechanism: {masked.name} has no setting {name!r}, expected {' or '.join(known)}")
         try:
             found.append((name, int(value)))
         except ValueError:
             raise ValueError(f"mechanism: expected whole numbers as name=number, got {text!r}") from None
-    made = replace(one, name=text, given=tuple(found))
+    made = replace(masked, name=text, given=tuple(found))
     for causal in (True, False):
         sizes = ProblemSizes(1, 1, 1, 1, 1, TRIED, causal)
         if not made.refusal(sizes):

@@ -37,30 +37,30 @@ DRAWS = 8  # of parameters and tokens
 STACKED = 4
 
 
-def paths(who: Sequence[VariantContender], sizes: ProblemSizes, seed: int, told: Told) -> list[GradientReach]:
+def paths(who: Sequence[VariantContender], sizes: ProblemSizes, seed: int, progress: Told) -> list[GradientReach]:
     """The path of everyone as a layer of these sizes; of patterns, whose reach is short, also four upon each other."""
     found = []
     for one in who:
         if not one.refusal(sizes):
             depths = (1, STACKED) if isinstance(one, MaskedAttention) else (1,)
             found += [_path(one, depth, sizes, seed) for depth in depths]
-        told(one.name)
+        progress(one.name)
     return found
 
 
-def _path(one: VariantContender, depth: int, sizes: ProblemSizes, seed: int) -> GradientReach:
+def _path(contender: VariantContender, depth: int, sizes: ProblemSizes, seed: int) -> GradientReach:
     try:
         draws = [
-            gradients([as_layer(one, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
+            gradients([as_layer(contender, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
             for draw in range(DRAWS)
         ]
     except Exception as error:  # whatever a contender raises is its own answer
-        return GradientReach(one.name, depth, (), (), first_line(error))
+        return GradientReach(contender.name, depth, (), (), first_line(error))
     norms = torch.stack(draws).mean(0)
     if not norms[1] > 0:
-        return GradientReach(one.name, depth, (), (), "nothing arrives from the token before")
+        return GradientReach(contender.name, depth, (), (), "nothing arrives from the token before")
     distances = [2**n for n in range(sizes.length.bit_length()) if 2**n < sizes.length]
-    return GradientReach(one.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
+    return GradientReach(contender.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
 
 
 def gradients(stack: Sequence[nn.Module], sizes: ProblemSizes, seed: int) -> Tensor:
@@ -76,14 +76,14 @@ def gradients(stack: Sequence[nn.Module], sizes: ProblemSizes, seed: int) -> Ten
     return gradient.double().norm(dim=-1).mean(0).flip(0)
 
 
-def as_layer(one: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module:
+def as_layer(contender: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module:
     """What reads q, k and v instead of softmax attention in a layer; a layer is one already."""
-    if isinstance(one, LayerMaker):
-        return one.module(sizes, seed)
+    if isinstance(contender, LayerMaker):
+        return contender.module(sizes, seed)
     with seeded(seed):
-        if isinstance(one, MaskedAttention):
-            return AttentionLayer(sizes, None, one.mask(sizes)).eval()
-        if isinstance(one, VariantAttention):
-            return AttentionLayer(sizes, one.config(sizes.length)).eval()
-        assert isinstance(one, ExactAttention)
+        if isinstance(contender, MaskedAttention):
+            return AttentionLayer(sizes, None, contender.mask(sizes)).eval()
+        if isinstance(contender, VariantAttention):
+            return AttentionLayer(sizes, contender.config(sizes.length)).eval()
+        assert isinstance(contender, ExactAttention)
         return AttentionLayer(sizes, None).eval()

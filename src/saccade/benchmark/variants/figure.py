@@ -129,7 +129,7 @@ def _longest(comparison: VariantComparison) -> tuple[int, int | None]:
     return max(timed, default=max(comparison.lengths)), max(judged, default=None)
 
 
-def _growing(axes: Axes, comparison: VariantComparison, what: str, title: str, told: Callable[[float], str]) -> None:
+def _growing(axes: Axes, comparison: VariantComparison, what: str, title: str, as_text: Callable[[float], str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2 if what == "memory" else 10)
     labels = []
@@ -154,7 +154,7 @@ def _growing(axes: Axes, comparison: VariantComparison, what: str, title: str, t
     axes.set_xticks(lengths, [_numbers.length(length) for length in lengths])
     axes.set_xlabel("length (tokens)", fontsize=8)
     axes.set_title(f"{title[0].upper()}{title[1:]}", fontsize=9, loc="left")
-    _style(axes, None, told)
+    _style(axes, None, as_text)
     _at_ends(axes, labels)
 
 
@@ -330,5 +330,5 @@ def _label_points(axes: Axes, labels: Sequence[LineLabel]) -> None:
         taken.append(box)
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(values: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return values[0] < other[2] and other[0] < values[2] and values[1] < other[3] and other[1] < values[3]

@@ -60,7 +60,7 @@ def measure(
     data: ComparisonData,
     lengths: Sequence[int],
     settings: ComparisonSettings,
-    told: Told,
+    progress: Told,
     clock: Clock = time.perf_counter,
 ) -> None:
     """Put a line of everyone into the comparison, and fill them length after length.
@@ -74,8 +74,8 @@ def measure(
         comparison.lines.append(replace(line, refused=one.refusal(longest)))
     taking = [one for one, line in zip(who, comparison.lines, strict=True) if not line.refused]
     for _ in range(len(who) - len(taking)):
-        told("")
-    weighed = _weighed_all(taking, data, lengths, settings, told)
+        progress("")
+    weighed = _weighed_all(taking, data, lengths, settings, progress)
     with thread_count(settings.threads):
         for length in sorted(lengths):
             weights = {name: found[length] for name, found in weighed.items()}
@@ -84,7 +84,7 @@ def measure(
                 replace(line, points=(*line.points, points[line.name])) if line.name in points else line
                 for line in comparison.lines
             ]
-            told(f"{length} tokens")
+            progress(f"{length} tokens")
 
 
 def _weighed_all(
@@ -92,10 +92,10 @@ def _weighed_all(
     data: ComparisonData,
     lengths: Sequence[int],
     settings: ComparisonSettings,
-    told: Told,
+    progress: Told,
 ) -> dict[str, dict[int, CallWeight]]:
     def some(part: Sequence[VariantContender]) -> dict[str, dict[int, CallWeight]]:
-        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told, stop)
+        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, progress, stop)
 
     stop = threading.Event()
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
@@ -131,26 +131,26 @@ def _points_at(
     return points
 
 
-def _prepared(one: VariantContender, point: LengthResult, judge: OutputJudge) -> _CheckedContender | LengthResult:
+def _prepared(contender: VariantContender, point: LengthResult, judge: OutputJudge) -> _CheckedContender | LengthResult:
     """What is ready to be timed, or the point that says why it is not."""
     try:
-        runner = one.build(judge.sizes, judge.tensors, judge.seed)
+        runner = contender.build(judge.sizes, judge.tensors, judge.seed)
         point = replace(point, parameters=runner.parameters)
         with torch.no_grad():
             out = runner.forward()
-            wrong = judge.faults(one, runner, out)
+            wrong = judge.faults(contender, runner, out)
             if wrong:
                 return replace(point, note=wrong)
-            point = replace(point, error=judge.error(one, runner, out))
+            point = replace(point, error=judge.error(contender, runner, out))
             if isinstance(runner.decoding, str):
-                return _CheckedContender(one, runner, replace(point, no_decode=runner.decoding), None)
+                return _CheckedContender(contender, runner, replace(point, no_decode=runner.decoding), None)
             decoding = runner.decoding()
             off = distance(decoding.step()[..., -1:, :], out[..., -1:, :])
     except Exception as error:  # whatever a contender raises is its own answer; the others still run
         return replace(point, note=first_line(error))
     if not off.worst <= WRONG_STEP:
         return replace(point, note=f"WRONG: a decoding step is off by {off.worst:.2g} of the parallel form")
-    return _CheckedContender(one, runner, replace(point, kept=decoding.kept), decoding)
+    return _CheckedContender(contender, runner, replace(point, kept=decoding.kept), decoding)
 
 
 class OutputJudge:
@@ -164,31 +164,31 @@ class OutputJudge:
             self.rows = torch.linspace(0, length - 1, ROWS, dtype=torch.float64).round().long().unique()
         self._exact = exact_rows(*self.tensors, self.rows, causal=self.sizes.causal) if data.real(length) else None
 
-    def faults(self, one: VariantContender, runner: ContenderRunner, out: Tensor) -> str:
+    def faults(self, contender: VariantContender, runner: ContenderRunner, out: Tensor) -> str:
         """What makes a result wrong; empty where nothing does."""
         if not out.isfinite().all():
             return "WRONG: the result has NaN or infinity"
         batch, heads, _, _, width, length, _ = self.sizes
         expected = (batch, length, self.sizes.width)
-        if one.kind == READING:
+        if contender.kind == READING:
             expected = tuple(runner.aligned(out.new_zeros(1).expand(batch, heads, length, width)).shape)  # type: ignore[assignment]
         if tuple(out.shape) != expected:
             return f"WRONG: the result has shape {tuple(out.shape)}, expected {expected}"
-        error = self.error(one, runner, out)
-        if one.whole and error is not None and not error.whole <= WRONG_EXACT:
+        error = self.error(contender, runner, out)
+        if contender.whole and error is not None and not error.whole <= WRONG_EXACT:
             return f"WRONG: exact attention is off by {error.whole:.2g}"
         return ""
 
-    def error(self, one: VariantContender, runner: ContenderRunner, out: Tensor) -> ApproximationError | None:
-        if self._exact is None or one.kind != READING:
+    def error(self, contender: VariantContender, runner: ContenderRunner, out: Tensor) -> ApproximationError | None:
+        if self._exact is None or contender.kind != READING:
             return None
         return distance(out[:, :, self.rows], runner.aligned(self._exact))
 
 
-def distance(found: Tensor, right: Tensor) -> ApproximationError:
+def distance(tensor: Tensor, right: Tensor) -> ApproximationError:
     """How far rows (..., R, Dv) are off, in the L2 norm, relative to what is right; NaN counts as infinity."""
-    found, right = found.detach().double(), right.detach().double()
-    off, norm = (found - right).norm(dim=-1), right.norm(dim=-1)
+    tensor, right = tensor.detach().double(), right.detach().double()
+    off, norm = (tensor - right).norm(dim=-1), right.norm(dim=-1)
     whole = float(off.norm() / norm.norm()) if float(norm.norm()) > 0 else float(off.norm())
     worst = float((off / norm.clamp(min=torch.finfo(torch.float32).tiny)).max())
     return ApproximationError(*(math.inf if math.isnan(number) else number for number in (whole, worst)))

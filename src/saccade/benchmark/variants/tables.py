@@ -95,14 +95,14 @@ def _growths(comparison: VariantComparison, kind: str, width: int | None) -> Tab
     return Table(header, _with_settings(header, found, width), "l")
 
 
-def _with_settings(header: list[str], found: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
+def _with_settings(header: list[str], table_rows: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
     """A setting that is too wide goes on in the next line."""
     if width is None:
-        return [[*cells, setting] for cells, setting in found]
-    before = sum(max(len(row[place]) for row in (header, *(cells for cells, _ in found))) for place in range(4))
+        return [[*cells, setting] for cells, setting in table_rows]
+    before = sum(max(len(row[place]) for row in (header, *(cells for cells, _ in table_rows))) for place in range(4))
     room = width - len(INDENT) - before - 2 * 4
     rows = []
-    for cells, setting in found:
+    for cells, setting in table_rows:
         first, *more = textwrap.wrap(setting, max(room, 20)) or [""]
         rows += [[*cells, first], *([*[""] * len(cells), part] for part in more)]
     return rows
@@ -128,9 +128,9 @@ def _crossing(line: ContenderResults, exact: ContenderResults, call: str) -> str
     return crossed(crossover(line, exact, call)) if sound(line, call) and sound(exact, call) else UNCLEAR
 
 
-def crossed(found: Crossover) -> str:
+def crossed(crossover: Crossover) -> str:
     """From which length on a line is faster, in words."""
-    length = "" if found.length is None else about(found.length)
+    length = "" if crossover.length is None else about(crossover.length)
     return {
         "always": "at every length",
         "measured": f"from about {length}",
@@ -138,7 +138,7 @@ def crossed(found: Crossover) -> str:
         "until": f"only below about {length}",
         "never": "never",
         "unknown": "-",
-    }[found.kind]
+    }[crossover.kind]
 
 
 def path_table(paths: Sequence[GradientReach], width: int | None = None) -> Table:

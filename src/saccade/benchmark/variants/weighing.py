@@ -53,7 +53,7 @@ def weigh(
     limits: WeighingLimits,
     threads: int,
     seed: int,
-    told: Told,
+    progress: Told,
     stop: threading.Event,
 ) -> dict[str, dict[int, CallWeight]]:
     """By name and length, ascending. told: is called with each name when its turn is over. stop: ends it early."""
@@ -69,15 +69,17 @@ def weigh(
             "threads": threads,
             "seed": seed,
         }
-        ended = _ask(question, found, told, stop)
+        ended = _ask(question, found, progress, stop)
         left = [name for name in left if len(found[name]) < len(set(lengths))]
         if left and ended:  # it ended with the first that has no answer, and the next goes on
             found[left[0]] |= {length: CallWeight(None, ended) for length in lengths if length not in found[left[0]]}
-            told(left.pop(0))
+            progress(left.pop(0))
     return found
 
 
-def _ask(question: dict[str, Any], found: dict[str, dict[int, CallWeight]], told: Told, stop: threading.Event) -> str:
+def _ask(
+    question: dict[str, Any], weights: dict[str, dict[int, CallWeight]], progress: Told, stop: threading.Event
+) -> str:
     """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(question)],
@@ -92,9 +94,9 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, CallWeight]], told
                 process.kill()
                 break
             name, length, *weight = json.loads(line)
-            found[name][length] = CallWeight(*weight)
-            if len(found[name]) == len(set(question["lengths"])):
-                told(name)
+            weights[name][length] = CallWeight(*weight)
+            if len(weights[name]) == len(set(question["lengths"])):
+                progress(name)
         words = process.stderr.read().strip().splitlines()
     last = (words or [f"exit status {process.returncode}"])[-1]
     return f"the process that weighed it ended: {last[:100]}" if process.returncode else ""

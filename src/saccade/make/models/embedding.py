@@ -53,10 +53,10 @@ class Embedder:
         limits = [limit for limit in (self.files.longest, self.tokenizer.longest) if limit is not None]
         return min(limits) if limits else None
 
-    def chunk(self, texts: Sequence[str], told: Callable[[int], None] | None = None) -> np.ndarray:
+    def chunk(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
         """float32 (N, D), a row a text, 0 where a text has no token. TypeError where one is no text.
 
-        `told` gets how many more texts are done, again and again.
+        `progress` gets how many more texts are done, again and again.
         """
         texts = [self.files.prompt + _text(text) for text in texts]
         ids = self.tokenizer.whole_many([text.lower() for text in texts] if self.files.lower else texts, self.longest)
@@ -71,8 +71,8 @@ class Embedder:
                 if vectors is None:
                     vectors = np.empty((len(ids), found.shape[1]), np.float32)
                 vectors[batch] = found
-                if told is not None:
-                    told(len(batch))
+                if progress is not None:
+                    progress(len(batch))
         assert vectors is not None
         vectors[empty] = 0
         return vectors

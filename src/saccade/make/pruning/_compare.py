@@ -91,7 +91,7 @@ def compare_pruned(
     keep: float | None = None,
     text: str | None = None,
     tokens: int = 32_768,
-    told: Told = lambda what, done, total: None,
+    progress: Told = lambda what, done, total: None,
 ) -> Comparison:
     """Prune a model in place, and compare it with the model before.
 
@@ -102,7 +102,7 @@ def compare_pruned(
         text: what the loss and the time are measured on, with a copy of the model as it was; where heads are ranked,
             its windows rank and judge in turn.
         tokens: how many tokens of the text are read at most.
-        told: called with the current work, how much of it is done, and how much there is.
+        progress: called with the current work, how much of it is done, and how much there is.
 
     Raises:
         ValueError: as of `prune`, `choose_heads` and `text_windows`; heads and keep; a text of one window, where one
@@ -127,14 +127,14 @@ def compare_pruned(
             f"judges, so give more than {LONGEST} tokens, or heads"
         )
     judging = windows if heads is not None else windows[1::2]
-    chosen = _least(model, windows[::2], keep, told) if heads is None else heads
+    chosen = _least(model, windows[::2], keep, progress) if heads is None else heads
     length = min(LONGEST, model.context or LONGEST)
-    before, whole = _Measured.of(model, judging, length, told), copy.deepcopy(model) if judging else None
+    before, whole = _Measured.of(model, judging, length, progress), copy.deepcopy(model) if judging else None
     pruning = prune(model, chosen)
-    after = _Measured.of(model, judging, length, told)
+    after = _Measured.of(model, judging, length, progress)
     timed = None
     if whole is not None:
-        timed = forward_times(whole, model, judging, _counting(told, "measuring the time", ROUNDS + 1))
+        timed = forward_times(whole, model, judging, _counting(progress, "measuring the time", ROUNDS + 1))
     return Comparison(
         pruning,
         all_layers(before.layers, after.layers, pruning),
@@ -154,26 +154,26 @@ class _Measured(NamedTuple):
     loss: float | None
 
     @classmethod
-    def of(cls, model: Model, batches: list[Batch], length: int, told: Told) -> _Measured:
+    def of(cls, model: Model, batches: list[Batch], length: int, progress: Told) -> _Measured:
         layers = attention_layers(model)
         prunable = [layer for layer in layers if not layer.refusal]
         flops = attention_flops(prunable, length, causal=isinstance(model, GeneratingModel))
-        counted = _counting(told, "measuring the loss", len(batches))
+        counted = _counting(progress, "measuring the loss", len(batches))
         return cls(layers, flops, mean_loss(model, batches, counted) if batches else None)
 
 
-def _least(model: Model, batches: list[Batch], keep: float | None, told: Told) -> Heads:
+def _least(model: Model, batches: list[Batch], keep: float | None, progress: Told) -> Heads:
     """The heads that matter least."""
     if keep is None or not batches:
         raise ValueError("heads: none came, and without a share to keep and a text none can be chosen")
-    found = head_importance(model, batches, progress=lambda done, total: told("ranking heads", done, total))
+    found = head_importance(model, batches, progress=lambda done, total: progress("ranking heads", done, total))
     chosen = choose_heads(model, found, keep)
     if not chosen:
         raise ValueError(f"keep: at {keep} every head stays")
     return [(path, head) for path, heads in chosen.items() for head in heads]
 
 
-def _counting(told: Told, what: str, total: int) -> Callable[[], None]:
+def _counting(progress: Told, what: str, total: int) -> Callable[[], None]:
     """What tells, at each call, of one more."""
     done = itertools.count(1)
-    return lambda: told(what, next(done), total)
+    return lambda: progress(what, next(done), total)

@@ -69,8 +69,8 @@ def predicts_next(model: Model) -> bool:
 
 
 @torch.no_grad()
-def mean_loss(model: Model, batches: Sequence[Batch], told: Callable[[], None] = lambda: None) -> float:
-    """The loss per predicted token, in nats, over all batches, without dropout. `told` is called after each."""
+def mean_loss(model: Model, batches: Sequence[Batch], progress: Callable[[], None] = lambda: None) -> float:
+    """The loss per predicted token, in nats, over all batches, without dropout. `progress` is called after each."""
     total, count = 0.0, 0
     with evaluating(model):
         for batch in batches:
@@ -78,7 +78,7 @@ def mean_loss(model: Model, batches: Sequence[Batch], told: Callable[[], None] =
             predicted = labels.shape[1] - 1 if labels is batch["input_ids"] else int((labels != IGNORED).sum())
             total += float(model(**batch).loss) * predicted
             count += predicted
-            told()
+            progress()
     return total / count
 
 

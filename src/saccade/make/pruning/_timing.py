@@ -35,7 +35,7 @@ def forward_times(
     before: nn.Module,
     after: nn.Module,
     batches: Sequence[Batch],
-    told: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     *,
     call: Callable[[Any, Batch], object] = lambda model, batch: model(batch["input_ids"]),
@@ -43,8 +43,8 @@ def forward_times(
 ) -> ForwardTimes:
     """The forwards of both models in turn, so that what else the machine does slows both alike.
 
-    All rounds take the longest batch. One more round comes first and does not count: it fills caches. `told` is called
-    after each of the `ROUNDS + 1`.
+    All rounds take the longest batch. One more round comes first and does not count: it fills caches. `progress` is
+    called after each of the `ROUNDS + 1`.
 
     Args:
         call: a forward of a model on a batch.
@@ -57,6 +57,6 @@ def forward_times(
             start = clock()
             call(model, longest)
             found.append(clock() - start)
-        told()
+        progress()
     whole, pruned = (statistics.median(found[1:]) for found in seconds)
     return ForwardTimes(size(longest), whole, pruned, ROUNDS)

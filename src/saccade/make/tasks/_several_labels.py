@@ -182,9 +182,11 @@ class ClassifySeveral(Classify):
         told = "rightly" if (share > 0.5) == truth else "wrongly"
         return self._label_panel(tested.model, tested.data[text], label, share, f", {told}")
 
-    def _label_panel(self, model: Model, example: TextExample, label: int, share: float, told: str) -> WordPanel | None:
+    def _label_panel(
+        self, model: Model, example: TextExample, label: int, share: float, message: str
+    ) -> WordPanel | None:
         sign, answer = (1, "") if share > 0.5 else (-1, "not ")
-        title = f"{answer}{self.labels[label]} ({max(share, 1 - share):.2f}){told}"
+        title = f"{answer}{self.labels[label]} ({max(share, 1 - share):.2f}){message}"
         return self.panel(model, example, title, lambda logits: sign * logits[:, label])
 
     def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:

@@ -315,8 +315,8 @@ def _regression(spans: Sequence[tuple[int, int]], strength: float) -> Baseline:
     return Baseline(f"logistic regression on words (C = {strength:g})", [Found(*span) for span in spans])
 
 
-def _text(example: Question, found: Found) -> str:
-    return example.context[found.start : found.stop]
+def _text(example: Question, page: Found) -> str:
+    return example.context[page.start : page.stop]
 
 
 def _marked(words: TaggedText, spans: Sequence[tuple[int, int]]) -> list[Entity]:

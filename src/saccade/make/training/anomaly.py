@@ -222,22 +222,24 @@ def _output_of(name: str) -> str:
     return f"residual stream after layer {number}" if number.isdigit() else f"output of {name}"
 
 
-def _attention(trail: _TensorTrail, layer: int, seen: Observation) -> None:
+def _attention(trail: _TensorTrail, layer: int, observation: Observation) -> None:
     """Query, key, value, logits, weights and output of one attention call; of a mechanism no logits and weights."""
-    where = f"layer {layer}, cross-attention" if seen.cross else f"layer {layer}"
+    where = f"layer {layer}, cross-attention" if observation.cross else f"layer {layer}"
     for name in ("query", "key", "value"):
-        trail.add(f"{where}: {name}", getattr(seen, name))
-    if seen.mechanism is None:  # others have logits and weights of another kind, or none
-        shape = (*seen.query.shape[:3], seen.key.shape[2])
-        trail.merge(f"{where}: logits", shape, _logits(seen))
-        trail.merge(f"{where}: weights", shape, _weights(seen))
-    trail.add(f"{where}: out", seen.out)
+        trail.add(f"{where}: {name}", getattr(observation, name))
+    if observation.mechanism is None:  # others have logits and weights of another kind, or none
+        shape = (*observation.query.shape[:3], observation.key.shape[2])
+        trail.merge(f"{where}: logits", shape, _logits(observation))
+        trail.merge(f"{where}: weights", shape, _weights(observation))
+    trail.add(f"{where}: out", observation.out)
 
 
-def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _logits(observation: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tiles (B, Hq, r, c) of the logits, and which entries are seen: not masked, by a mask or by a bias of -inf."""
-    options: dict[str, Any] = {name: getattr(seen, name) for name in ("bias", "scale", "softcap")}
-    call = make_call(seen.query, seen.key, seen.value, seen.mask, sink=None, dropout=0.0, **options)
+    options: dict[str, Any] = {name: getattr(observation, name) for name in ("bias", "scale", "softcap")}
+    call = make_call(
+        observation.query, observation.key, observation.value, observation.mask, sink=None, dropout=0.0, **options
+    )
     problem = replace(TileProblem.of(call), guarded=False)  # query and key are finite, or we would not be here
     parameter = None if call.bias is None else call.bias.parameter
     key_spans = problem.key_spans()
@@ -255,11 +257,11 @@ def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
             yield logits, counts
 
 
-def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
+def _weights(observation: Observation) -> Iterator[tuple[Tensor, None]]:
     """The weights (B, Hq, r, Lk) by blocks of rows."""
-    length = seen.query.shape[2]
+    length = observation.query.shape[2]
     for start in range(0, length, ROWS):
-        yield weights_of(seen, range(start, min(start + ROWS, length))), None
+        yield weights_of(observation, range(start, min(start + ROWS, length))), None
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------

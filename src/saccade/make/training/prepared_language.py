@@ -68,7 +68,7 @@ def train_language_model(
 
 
 def range_test_of(
-    run: LanguageRun, *, low: float, high: float, told: Callable[[float, float], None] = lambda rate, loss: None
+    run: LanguageRun, *, low: float, high: float, progress: Callable[[float, float], None] = lambda rate, loss: None
 ) -> RangeTest:
     """The learning-rate range test (see `range_test`) of what a run would train; nothing is written."""
     accelerator_for(run.settings)
@@ -79,7 +79,7 @@ def range_test_of(
     corpus = Corpus.encode(*both, lm.tokenizer)
     _check_long_enough("training", corpus.training, lm.model.config.context)
     objective = LanguageObjective(lm.model, corpus, lm.tokenizer.start, run.settings)
-    return objective_range_test(objective, run.settings, low=low, high=high, told=told)
+    return objective_range_test(objective, run.settings, low=low, high=high, progress=progress)
 
 
 class PreparedLanguageRun(PreparedRun):
@@ -103,16 +103,16 @@ class PreparedLanguageRun(PreparedRun):
         self.kept = {"tokenizer": lm.tokenizer.to_json()}
 
     @classmethod
-    def of(cls, run: LanguageRun, found: LatestCheckpoint | None) -> PreparedLanguageRun:
+    def of(cls, run: LanguageRun, checkpoint: LatestCheckpoint | None) -> PreparedLanguageRun:
         """Read the texts, and make the model or restore it. Raises what is wrong with the input."""
         both = texts(run)
         torch.manual_seed(run.settings.seed)
-        if found is None or found.path is None:
+        if checkpoint is None or checkpoint.path is None:
             lm = _new(run, both[0]) if run.initial is None else _continued(run, run.initial)
             described, state = _description(run, both), None
         else:
-            described, state = _description(run, both), found.state
-            check_same(described, state, found.path)
+            described, state = _description(run, both), checkpoint.state
+            check_same(described, state, checkpoint.path)
             lm = _stored(run, state)
         corpus = Corpus.encode(*both, lm.tokenizer)
         for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):

@@ -70,14 +70,14 @@ def refuse_another(asked: dict[str, Any], stored: dict[str, Any], path: Path) ->
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
-def as_begun(run: R, found: LatestCheckpoint | None) -> R:
+def as_begun(run: R, checkpoint: LatestCheckpoint | None) -> R:
     """The run with the precision it has been computed in, where none is asked for ("auto"), or what "auto" is here.
 
     A run may go on on another kind of machine, where "auto" by itself would be something else.
     """
     execution = run.settings.execution
-    if found is not None and found.path is not None and execution.precision == "auto":
-        execution = dataclasses.replace(execution, precision=found.state["run"]["precision"])
+    if checkpoint is not None and checkpoint.path is not None and execution.precision == "auto":
+        execution = dataclasses.replace(execution, precision=checkpoint.state["run"]["precision"])
     settings = dataclasses.replace(run.settings, execution=execution.settled)
     return dataclasses.replace(run, settings=settings)  # type: ignore[type-var]  # every request is a dataclass
 
@@ -111,10 +111,10 @@ def newest(out: Path, task: str) -> LatestCheckpoint:
     return LatestCheckpoint(None, {}, ())
 
 
-def check_task(out: Path, found: str, asked: str) -> None:
+def check_task(out: Path, text: str, asked: str) -> None:
     """ValueError where a folder's run is of another task."""
-    if found != asked:
-        raise ValueError(f"{out}: is a run of the task {found}, not of {asked}; give a folder of {asked}")
+    if text != asked:
+        raise ValueError(f"{out}: is a run of the task {text}, not of {asked}; give a folder of {asked}")
 
 
 def sha256(parts: Iterable[bytes]) -> str:

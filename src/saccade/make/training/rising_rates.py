@@ -118,12 +118,12 @@ def objective_range_test(
     *,
     low: float = 1e-6,
     high: float = 1.0,
-    told: Callable[[float, float], None] = lambda rate, loss: None,
+    progress: Callable[[float, float], None] = lambda rate, loss: None,
 ) -> RangeTest:
     """`range_test` of an objective with the batches, the optimizer and the clipping it will be trained with.
 
-    The model is changed by it. A function of the settings, of which `steps` is how many rates are tried. `told` hears
-    of each rate and its loss.
+    The model is changed by it. A function of the settings, of which `steps` is how many rates are tried. `progress`
+    gets of each rate and its loss.
     """
     accelerator = accelerator_for(settings)
     if accelerator.num_processes > 1:
@@ -150,7 +150,7 @@ def objective_range_test(
         optimizer.step()
         optimizer.zero_grad()
         number += 1
-        told(rate, total)
+        progress(rate, total)
         return total
 
     return range_test(step, low=low, high=high, steps=settings.steps)

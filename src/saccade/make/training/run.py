@@ -105,17 +105,22 @@ def carry_out(
 
 
 def _prepared(
-    run: R, prepare: Callable[[R, LatestCheckpoint | None], PreparedRun], found: LatestCheckpoint | None, told: Reporter
+    run: R,
+    prepare: Callable[[R, LatestCheckpoint | None], PreparedRun],
+    checkpoint: LatestCheckpoint | None,
+    reporter: Reporter,
 ) -> PreparedRun:
     if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ValueError(f"tensorboard: is not installed ({installing('train')})")
-    if found is None:
+    if checkpoint is None:
         check_output(run.out, run.overwrite)
-    prepared = prepare(run, found)
-    if found is not None:
-        for line in found.damaged:
-            told.warned(f"{line}; an older one is used")
-        told.warned(f"resuming {run.out} from {'the beginning' if found.path is None else found.path.name}")
+    prepared = prepare(run, checkpoint)
+    if checkpoint is not None:
+        for line in checkpoint.damaged:
+            reporter.warned(f"{line}; an older one is used")
+        reporter.warned(
+            f"resuming {run.out} from {'the beginning' if checkpoint.path is None else checkpoint.path.name}"
+        )
     return prepared
 
 

@@ -322,5 +322,5 @@ def tangent(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return None if one is None or other is None else one | other
+def _either(tensor: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if tensor is None or other is None else tensor | other

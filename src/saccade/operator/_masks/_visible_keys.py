@@ -130,18 +130,18 @@ def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor:
     return found
 
 
-def _reduce(mask: Mask, found: Tensor, keys: Span, Lq: int, Lk: int) -> None:
+def _reduce(mask: Mask, tensor: Tensor, keys: Span, Lq: int, Lk: int) -> None:
     """Mark in `found[..., keys]` what the tiles above each other show, from the diagonal outwards."""
     middle = keys[0] - (Lk - Lq)
-    part = found[..., keys[0] : keys[1]]
+    part = tensor[..., keys[0] : keys[1]]
     for start in sorted(range(0, Lq, _ROWS), key=lambda at: abs(at - middle)):
         rows = (start, min(start + _ROWS, Lq))
         kind = mask.kind(rows, keys, Lq, Lk)
         if kind == "full":
             part.fill_(True)
         elif kind == "partial":
-            indices = (torch.arange(*rows, device=found.device), torch.arange(*keys, device=found.device))
+            indices = (torch.arange(*rows, device=tensor.device), torch.arange(*keys, device=tensor.device))
             part |= mask._grid(*indices, Lq, Lk).any(2)
         # On an accelerator the question whether to stop would cost more than the work that it saves.
-        if kind == "full" or (kind == "partial" and found.device.type == "cpu" and part.all()):
+        if kind == "full" or (kind == "partial" and tensor.device.type == "cpu" and part.all()):
             return

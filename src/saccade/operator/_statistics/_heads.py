@@ -46,11 +46,11 @@ class HeadVectors(NamedTuple):
 
 
 def per_head(
-    vectors: dict[str, HeadVectors], histograms: Collection[str], rows: RowStatistics, counted: Tensor, seen: Tensor
+    vectors: dict[str, HeadVectors], histograms: Collection[str], rows: RowStatistics, counted: Tensor, visible: Tensor
 ) -> dict[str, Numbers]:
     """What `Statistics.heads` holds, but for the histograms of logits and weights.
 
-    `counted` (B, Hq, Lq) are the rows that see a key, `seen` (B|1, Hq|1, Lq|1) says how many keys.
+    `counted` (B, Hq, Lq) are the rows that see a key, `visible` (B|1, Hq|1, Lq|1) says how many keys.
     """
     ranges = {name: these.range() for name, these in vectors.items()}
     sound = bool(torch.isfinite(torch.cat([bound for pair in ranges.values() for bound in pair])).all())
@@ -64,7 +64,7 @@ def per_head(
     found["logits"] = {"min": _amin(rows.low), "max": _amax(rows.high)}
     if bool(rows.bad.any()):
         fine = counted & ~torch.isnan(rows.largest)
-        logits, weights = _bad_pairs(rows, seen.expand(counted.shape))
+        logits, weights = _bad_pairs(rows, visible.expand(counted.shape))
     else:
         fine = counted
         logits = weights = _none_bad(found["query"]["min"])
@@ -100,8 +100,8 @@ def _exactly(vectors: HeadVectors, histogram: bool) -> Numbers:
     return found | (_histogram(entries, finite, found) if histogram else {})
 
 
-def _histogram(entries: Tensor, inside: Tensor | None, found: Numbers) -> Numbers:
-    edges = even_edges(found["min"], found["max"])
+def _histogram(entries: Tensor, inside: Tensor | None, numbers: Numbers) -> Numbers:
+    edges = even_edges(numbers["min"], numbers["max"])
     if inside is not None and inside.dim() == 3:
         inside = inside[..., None]
     return {"edges": edges, "counts": tally(even_bins(entries, edges), inside, edges)}
@@ -115,10 +115,10 @@ def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
 # --- logits and weights -------------------------------------------------------------------------------------------
 
 
-def _bad_pairs(rows: RowStatistics, seen: Tensor) -> tuple[Numbers, Numbers]:
+def _bad_pairs(rows: RowStatistics, visible: Tensor) -> tuple[Numbers, Numbers]:
     """Shares and first places of logits and of weights. A NaN or +inf among a row's logits spoils each weight."""
-    pairs = seen.sum((0, 2))
-    spoiled = torch.where(torch.isnan(rows.largest), seen, 0)
+    pairs = visible.sum((0, 2))
+    spoiled = torch.where(torch.isnan(rows.largest), visible, 0)
     return _bad_of(rows.bad, rows.bad_at, pairs, rows.lse.dtype), _bad_of(spoiled, rows.bad_at, pairs, rows.lse.dtype)
 
 

@@ -61,22 +61,22 @@ def _received(walk: TileWalk, rows: RowStatistics) -> Tensor:
 
 
 def add_histograms(
-    call: CheckedCall, asked: StatisticsRequest, rows: RowStatistics, found: dict[str, dict[str, Tensor]]
+    call: CheckedCall, asked: StatisticsRequest, rows: RowStatistics, statistics: dict[str, dict[str, Tensor]]
 ) -> None:
     """Counts and edges of logits and weights, as far as they are requested, merged into the results per head."""
     wanted = [name for name in ("logits", "weights") if name in asked.histograms]
     for name in wanted:
-        held = found[name]
+        held = statistics[name]
         held["edges"] = even_edges(held["min"], held["max"]) if name == "logits" else octaves(call.heads, rows.lse)
         held["counts"] = torch.zeros(call.heads, held["edges"].shape[1] - 1, dtype=torch.int64, device=call.device)
     nowhere = torch.zeros(1, dtype=torch.int64, device=call.device)
     for walk in walks(call, replace(asked, groups=(), members=None, top=0), 0, nowhere):
         for piece, weights in walk.weights(rows):
             for name in wanted:
-                entries, edges = piece.logits if name == "logits" else weights, found[name]["edges"]
+                entries, edges = piece.logits if name == "logits" else weights, statistics[name]["edges"]
                 inside = torch.isfinite(entries) if piece.seen is None else torch.isfinite(entries) & piece.seen
                 bins = even_bins(entries, edges) if name == "logits" else octave_bins(entries)
-                found[name]["counts"] += tally(bins, inside, edges)
+                statistics[name]["counts"] += tally(bins, inside, edges)
 
 
 class _RowSums:

@@ -154,19 +154,23 @@ def _states(optimizer: torch.optim.Optimizer, made: Sequence[_Replacement]) -> d
     return found
 
 
-def _cut_state(name: str, value: Any, one: _Replacement) -> Any:
+def _cut_state(name: str, value: Any, replacement: _Replacement) -> Any:
     """A moment has the parameter's shape, a factored one (Adafactor) 1 along one axis, a count of steps no axis."""
     if isinstance(value, (list, tuple, dict)):
         raise ValueError(f"optimizer: its state {name!r} is a {type(value).__name__}, which cannot be cut by heads")
     if not isinstance(value, Tensor) or value.numel() == 1:
         return value
-    sizes = tuple(one.old.shape)
+    sizes = tuple(replacement.old.shape)
     if value.dim() != len(sizes) or any(size not in (1, full) for size, full in zip(value.shape, sizes, strict=True)):
         raise ValueError(
             f"optimizer: its state {name!r} has shape {tuple(value.shape)}, expected {sizes}, as its parameter has, or "
             "a 1 along an axis"
         )
-    return value if value.shape[one.dim] == 1 else value.index_select(one.dim, one.kept.to(value.device)).contiguous()
+    return (
+        value
+        if value.shape[replacement.dim] == 1
+        else value.index_select(replacement.dim, replacement.kept.to(value.device)).contiguous()
+    )
 
 
 def _replace_in(

@@ -133,8 +133,8 @@ def _check_unhooked(path: str, part: object) -> None:
             raise ValueError(f"module: {path or 'it'} has {what}, which would be lost; remove it first")
 
 
-def _check_unshared(seen: dict[int, str], path: str, part: object) -> None:
-    first = seen.setdefault(id(part), path)
+def _check_unshared(names: dict[int, str], path: str, part: object) -> None:
+    first = names.setdefault(id(part), path)
     if first != path:
         raise ValueError(f"module: {path} is {first} once more, expected weights of its own (copies would not be tied)")
 

@@ -288,7 +288,7 @@ class MultiHeadAttention(nn.Module):
     def _attend(
         self,
         query: Tensor,
-        seen: CachedInputs,
+        cached: CachedInputs,
         tokens: Tensor,
         place: AlignedItems | None,
         cache: LayerCache | ContextLayer | None,
@@ -296,16 +296,16 @@ class MultiHeadAttention(nn.Module):
         """(B, heads, Lq, Dv)."""
         config = self.config
         options: dict[str, Any] = dict(
-            bias=seen.bias,
+            bias=cached.bias,
             scale=config.scale,
             softcap=config.softcap,
             sink=self.sink,
             dropout=config.dropout if self.training else 0.0,
         )
         if self.mechanism is None or config.mechanism is None:
-            return attention(query, seen.key, seen.value, seen.mask, **options)
+            return attention(query, cached.key, cached.value, cached.mask, **options)
         name, takes = config.mechanism.name, config.mechanism.traits.takes
-        if seen.bias is not None and "bias" not in takes:
+        if cached.bias is not None and "bias" not in takes:
             raise ValueError(f"bias: the mechanism {name!r} has no logits to add it to")
         options = {option: options[option] for option in takes}
         if config.mechanism.reads_tokens:
@@ -313,18 +313,18 @@ class MultiHeadAttention(nn.Module):
         if isinstance(cache, BlockSumsLayer) and cache.block == self.mechanism.summed_block:
             options["sums"] = cache.sums()
         if place is None:
-            return self.mechanism(query, seen.key, seen.value, seen.mask, **options)
+            return self.mechanism(query, cached.key, cached.value, cached.mask, **options)
         if options.get("bias") is not None:
             raise ValueError(f"bias: not with {name!r} and a cache of items of unequal length, which moves the rows")
         if "tokens" in options:
             options["tokens"] = place.rows_at_the_end(tokens[:, None])[:, 0]
-        query, key, value, mask = place.at_the_end(query, seen.key, seen.value)
+        query, key, value, mask = place.at_the_end(query, cached.key, cached.value)
         return place.back(self.mechanism(query, key, value, mask, **options))
 
     def _within(
         self,
         x: Tensor,
-        seen: CachedInputs,
+        cached: CachedInputs,
         padding: Padding | None,
         offset: Offset | None,
         cache: LayerCache | ContextLayer | None,
@@ -337,7 +337,7 @@ class MultiHeadAttention(nn.Module):
                 hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""
                 raise TypeError(f"cache: expected a LayerCache for self-attention, got {type(cache).__name__}{hint}")
             self._check_cached()
-        bias, mask = seen.bias, seen.mask
+        bias, mask = cached.bias, cached.mask
         if padding is not None and cache is None:
             mask, cache = without_cache(mask, bias, padding)
         mechanism, place = self.config.mechanism, None

@@ -39,12 +39,12 @@ class CausalKernelSettings(NamedTuple):
 
 
 def read(
-    told: CausalKernelSettings, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
+    settings: CausalKernelSettings, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """out (B, H, L, Dv) and the sums (B, Hkv, M, Dv + 1) after the last token, from those before the first one."""
-    rows, keys = (kept if kept is None else kept.contiguous() for kept in (told.rows, told.keys))
+    rows, keys = (kept if kept is None else kept.contiguous() for kept in (settings.rows, settings.keys))
     log_scale = log_scale if log_scale is None else log_scale.contiguous()
-    out, after = _CausalRead.apply(told._replace(rows=rows, keys=keys), query, key, value, sums, log_scale)
+    out, after = _CausalRead.apply(settings._replace(rows=rows, keys=keys), query, key, value, sums, log_scale)
     return out, after
 
 
@@ -58,7 +58,7 @@ class _CausalRead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        told: CausalKernelSettings,
+        settings: CausalKernelSettings,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -71,9 +71,9 @@ class _CausalRead(torch.autograd.Function):
         states = _states(sums, query.shape[2])
         states[:, :, 0] = sums
         running = None if log_scale is None else log_scale.cummax(-1).values
-        shared = _kernel_arguments(told, query, key, value, log_scale, running)
+        shared = _kernel_arguments(settings, query, key, value, log_scale, running)
         _kernels.module.linear(*shared, _at(out), denominator.data_ptr(), states.data_ptr())
-        ctx.told = told
+        ctx.told = settings
         ctx.save_for_backward(query, key, value, log_scale, running, out, denominator, states)
         return out, states[:, :, -1].clone()
 
@@ -108,7 +108,7 @@ def _states(sums: Tensor, length: int) -> Tensor:
 
 
 def _kernel_arguments(
-    told: CausalKernelSettings,
+    settings: CausalKernelSettings,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -121,13 +121,13 @@ def _kernel_arguments(
         key.shape,
         value.shape,
         _kernels.TYPES[query.dtype],
-        told.map,
-        int(told.normalise),
+        settings.map,
+        int(settings.normalise),
         torch.get_num_threads(),
-        told.least,
+        settings.least,
     )
     units = (_address(log_scale), _address(running))
-    return problem, _at(query), _at(key), _at(value), (*_location(told.rows), *_location(told.keys)), units
+    return problem, _at(query), _at(key), _at(value), (*_location(settings.rows), *_location(settings.keys)), units
 
 
 def _location(tokens: Tensor | None) -> tuple[int, int]:

@@ -194,17 +194,17 @@ def _seen(query: Tensor, key: Tensor, mask: Mask | Tensor | None) -> CausalPaddi
     return seen
 
 
-def _placed(seen: CausalPadding, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
-    upto = torch.arange(1, Lk + 1, device=device)[None] if seen.keys is None else seen.keys.cumsum(-1)
+def _placed(padding: CausalPadding, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
+    upto = torch.arange(1, Lk + 1, device=device)[None] if padding.keys is None else padding.keys.cumsum(-1)
     # A query that stands on padding is where the last real token before it is.
     rank = F.pad(upto - 1, (Lq - Lk, 0), value=-1)
-    if not seen.causal:
+    if not padding.causal:
         rank = rank.clamp(min=0)
     rows = torch.div(rank, block, rounding_mode="floor")
-    if seen.rows is not None:
-        rows = rows.masked_fill(~seen.rows, -1)
+    if padding.rows is not None:
+        rows = rows.masked_fill(~padding.rows, -1)
     counts = -(-upto[:, -1] // block) if Lk else upto.sum(-1)
-    return _Blocks(rows, (upto - 1).clamp(min=0) // block, counts, seen.keys, block, seen.causal)
+    return _Blocks(rows, (upto - 1).clamp(min=0) // block, counts, padding.keys, block, padding.causal)
 
 
 def _others(query: Tensor, means: Tensor, rows: Tensor, limits: Tensor | None, k: int, scale: float) -> Tensor:

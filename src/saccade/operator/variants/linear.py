@@ -151,17 +151,17 @@ def _continued(
     key: Tensor,
     value: Tensor,
     state: LinearState | None,
-    seen: CausalPadding,
+    padding: CausalPadding,
     feature_map: Callable[[Tensor], Tensor],
     normalise: bool,
 ) -> tuple[Tensor, LinearState]:
     """Tokens read themselves, those before them and those in the state."""
     if isinstance(feature_map, EluPlusOne):
         _check_state(state, key, key.shape[-1], value.shape[-1])
-        read = read_elu_plus_one(query, key, value, state, seen.rows, seen.keys, normalise)
+        read = read_elu_plus_one(query, key, value, state, padding.rows, padding.keys, normalise)
         if read is not None:
             return read
-    queries, keys, values = _features(query, key, value, seen, feature_map)
+    queries, keys, values = _features(query, key, value, padding, feature_map)
     _check_state(state, keys, keys.shape[-1], values.shape[-1])
     if queries.shape[2] != 1:
         return read_causally(queries, keys, values, state, normalise=normalise)
@@ -172,7 +172,7 @@ def _continued(
 
 
 def _features(
-    query: Tensor, key: Tensor, value: Tensor, seen: CausalPadding, feature_map: Callable[[Tensor], Tensor]
+    query: Tensor, key: Tensor, value: Tensor, padding: CausalPadding, feature_map: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features (B, Hq, Lq, M) and (B, Hkv, Lk, M), and values, in the dtype they are summed in, 0 where padded.
 
@@ -180,15 +180,15 @@ def _features(
     features to 0 (elu + 1 gives ones).
     """
     dtype = wide(query)
-    queries = zero_padding(feature_map(zero_padding(query.to(dtype), seen.rows)), seen.rows)
-    keys = zero_padding(feature_map(zero_padding(key.to(dtype), seen.keys)), seen.keys)
+    queries = zero_padding(feature_map(zero_padding(query.to(dtype), padding.rows)), padding.rows)
+    keys = zero_padding(feature_map(zero_padding(key.to(dtype), padding.keys)), padding.keys)
     for name, before, after in (("query", query, queries), ("key", key, keys)):
         if after.shape[:-1] != before.shape[:-1] or after.shape[-1:] != keys.shape[-1:] or after.dtype != dtype:
             raise ValueError(
                 f"feature_map: expected features (..., M) in {dtype} of {name} {tuple(before.shape)}, the same M for "
                 f"query and key; got {tuple(after.shape)} in {after.dtype}"
             )
-    return queries, keys, zero_padding(value.to(dtype), seen.keys)
+    return queries, keys, zero_padding(value.to(dtype), padding.keys)
 
 
 def _read_ahead(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:

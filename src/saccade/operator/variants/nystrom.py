@@ -125,15 +125,15 @@ def nystrom_attention(
 
 def _attended(
     given: tuple[Tensor, Tensor, Tensor],
-    seen: CausalPadding,
+    hidden: CausalPadding,
     landmarks: int,
     iterations: int | None,
     scale: float | None,
 ) -> Tensor:
     """The three factors times the values, from the right."""
     query, key, value = given
-    of_query, of_key = _landmarks(query, seen.rows, landmarks), _landmarks(key, seen.keys, landmarks)
-    padding = None if seen.keys is None else Padding(seen.keys)
+    of_query, of_key = _landmarks(query, hidden.rows, landmarks), _landmarks(key, hidden.keys, landmarks)
+    padding = None if hidden.keys is None else Padding(hidden.keys)
     read = attention(of_query.means, key, value, padding, scale=scale)
     factor = query.shape[3] ** -0.5 if scale is None else scale
     read = matmul(_inverse_of_middle(of_query, of_key, factor, iterations), read)

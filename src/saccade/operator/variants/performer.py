@@ -166,21 +166,25 @@ class _WideInputs(NamedTuple):
     poison: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: CausalPadding, scale: float) -> _WideInputs:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, padding: CausalPadding, scale: float) -> _WideInputs:
         dtype = torch.promote_types(query.dtype, torch.float32)
         # Squares and products of what is kept stay finite; exponents of such norms tell nothing but the largest apart.
         most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
         root = abs(scale) ** 0.5
-        query, key, value = zero_padding(query, seen.rows), zero_padding(key, seen.keys), zero_padding(value, seen.keys)
+        query, key, value = (
+            zero_padding(query, padding.rows),
+            zero_padding(key, padding.keys),
+            zero_padding(value, padding.keys),
+        )
         if within(most / max(root, 1), query, key) and finite(value):  # what is below would change no bit
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-            return cls(query * (root if scale >= 0 else -root), key * root, value, seen.keys, None)
+            return cls(query * (root if scale >= 0 else -root), key * root, value, padding.keys, None)
         rows, keys = NonFiniteTokens.of(query, key, value)
         return cls(
             unpoisoned(query, rows).to(dtype).mul(root if scale >= 0 else -root).clamp(-most, most),
             unpoisoned(key, keys).to(dtype).mul(root).clamp(-most, most),
             unpoisoned(value, keys).to(dtype),
-            seen.keys,
+            padding.keys,
             (rows.to(dtype), keys.to(dtype)),
         )
 

@@ -231,13 +231,13 @@ def _without_padding(key: Tensor, value: Tensor, keys: Tensor | None) -> tuple[T
     return key.masked_fill(~real, 0.0), value.masked_fill(~real, 0.0), real
 
 
-def _rows(seen: CausalPadding, query: Tensor, length: int) -> Tensor | None:
+def _rows(padding: CausalPadding, query: Tensor, length: int) -> Tensor | None:
     """Rows that read, bool (B or 1, 1, Lq, 1); None: all. A token that is padded as key does not."""
-    rows = None if seen.rows is None else seen.rows[:, None, :, None]
-    if seen.keys is None:
+    rows = None if padding.rows is None else padding.rows[:, None, :, None]
+    if padding.keys is None:
         return rows
     missing = length - query.shape[2]
-    own = F.pad(seen.keys, (-missing, 0))[:, None, :, None]  # a negative one cuts off
+    own = F.pad(padding.keys, (-missing, 0))[:, None, :, None]  # a negative one cuts off
     return own if rows is None else own & rows
 
 

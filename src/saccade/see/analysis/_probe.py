@@ -181,7 +181,7 @@ def _first_words(order: Sequence[int], sentences: Sequence[LabelledSentence], mo
 
 
 def _collect(
-    model: TextModel, texts: Sequence[tuple[LabelledSentence, AlignedText]], told: Callable[[int], None]
+    model: TextModel, texts: Sequence[tuple[LabelledSentence, AlignedText]], progress: Callable[[int], None]
 ) -> _ProbeExamples:
     """The vectors of all labelled words: of each layer the mean over the word's tokens."""
     vectors: list[list[np.ndarray]] = []
@@ -200,14 +200,14 @@ def _collect(
         labels += [label for _, label, _ in known]
         forms += [form for _, _, form in known]
         groups += [number] * len(known)
-        told(number + 1)
+        progress(number + 1)
     if not labels:
         raise ValueError(f"none of the {len(texts)} sentences taken has a word with a label")
     return _ProbeExamples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
 
 
 def _learn(
-    examples: _ProbeExamples, held_out: np.ndarray, seed: int, told: Callable[[int], None]
+    examples: _ProbeExamples, held_out: np.ndarray, seed: int, progress: Callable[[int], None]
 ) -> tuple[ProbeAccuracy, ...]:
     groups = examples.groups[held_out]
     control = _control(examples, held_out, seed)
@@ -215,9 +215,9 @@ def _learn(
     first: np.ndarray | None = None
     for layer, vectors in enumerate(examples.vectors):
         right, converged = _right(vectors, examples.labels, held_out)
-        told(2 * layer + 1)
+        progress(2 * layer + 1)
         remembered, _ = _right(vectors, control, held_out)
-        told(2 * layer + 2)
+        progress(2 * layer + 2)
         first = right if first is None else first
         right_by, count = _by_group(right, groups)
         gain_by, _ = _by_group(right.astype(int) - first.astype(int), groups)

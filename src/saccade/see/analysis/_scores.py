@@ -190,10 +190,10 @@ def _seen(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
     )
 
 
-def _rows(seen: Statistics, is_text: Tensor) -> Tensor:
+def _rows(statistics: Statistics, is_text: Tensor) -> Tensor:
     """(Hq, L): tokens of the text that see more than FEW keys, or as many as any where none sees that many."""
-    keys = seen.keys_seen.expand(seen.counted.shape)[0]
-    return (keys > min(FEW, int(keys.max()) - 1)) & seen.counted[0] & is_text
+    keys = statistics.keys_seen.expand(statistics.counted.shape)[0]
+    return (keys > min(FEW, int(keys.max()) - 1)) & statistics.counted[0] & is_text
 
 
 def _mean(values: Tensor, rows: Tensor) -> Tensor:

@@ -114,5 +114,5 @@ def _best(right: np.ndarray) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def _best_offset(found: Counter[int]) -> int:
-    return min(found, key=lambda offset: (-found[offset], abs(offset), offset))
+def _best_offset(counts: Counter[int]) -> int:
+    return min(counts, key=lambda offset: (-counts[offset], abs(offset), offset))

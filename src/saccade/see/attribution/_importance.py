@@ -228,10 +228,10 @@ def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportan
     return _result(work, "greedy", whole.tolist(), rises, len(batches), removed=tuple(steps))
 
 
-def _result(work: _Work, by: str, losses: Sequence[float], found: Tensor, batches: int, **more: Any) -> HeadImportance:
+def _result(work: _Work, by: str, losses: Sequence[float], tensor: Tensor, batches: int, **more: Any) -> HeadImportance:
     """Of numbers (T, N)."""
     calls = tuple(work.calls.values())
-    mean, low, high = _interval(found)
+    mean, low, high = _interval(tensor)
     return HeadImportance(
         by,
         HeadValues(calls, mean),
@@ -267,22 +267,22 @@ def _removal(head: Head, losses: Tensor, whole: Tensor) -> Removal:
     )
 
 
-def _interval(found: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _interval(tensor: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(N,) the mean over batches of (T, N), and Student's 95 % interval of it; None of one batch."""
-    mean, count = found.mean(0), found.shape[0]
+    mean, count = tensor.mean(0), tensor.shape[0]
     if count < 2:
         return mean, None, None
-    half = torch.from_numpy(half_width(found.std(0).numpy(), np.asarray(count)))
+    half = torch.from_numpy(half_width(tensor.std(0).numpy(), np.asarray(count)))
     return mean, mean - half, mean + half
 
 
-def _numbers(found: Any) -> Tensor:
+def _numbers(result: Any) -> Tensor:
     """(T,) the numbers of a loss."""
-    if isinstance(found, Tensor) and found.ndim == 1 and len(found):
-        return torch.stack([scalar(number, "loss") for number in found])
-    return scalar(found, "loss").reshape(1)
+    if isinstance(result, Tensor) and result.ndim == 1 and len(result):
+        return torch.stack([scalar(number, "loss") for number in result])
+    return scalar(result, "loss").reshape(1)
 
 
-def _some(found: Sequence[Any]) -> None:
-    if not found:
+def _some(results: Sequence[Any]) -> None:
+    if not results:
         raise ValueError("batches: expected at least one batch, got none")

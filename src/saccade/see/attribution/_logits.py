@@ -153,11 +153,11 @@ class Attribution:
         name = f"the logit of {self.target_text!r}"
         return name if self.against is None else f"{name} less that of {self.against_text!r}"
 
-    def _from(self, one: Component) -> str:
-        if one.kind != "head":
+    def _from(self, component: Component) -> str:
+        if component.kind != "head":
             return ""
-        assert one.layer is not None and one.head is not None
-        told = self.top_sources(one.layer, one.head, 2)
+        assert component.layer is not None and component.head is not None
+        told = self.top_sources(component.layer, component.head, 2)
         return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in told)
 
 
@@ -196,13 +196,13 @@ def attributed(
 
 
 def _split(
-    given: Input, seen: Recorded, vocabulary: Vocabulary, target: int, against: int | None
+    given: Input, record: Recorded, vocabulary: Vocabulary, target: int, against: int | None
 ) -> tuple[dict[Component, Tensor], Tensor]:
     """Each component's contribution, and those of heads by source (N, L)."""
     model, rows = given.model, [target] if against is None else [target, against]
-    steps: list[Step] = stream_steps(model, seen, 0, len(model.blocks))
-    steps += norm_steps(model.stack.norm, seen.read[model.stack.norm][0])
-    steps += vocabulary.steps(seen.gave[model.stack][0])
+    steps: list[Step] = stream_steps(model, record, 0, len(model.blocks))
+    steps += norm_steps(model.stack.norm, record.read[model.stack.norm][0])
+    steps += vocabulary.steps(record.gave[model.stack][0])
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[: len(rows)]
     readout = (sign @ exact(vocabulary.weight[rows]))[None]
     found = {one: share[0] for one, share in shares(steps, readout).items()}
@@ -213,7 +213,7 @@ def _split(
         if isinstance(step, Writes) and step.components[0].kind == "head":
             layer = step.components[0].layer
             assert layer is not None
-            sources[layer] = source_shares(model.blocks[layer].attention, layer, seen, here)
+            sources[layer] = source_shares(model.blocks[layer].attention, layer, record, here)
     return found, torch.cat([sources[layer] for layer in sorted(sources)])
 
 

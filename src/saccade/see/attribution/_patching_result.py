@@ -174,12 +174,12 @@ def _agreement(exact: Tensor, gradient: Tensor) -> Agreement:
     return Agreement(_pearson(exact, gradient), _pearson(_ranks(exact), _ranks(gradient)), top, len(most[0] & most[1]))
 
 
-def _pearson(one: Tensor, other: Tensor) -> float:
-    if len(one) < 2:
+def _pearson(tensor: Tensor, other: Tensor) -> float:
+    if len(tensor) < 2:
         return math.nan
-    one, other = one - one.mean(), other - other.mean()
-    size = float(one.norm() * other.norm())
-    return float(one @ other) / size if size else math.nan
+    tensor, other = tensor - tensor.mean(), other - other.mean()
+    size = float(tensor.norm() * other.norm())
+    return float(tensor @ other) / size if size else math.nan
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -138,18 +138,18 @@ def record(
 
 
 @contextmanager
-def _hooked(model: ResidualModel, found: Recorded) -> Iterator[None]:
+def _hooked(model: ResidualModel, record: Recorded) -> Iterator[None]:
     """Meanwhile the rows are kept, and the end of the stack ends the run: logits of a long text would fill memory."""
-    thread, rows = threading.get_ident(), list(found.rows)
+    thread, rows = threading.get_ident(), list(record.rows)
 
     def reads(module: nn.Module, given: tuple[Any, ...]) -> None:
         if threading.get_ident() == thread:  # another may run the model at the same time
-            found.read[module] = exact(given[0][0, rows])
+            record.read[module] = exact(given[0][0, rows])
 
     def gives(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
         if threading.get_ident() != thread:
             return
-        found.gave[module] = exact(out[0, rows])
+        record.gave[module] = exact(out[0, rows])
         if module is model.stack:
             raise _Enough
 

@@ -28,23 +28,23 @@ from ._steps import (
 )
 
 
-def stream_steps(model: ResidualModel, seen: Recorded, at: int, layers: int) -> list[Step]:
+def stream_steps(model: ResidualModel, record: Recorded, at: int, layers: int) -> list[Step]:
     """The stream of the recorded row `at` before block `layers`."""
-    steps = _embedding_steps(model, seen, at)
+    steps = _embedding_steps(model, record, at)
     for layer, block in enumerate(model.blocks[:layers]):
-        steps += _block_steps(block, layer, seen, at)
+        steps += _block_steps(block, layer, record, at)
     return steps
 
 
-def _embedding_steps(model: ResidualModel, seen: Recorded, at: int) -> list[Step]:
+def _embedding_steps(model: ResidualModel, record: Recorded, at: int) -> list[Step]:
     """Up to what the first block reads."""
     embedding = model.embedding
-    summed = seen.read[model.blocks[0] if embedding.norm is None else embedding.norm][at]
+    summed = record.read[model.blocks[0] if embedding.norm is None else embedding.norm][at]
     parts: dict[Component, Tensor] = {}
     if embedding.places is not None:
-        placed = seen.gave[embedding.places][at]
+        placed = record.gave[embedding.places][at]
         table = isinstance(embedding.places, nn.Embedding)
-        parts[POSITION] = placed if table else placed - seen.read[embedding.places][at]
+        parts[POSITION] = placed if table else placed - record.read[embedding.places][at]
     if embedding.kind is not None:
         parts[TYPE] = exact(embedding.kind)
     # What is left is the token's own, in whatever way the model scales or masks it.
@@ -55,18 +55,18 @@ def _embedding_steps(model: ResidualModel, seen: Recorded, at: int) -> list[Step
     return steps if project is None else [*steps, matrix_step(project.weight, project.bias)]
 
 
-def _block_steps(block: EncoderBlock, layer: int, seen: Recorded, at: int) -> list[Step]:
+def _block_steps(block: EncoderBlock, layer: int, record: Recorded, at: int) -> list[Step]:
     """What a block does to the stream."""
     attention, after = block.attention, block.config.placement == "post"
     steps: list[Step] = [
-        _head_writes(attention, layer, seen.read[attention.output][at]),
+        _head_writes(attention, layer, record.read[attention.output][at]),
         *bias_step(attention.output.bias),
-        *(norm_steps(block.attention_norm, seen.read[block.attention_norm][at]) if after else []),
+        *(norm_steps(block.attention_norm, record.read[block.attention_norm][at]) if after else []),
     ]
     if block.feed_forward is None:
         return steps
-    steps.append(Writes((Component("feed_forward", layer),), seen.gave[block.feed_forward][at][None]))
-    return steps + (norm_steps(block.feed_forward_norm, seen.read[block.feed_forward_norm][at]) if after else [])
+    steps.append(Writes((Component("feed_forward", layer),), record.gave[block.feed_forward][at][None]))
+    return steps + (norm_steps(block.feed_forward_norm, record.read[block.feed_forward_norm][at]) if after else [])
 
 
 def _head_matrices(attention: MultiHeadAttention) -> Tensor:
@@ -81,20 +81,20 @@ def _head_writes(attention: MultiHeadAttention, layer: int, read: Tensor) -> Wri
     return Writes(tuple(Component("head", layer, head) for head in range(len(vectors))), vectors)
 
 
-def source_shares(attention: MultiHeadAttention, layer: int, seen: Recorded, readout: Tensor) -> Tensor:
+def source_shares(attention: MultiHeadAttention, layer: int, record: Recorded, readout: Tensor) -> Tensor:
     """What each head gives to a readout (1, E) of what it writes, by the token that it takes it from: (Hq, L).
 
     Of the first recorded row, whose sources were kept.
     """
-    sources = seen.sources[layer]
+    sources = record.sources[layer]
     wanted = torch.einsum("e,ehd->hd", readout[0], _head_matrices(attention))
     if attention.gate is not None:
-        wanted = wanted * seen.gave[attention.gate][0].sigmoid().view_as(wanted)
+        wanted = wanted * record.gave[attention.gate][0].sigmoid().view_as(wanted)
     grouped = wanted.unflatten(0, (len(sources.values), -1))  # (Hkv, heads of the group, Dv)
     return torch.einsum("gld,gnd->gnl", exact(sources.values), grouped).flatten(0, 1) * sources.weights
 
 
-def read_steps(model: ResidualModel, head: tuple[int, int], seen: Recorded, at: int, *, key: bool) -> list[Step]:
+def read_steps(model: ResidualModel, head: tuple[int, int], record: Recorded, at: int, *, key: bool) -> list[Step]:
     """From the stream before a block to the query or the key (D,) of a head (layer, head), as it enters the product."""
     layer, number = head
     block = model.blocks[layer]
@@ -105,10 +105,10 @@ def read_steps(model: ResidualModel, head: tuple[int, int], seen: Recorded, at: 
     rows = slice(number * shape.head, (number + 1) * shape.head)
     made = matrix_step(weight[rows], None if bias is None else bias[rows])
     return [
-        *(norm_steps(block.attention_norm, seen.read[block.attention_norm][at]) if before else []),
+        *(norm_steps(block.attention_norm, record.read[block.attention_norm][at]) if before else []),
         made,
-        *norm_steps(attention.key_norm if key else attention.query_norm, applied([made], seen.read[attention][at])),
-        *_turned(model.stack.positions_of(layer), seen.rows[at]),
+        *norm_steps(attention.key_norm if key else attention.query_norm, applied([made], record.read[attention][at])),
+        *_turned(model.stack.positions_of(layer), record.rows[at]),
     ]
 
 

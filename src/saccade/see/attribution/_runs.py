@@ -52,17 +52,17 @@ def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Inte
         yield run
 
 
-def scalar(found: Any, name: str) -> Tensor:
+def scalar(result: Any, name: str) -> Tensor:
     """A number that a user's function gave. TypeError, ValueError where it is none, or not finite."""
-    if not isinstance(found, Tensor):
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise TypeError(f"{name}: expected a scalar, got {describe(found)}")
-        found = torch.tensor(float(found), dtype=torch.float64)
-    if found.numel() != 1 or found.is_complex():
-        raise ValueError(f"{name}: expected a scalar, got {describe(found)}")
-    if not math.isfinite(number := float(found.detach())):
+    if not isinstance(result, Tensor):
+        if isinstance(result, bool) or not isinstance(result, (int, float)):
+            raise TypeError(f"{name}: expected a scalar, got {describe(result)}")
+        result = torch.tensor(float(result), dtype=torch.float64)
+    if result.numel() != 1 or result.is_complex():
+        raise ValueError(f"{name}: expected a scalar, got {describe(result)}")
+    if not math.isfinite(number := float(result.detach())):
         raise ValueError(f"{name}: expected a finite number, got {number}")
-    return found.reshape(())
+    return result.reshape(())
 
 
 def no_gradient(name: str, instead: str) -> str:

@@ -167,13 +167,13 @@ def _check(clean: ReadText, corrupted: ReadText, positions: list[int] | None) ->
         raise ValueError(f"positions: both texts have the tokens 0 to {min(lengths) - 1}, got {beyond[0]}")
 
 
-def _side_by_side(one: Sequence[str], other: Sequence[str]) -> str:
+def _side_by_side(words: Sequence[str], other: Sequence[str]) -> str:
     """The tokens of both from where they differ on, as many as can be read in a line."""
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = next((i for i, (a, b) in enumerate(zip(words, other, strict=False)) if a != b), min(len(words), len(other)))
     first = max(0, same - 1)
 
     def told(pieces: Sequence[str]) -> str:
         cut = [repr(piece) for piece in pieces[first : first + MOST_TOKENS]]
         return " ".join([*(["..."] if first else []), *cut, *(["..."] if len(pieces) > first + MOST_TOKENS else [])])
 
-    return f"from token {first} on, {told(one)} against {told(other)}"
+    return f"from token {first} on, {told(words)} against {told(other)}"

@@ -156,10 +156,10 @@ class WhyAttends:
         )
 
 
-def _wrote(one: Component, token: str) -> str:
-    if one.kind in ("head", "feed_forward"):
-        return f"what {one} wrote into {token}"
-    return f"the token {token} itself" if one == TOKEN else f"the {one} at {token}"
+def _wrote(component: Component, token: str) -> str:
+    if component.kind in ("head", "feed_forward"):
+        return f"what {component} wrote into {token}"
+    return f"the token {token} itself" if component == TOKEN else f"the {component} at {token}"
 
 
 def explained(

@@ -116,9 +116,9 @@ def mean_of(chance: np.ndarray, different: float = 1.0) -> ChanceMean:
     return ChanceMean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows, np.sqrt(variance).mean(-1))
 
 
-def averaged(one: ChanceMean, rows: np.ndarray | int, heads: int = 1) -> ChanceMean:
-    """What chance gives to the average of so many rows like this ``one``, in so many heads."""
-    return ChanceMean(one.value, one.deviation / np.sqrt(rows * heads), one.deviation / np.sqrt(heads))
+def averaged(chance: ChanceMean, rows: np.ndarray | int, heads: int = 1) -> ChanceMean:
+    """What chance gives to the average of so many rows like this ``chance``, in so many heads."""
+    return ChanceMean(chance.value, chance.deviation / np.sqrt(rows * heads), chance.deviation / np.sqrt(heads))
 
 
 def largest_mean(chance: ChanceMean, count: int, clear_of: float = CLEAR_OF, shared: float = 0.0) -> np.ndarray:
@@ -131,16 +131,16 @@ def largest_mean(chance: ChanceMean, count: int, clear_of: float = CLEAR_OF, sha
     return np.asarray(np.maximum(lucky, chance.value + clear_of * (1 - chance.value)))
 
 
-def uneven(weights: np.ndarray, seen: np.ndarray, count: int, different: float = 1.0) -> np.ndarray:
+def uneven(weights: np.ndarray, attended: np.ndarray, count: int, different: float = 1.0) -> np.ndarray:
     """(..., H): whether the logits of a head spread more than random ones would in ``count`` heads.
 
-    ``weights`` (..., H, rows, keys), ``seen`` the same with H = 1: the keys that a row sees. ``different``: as in
+    ``weights`` (..., H, rows, keys), ``attended`` the same with H = 1: the keys that a row sees. ``different``: as in
     `mean_of`, of the rows and of the keys.
     """
     logits = np.log(np.maximum(weights, _LEAST, dtype=np.float64))
-    keys = seen.sum(-1, keepdims=True)
-    middle = np.where(seen, logits, 0).sum(-1, keepdims=True) / np.maximum(keys, 1)
-    squares = np.where(seen, (logits - middle) ** 2, 0).sum((-1, -2))
+    keys = attended.sum(-1, keepdims=True)
+    middle = np.where(attended, logits, 0).sum(-1, keepdims=True) / np.maximum(keys, 1)
+    squares = np.where(attended, (logits - middle) ** 2, 0).sum((-1, -2))
     freedom = np.maximum(keys - 1, 0).sum((-1, -2))
     # Wilson and Hilferty 1931: the cube root of a chi-square is normal
     part = 2 / (9 * np.maximum(freedom * different**2, 1))

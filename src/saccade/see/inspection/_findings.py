@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...support._lazy_names import renamed_arguments
 from ...support._numbers import hundredths, short_number
 from ._chance import CLEAR_OF, SHARED, ChanceMean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
@@ -75,7 +76,8 @@ class HeadHabits(NamedTuple):
     at_random: np.ndarray  # (layers, heads)
 
 
-def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
+@renamed_arguments(seen="attention")
+def find(attention: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
     """The most telling findings of a map, at least one. The first is about a head if any head stands out.
 
     Links are ranked by `telling`. A weight is reported if it stands at least .30 above chance,
@@ -94,25 +96,25 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
         Layer 0 head 5 looks one word back: .90 of its weight on average
         13 of 32 heads put more than .51 of their weight on the first token, '<s>'
     """
-    gain = telling(seen.weights, seen.causal, seen.alike)
+    gain = telling(attention.weights, attention.causal, attention.alike)
     # Layer by layer: of a large model on a long text one map more would be too much.
-    layers = zip(seen.weights, seen.alike, strict=True)
-    at_random = ~np.stack([uneven(w, even > 0, seen.count, different(seen)) for w, even in layers])
-    heads = HeadHabits(seen.count, here(seen), by_chance(seen), at_random)
+    layers = zip(attention.weights, attention.alike, strict=True)
+    at_random = ~np.stack([uneven(w, even > 0, attention.count, different(attention)) for w, even in layers])
+    heads = HeadHabits(attention.count, here(attention), by_chance(attention), at_random)
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     candidates = [
-        *_links(seen, gain, at_random),
-        *_copies(seen, gain, copies, at_random),
+        *_links(attention, gain, at_random),
+        *_copies(attention, gain, copies, at_random),
         # With fewer words an average is no habit.
-        *(habits_of(heads, "word") if len(seen.ordinary) >= 4 else ()),
-        *_delimiters(seen, at_random),
+        *(habits_of(heads, "word") if len(attention.ordinary) >= 4 else ()),
+        *_delimiters(attention, at_random),
     ]
-    sink = _sink(seen, heads)
+    sink = _sink(attention, heads)
     chosen = [*diverse(candidates, limit - len(sink)), *sink]
-    return chosen or [_nothing(seen, bool(at_random.all()))]
+    return chosen or [_nothing(attention, bool(at_random.all()))]
 
 
-def name_of(seen: AttentionMap, i: int) -> str:
+def name_of(attention: AttentionMap, i: int) -> str:
     """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``.
 
     Example:
@@ -121,8 +123,8 @@ def name_of(seen: AttentionMap, i: int) -> str:
         >>> name_of(seen, 2), name_of(seen, 5)
         ("'cat'", "the second 'the'")
     """
-    word = seen.words[i]
-    alike = [j for j, other in enumerate(seen.words) if other.text.casefold() == word.text.casefold()]
+    word = attention.words[i]
+    alike = [j for j, other in enumerate(attention.words) if other.text.casefold() == word.text.casefold()]
     if len(alike) == 1:
         return f"'{word.label}'"
     n = alike.index(i) + 1
@@ -154,43 +156,43 @@ def diverse(candidates: list[MapFinding], limit: int) -> list[MapFinding]:
 
 
 def _beyond_chance(
-    seen: AttentionMap, pairs: np.ndarray, at_random: np.ndarray, least: np.ndarray | float = CLEAR_OF
+    attention: AttentionMap, pairs: np.ndarray, at_random: np.ndarray, least: np.ndarray | float = CLEAR_OF
 ) -> np.ndarray:
     """(layers, heads, W, W): the weights of the ``pairs`` (W, W) that no chance gives.
 
     They stand clear of a head that looks everywhere alike, ``least`` by head, and either the head is none that is
     ``at_random``, or they are larger than the largest of random heads on these pairs.
     """
-    out = np.zeros(seen.weights.shape, dtype=bool)
+    out = np.zeros(attention.weights.shape, dtype=bool)
     least = np.broadcast_to(least, at_random.shape)[..., None, None]
-    for layer, (w, even) in enumerate(zip(seen.weights, seen.alike, strict=True)):
-        lucky = largest_weight(even, seen.count * int(pairs.sum()))
+    for layer, (w, even) in enumerate(zip(attention.weights, attention.alike, strict=True)):
+        lucky = largest_weight(even, attention.count * int(pairs.sum()))
         clear = above_chance(w, even) >= least[layer]
         out[layer] = pairs & clear & (~at_random[layer, :, None, None] | (w > lucky))
     return out
 
 
-def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
+def _links(attention: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
     """One word that looks at another further off, not at its own repetition or what followed that."""
-    others = occurrences(seen)
+    others = occurrences(attention)
     place = np.arange(len(others))
-    far = visible(seen) & (abs(place[:, None] - place) > 1)
-    plain = np.array([not (w.special or w.is_delimiter) for w in seen.words])
+    far = visible(attention) & (abs(place[:, None] - place) > 1)
+    plain = np.array([not (w.special or w.is_delimiter) for w in attention.words])
     counts = 1 + (others | others.T).sum(-1)  # a word that is everywhere in the text says less
-    pairs = far & plain[:, None] & plain & ~others & ~followers(seen, others)
+    pairs = far & plain[:, None] & plain & ~others & ~followers(attention, others)
     if not pairs.any():
         return
-    largest = seen.weights.argmax(-1)
-    told = (seen.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(seen, pairs, at_random)
+    largest = attention.weights.argmax(-1)
+    told = (attention.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(attention, pairs, at_random)
     for layer, head, q, k in np.argwhere(told).tolist():
         if largest[layer, head, q] == k:
             worth = gain[layer, head, q, k] / np.sqrt(counts[q] * counts[k])
-            yield _link(seen, layer, head, q, k, float(worth))
+            yield _link(attention, layer, head, q, k, float(worth))
 
 
-def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> MapFinding:
-    value = float(seen.weights[layer, head, q, k])
-    sentence = looks(name_of(seen, q), name_of(seen, k), value, layer, head)
+def _link(attention: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> MapFinding:
+    value = float(attention.weights[layer, head, q, k])
+    sentence = looks(name_of(attention, q), name_of(attention, k), value, layer, head)
     return MapFinding("look", sentence, value, gain, layer, head, q, k)
 
 
@@ -201,46 +203,51 @@ def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
 
 
 def _copies(
-    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
+    attention: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
 ) -> Iterator[MapFinding]:
     """A repeated word that looks at its other occurrence, or at what followed it."""
-    others = occurrences(seen)
+    others = occurrences(attention)
     if not others.any():
         return
-    follows = followers(seen, others)
+    follows = followers(attention, others)
     measured = np.zeros_like(at_random)  # what was measured on other texts needs less of a proof
     measured[tuple(np.array(sorted(copying), int).reshape(-1, 2).T)] = True
     least = np.where(measured, CLEAR_OF / 2, CLEAR_OF)
-    beyond = _beyond_chance(seen, others | follows, at_random & ~measured, least)
+    beyond = _beyond_chance(attention, others | follows, at_random & ~measured, least)
     for q, j in np.argwhere(others):
-        for layer, head in seen.places():
+        for layer, head in attention.places():
             after = (layer, head, int(q), int(j + 1))
-            if j + 1 < len(seen.words) and follows[q, j + 1] and seen.weights[after] >= MAIN / 2 and beyond[after]:
-                yield from _copy(seen, gain, copying, after)
-            value = float(seen.weights[layer, head, q, j])
+            if (
+                j + 1 < len(attention.words)
+                and follows[q, j + 1]
+                and attention.weights[after] >= MAIN / 2
+                and beyond[after]
+            ):
+                yield from _copy(attention, gain, copying, after)
+            value = float(attention.weights[layer, head, q, j])
             if beyond[layer, head, q, j] and value >= MAIN and gain[layer, head, q, j] >= CLEAR and abs(q - j) > 1:
                 way = "back" if j < q else "ahead"
                 where = f"({short_number(value)}) in layer {layer} head {head}"
-                sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
+                sentence = f"{name_of(attention, q)} looks {way} at {name_of(attention, j)} {where}"
                 yield MapFinding(
                     "same", capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
                 )
 
 
 def _copy(
-    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at: tuple[int, int, int, int]
+    attention: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at: tuple[int, int, int, int]
 ) -> Iterator[MapFinding]:
     layer, head, q, k = at
-    value, worth = float(seen.weights[at]), float(gain[at])
-    if seen.words[k].is_delimiter or worth < CLEAR / 2:
+    value, worth = float(attention.weights[at]), float(gain[at])
+    if attention.words[k].is_delimiter or worth < CLEAR / 2:
         return
-    looks = f"{name_of(seen, q)} looks at {name_of(seen, k)} ({short_number(value)})"
+    looks = f"{name_of(attention, q)} looks at {name_of(attention, k)} ({short_number(value)})"
     if (layer, head) in copying and k < q:
         yield MapFinding(
             "copy", f"Head {layer}.{head} copies what followed an earlier occurrence: {looks}", value, 2 * worth, *at
         )
     elif value >= MAIN:
-        sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
+        sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(attention, k - 1)}"
         yield MapFinding("copy", capital(sentence), value, worth, *at)
 
 
@@ -268,19 +275,19 @@ def largest_of(values: np.ndarray) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFinding]:
-    if len(seen.ordinary) < 4:  # as for habits
+def _delimiters(attention: AttentionMap, at_random: np.ndarray) -> Iterator[MapFinding]:
+    if len(attention.ordinary) < 4:  # as for habits
         return
     best: MapFinding | None = None
-    marks = [i for i, w in enumerate(seen.words) if w.is_delimiter]
+    marks = [i for i, w in enumerate(attention.words) if w.is_delimiter]
     for k in marks:
-        rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
+        rows = attention.ordinary[(attention.ordinary > k) if attention.causal else (attention.ordinary != k)]
         if len(rows) < 3:
             continue
-        means, even = seen.weights[:, :, rows, k].mean(-1), seen.alike[:, :, rows, k]
+        means, even = attention.weights[:, :, rows, k].mean(-1), attention.alike[:, :, rows, k]
         # What rows have in common is luck only in a head that is at random.
-        chance = mean_of(even, different(seen))
-        clear, lucky = (largest_mean(chance, seen.count * len(marks), shared=shared) for shared in (0.0, SHARED))
+        chance = mean_of(even, different(attention))
+        clear, lucky = (largest_mean(chance, attention.count * len(marks), shared=shared) for shared in (0.0, SHARED))
         least = np.where(at_random, lucky, clear)
         layer, head = largest_of(np.where(means > least, means, 0))
         value = float(means[layer, head])
@@ -288,19 +295,19 @@ def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFindin
             continue
         worth = value * np.log(value / chance.value[layer, 0])
         if best is None or worth > best.telling:
-            whose = "the words after it" if seen.causal else "the other words"
+            whose = "the words after it" if attention.causal else "the other words"
             share = f"{short_number(value)} of the weight of {whose}"
-            sentence = f"Layer {layer} head {head} concentrates on {name_of(seen, k)}: {share}"
+            sentence = f"Layer {layer} head {head} concentrates on {name_of(attention, k)}: {share}"
             best = MapFinding("delimiter", sentence, value, float(worth), layer, head, None, k)
     if best:
         yield best
 
 
-def _sink(seen: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
-    if (seen.ordinary > 0).sum() < 3:
+def _sink(attention: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
+    if (attention.ordinary > 0).sum() < 3:
         return []
-    names = {i: name_of(seen, i) for i, word in enumerate(seen.words) if word.special or not i}
-    return sinks_of(heads, names, seen.words[0].special)
+    names = {i: name_of(attention, i) for i, word in enumerate(attention.words) if word.special or not i}
+    return sinks_of(heads, names, attention.words[0].special)
 
 
 def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -> list[MapFinding]:
@@ -335,12 +342,12 @@ def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
     return [MapFinding(kind, sentence, found, 0.0)]
 
 
-def _nothing(seen: AttentionMap, at_random: bool) -> MapFinding:
-    if len(seen.ordinary) == 1:
-        at = int(seen.ordinary[0])
-        others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
+def _nothing(attention: AttentionMap, at_random: bool) -> MapFinding:
+    if len(attention.ordinary) == 1:
+        at = int(attention.ordinary[0])
+        others = [name_of(attention, int(i)) for i in np.flatnonzero(visible(attention)[at]) if i != at]
         more = f" and at {' and '.join(others)}" if others else ""
-        said = f"Nothing to report: {name_of(seen, at)} can look only at itself{more}"
+        said = f"Nothing to report: {name_of(attention, at)} can look only at itself{more}"
         return MapFinding("nothing", said, 0.0, 0.0)
     if at_random:
         return MapFinding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)

@@ -236,23 +236,23 @@ def fits_a_map(model: TextModel, words: int) -> bool:
     return words <= MOST_WORDS and sum(model.heads) * words**2 <= MOST_WEIGHTS
 
 
-def _of_a_map(model: TextModel, seen: AttentionMap, head: tuple[int, int] | None) -> Look:
-    findings = find(seen, model.roles)
+def _of_a_map(model: TextModel, attention: AttentionMap, head: tuple[int, int] | None) -> Look:
+    findings = find(attention, model.roles)
     first = next((f for f in findings if f.layer is not None and head in (None, f.place)), None)
     layer, number = head or (first.place if first else (0, 0))
     query = first.query if first else None
     if query is None:
-        query = _most_telling(seen, layer, number)
-    return Look(seen, findings, model.roles, layer, number, query)
+        query = _most_telling(attention, layer, number)
+    return Look(attention, findings, model.roles, layer, number, query)
 
 
-def _gain(seen: AttentionMap, layer: int, head: int) -> np.ndarray:
-    return telling(seen.weights[layer, head], seen.causal, seen.alike[layer, 0])
+def _gain(attention: AttentionMap, layer: int, head: int) -> np.ndarray:
+    return telling(attention.weights[layer, head], attention.causal, attention.alike[layer, 0])
 
 
-def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
-    gain = _gain(seen, layer, head).max(-1)[seen.ordinary]
-    return int(seen.ordinary[gain.argmax()])
+def _most_telling(attention: AttentionMap, layer: int, head: int) -> int:
+    gain = _gain(attention, layer, head).max(-1)[attention.ordinary]
+    return int(attention.ordinary[gain.argmax()])
 
 
 def _of_a_part(
@@ -278,11 +278,11 @@ def _of_a_part(
 
 
 def _shown(
-    whole: TokenMap, told: list[MapFinding], head: tuple[int, int] | None
+    whole: TokenMap, findings: list[MapFinding], head: tuple[int, int] | None
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """The head to show (one with a finding, unless another is requested), and two words around which its map is
     centred."""
-    of_head = [f for f in told if f.layer is not None and head in (None, f.place)]
+    of_head = [f for f in findings if f.layer is not None and head in (None, f.place)]
     place = head or (of_head[0].place if of_head else (0, 0))
     for finding in of_head:
         if finding.query is not None and finding.key is not None and finding.place == place:

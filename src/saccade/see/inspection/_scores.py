@@ -13,7 +13,7 @@ from ._collect import AttentionMap
 _FLOOR = 0.01
 
 
-def here(seen: AttentionMap) -> dict[str, np.ndarray]:
+def here(attention: AttentionMap) -> dict[str, np.ndarray]:
     """The habits of each head on this text: a (layers, heads) array by name.
 
     The values are NaN where the text has no case. They are averages over the words of the text. Special tokens count as
@@ -34,63 +34,65 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
         >>> round(float(habits["previous"][0, 5]), 2)  # layer 0, head 5
         0.9
     """
-    entropy = seen.entropy()
-    out = {name: _mean(values) for name, values in by_row(seen, seen.weights).items()} | {"entropy": entropy}
-    most = np.log(seen.seen_by[seen.ordinary]).mean()
+    entropy = attention.entropy()
+    out = {name: _mean(values) for name, values in by_row(attention, attention.weights).items()} | {"entropy": entropy}
+    most = np.log(attention.seen_by[attention.ordinary]).mean()
     out["broad"] = entropy / most if most else np.full_like(entropy, np.nan)
     return out
 
 
-def by_chance(seen: AttentionMap) -> dict[str, ChanceMean]:
+def by_chance(attention: AttentionMap) -> dict[str, ChanceMean]:
     """What chance gives to the averages of `here`, (layers, 1) each, by the same code."""
-    return {name: mean_of(values, different(seen)) for name, values in by_row(seen, seen.alike).items()}
+    return {name: mean_of(values, different(attention)) for name, values in by_row(attention, attention.alike).items()}
 
 
-def different(seen: AttentionMap) -> float:
+def different(attention: AttentionMap) -> float:
     """The share of the words that are different ones."""
-    words = [seen.words[i].text.casefold() for i in seen.ordinary]
+    words = [attention.words[i].text.casefold() for i in attention.ordinary]
     return len(set(words)) / len(words) if words else 1.0
 
 
-def by_row(seen: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:
+def by_row(attention: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:
     """What `here` averages: of weights (layers, heads, W, W) those of each row, (layers, heads, rows)."""
-    rows = seen.ordinary
-    is_word = np.array([not word.special for word in seen.words])
+    rows = attention.ordinary
+    is_word = np.array([not word.special for word in attention.words])
     beside = rows[1:][is_word[rows[1:] - 1]]  # words with a word right before them
     out = {
         "previous": w[:, :, beside, beside - 1],
-        "next": w[:, :, beside - 1, beside][..., : 0 if seen.causal else None],
+        "next": w[:, :, beside - 1, beside][..., : 0 if attention.causal else None],
         "self": w[:, :, rows, rows],
         "sink": w[:, :, rows[rows > 0], 0],
-        "special": _on(seen, w, ~is_word & (np.arange(len(seen.words)) > 0)),
-        "delimiter": _on(seen, w, np.array([word.is_delimiter for word in seen.words])),
+        "special": _on(attention, w, ~is_word & (np.arange(len(attention.words)) > 0)),
+        "delimiter": _on(attention, w, np.array([word.is_delimiter for word in attention.words])),
     }
-    others = occurrences(seen)
-    for name, targets in (("repeat", followers(seen, others)), ("duplicate", others)):
+    others = occurrences(attention)
+    for name, targets in (("repeat", followers(attention, others)), ("duplicate", others)):
         out[name] = (w * targets).sum(-1)[:, :, targets.any(-1)]
     return out
 
 
-def visible(seen: AttentionMap) -> np.ndarray:
+def visible(attention: AttentionMap) -> np.ndarray:
     """(W, W): the keys a query may see."""
-    size = len(seen.words)
+    size = len(attention.words)
     everything = np.ones((size, size), dtype=bool)
-    return np.tril(everything) if seen.causal else everything
+    return np.tril(everything) if attention.causal else everything
 
 
-def occurrences(seen: AttentionMap) -> np.ndarray:
+def occurrences(attention: AttentionMap) -> np.ndarray:
     """(W, W): whether key k is another occurrence of the word q that q sees, in upper or lower case; no delimiters."""
-    names = np.array([f"\n{i}" if w.special or w.is_delimiter else w.text.casefold() for i, w in enumerate(seen.words)])
+    names = np.array(
+        [f"\n{i}" if w.special or w.is_delimiter else w.text.casefold() for i, w in enumerate(attention.words)]
+    )
     same = (names[:, None] == names[None, :]) & ~np.eye(len(names), dtype=bool)
-    return np.asarray(same & visible(seen))
+    return np.asarray(same & visible(attention))
 
 
-def followers(seen: AttentionMap, others: np.ndarray) -> np.ndarray:
+def followers(attention: AttentionMap, others: np.ndarray) -> np.ndarray:
     """(W, W): whether key k is the word after one of the ``others`` of q, and neither q itself nor a special token."""
     out = np.zeros_like(others)
     out[:, 1:] = others[:, :-1]
-    out[:, [word.special for word in seen.words]] = False
-    return np.asarray(out & visible(seen) & ~np.eye(len(out), dtype=bool))
+    out[:, [word.special for word in attention.words]] = False
+    return np.asarray(out & visible(attention) & ~np.eye(len(out), dtype=bool))
 
 
 def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None = None) -> np.ndarray:
@@ -138,10 +140,10 @@ def _same_distance(w: np.ndarray) -> np.ndarray:
     return np.asarray((sums[..., distance + size - 1] - w) / np.maximum(size - 1 - abs(distance), 1))
 
 
-def _on(seen: AttentionMap, w: np.ndarray, group: np.ndarray) -> np.ndarray:
+def _on(attention: AttentionMap, w: np.ndarray, group: np.ndarray) -> np.ndarray:
     """The weight on a group of words, of the words that see one of it besides themselves."""
-    other = (visible(seen) & group & ~np.eye(len(group), dtype=bool)).any(-1)
-    rows = seen.ordinary[other[seen.ordinary]]
+    other = (visible(attention) & group & ~np.eye(len(group), dtype=bool)).any(-1)
+    rows = attention.ordinary[other[attention.ordinary]]
     return np.asarray(w[:, :, rows][..., group].sum(-1))
 
 

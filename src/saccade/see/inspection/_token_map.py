@@ -185,9 +185,9 @@ def _uneven(call: ObservedCall, even: ObservedCall, about: _TokensToWords, count
     return uneven(weights, seen > 0, count)
 
 
-def _received(found: Statistics) -> np.ndarray:
-    assert found.received is not None
-    return np.asarray(found.received[0].double().cpu().numpy())
+def _received(statistics: Statistics) -> np.ndarray:
+    assert statistics.received is not None
+    return np.asarray(statistics.received[0].double().cpu().numpy())
 
 
 def _statistics(call: ObservedCall, about: _TokensToWords) -> Statistics:
@@ -203,7 +203,7 @@ def _statistics(call: ObservedCall, about: _TokensToWords) -> Statistics:
     )
 
 
-def _habits(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
+def _habits(statistics: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
     rows = about.rows
     chosen = {
         "entropy": ("entropy", rows),
@@ -211,13 +211,13 @@ def _habits(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
         "largest": ("largest", rows),
         "distance": ("distance", rows),
     }
-    averaged = _by_row(found, about) | {name: _of_rows(found, of, at) for name, (of, at) in chosen.items()}
+    averaged = _by_row(statistics, about) | {name: _of_rows(statistics, of, at) for name, (of, at) in chosen.items()}
     return {
         name: values.mean(-1) if values.shape[-1] else np.full(len(values), np.nan) for name, values in averaged.items()
     }
 
 
-def _by_row(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
+def _by_row(statistics: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
     """The weight of single rows on kinds of tokens, (H, rows)."""
     rows = about.rows
     beside = rows[1:][~about.special[rows[1:] - 1]]
@@ -230,16 +230,16 @@ def _by_row(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
         "special": ("mass.specials", about.others(special)),
         "delimiter": ("mass.delimiters", about.others(about.delimiter)),
     }
-    return {name: _of_rows(found, of, at) for name, (of, at) in chosen.items()}
+    return {name: _of_rows(statistics, of, at) for name, (of, at) in chosen.items()}
 
 
-def _of_rows(found: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
-    values = found.of(name)[0]
+def _of_rows(statistics: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
+    values = statistics.of(name)[0]
     return np.asarray(values[:, torch.from_numpy(rows).to(values.device)].double().cpu().numpy())
 
 
 def _gathers(
-    received: np.ndarray, found: Statistics, alike: np.ndarray, even: Statistics, about: _TokensToWords, count: int
+    received: np.ndarray, statistics: Statistics, alike: np.ndarray, even: Statistics, about: _TokensToWords, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per head the word of one token that gets the most of the other tokens' weight on average, and how much of it
     is the most that chance gives in ``count`` heads.
@@ -247,7 +247,7 @@ def _gathers(
     What a token gives to itself is left out, and so are the first word, special tokens, and words that fewer than
     eight tokens can look at.
     """
-    others = received - found.mass["self"][0].double().cpu().numpy()
+    others = received - statistics.mass["self"][0].double().cpu().numpy()
     others_alike = (alike - even.mass["self"][0].double().cpu().numpy()).mean(0)
     able = (about.length - 1 - np.arange(about.length)) if about.causal else np.full(about.length, about.length - 1)
     fine = ~about.special & about.whole & (about.word_of > 0) & (able >= 8)
@@ -258,17 +258,17 @@ def _gathers(
     return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0], least
 
 
-def _links(layer: int, found: Statistics, received: np.ndarray, about: _TokensToWords) -> Iterable[WordLink]:
+def _links(layer: int, statistics: Statistics, received: np.ndarray, about: _TokensToWords) -> Iterable[WordLink]:
     """The links of largest weights, by kind the ones that tell most: `telling` on tokens, as far as is known here.
 
     Expected is the largest of what a head that looks everywhere alike would give, what the key receives on average,
     and a lower bound of what falls on this distance on average: the largest weights at it.
     """
-    weight = found.largest[0].double().cpu().numpy()
-    at = found.largest_at[0].cpu().numpy()
+    weight = statistics.largest[0].double().cpu().numpy()
+    at = statistics.largest_at[0].cpu().numpy()
     place = np.arange(about.length)
     able = about.length - place if about.causal else np.full(about.length, about.length)
-    alike = 1 / np.maximum(found.keys_seen.expand(found.counted.shape)[0].double().mean(0).cpu().numpy(), 1)
+    alike = 1 / np.maximum(statistics.keys_seen.expand(statistics.counted.shape)[0].double().mean(0).cpu().numpy(), 1)
     for head in range(len(weight)):
         w, k = weight[head], at[head]
         offset = k - place + about.length

@@ -188,17 +188,17 @@ def group(
     return out + [Word(name, size, size, i, i + 1, True) for i, name in enumerate(after, shift)]
 
 
-def _groups(found: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Per word: first and last of the ``found`` that it joins, first piece, end of its pieces."""
+def _groups(ranges: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Per word: first and last of the ``ranges`` that it joins, first piece, end of its pieces."""
     groups: list[list[int]] = []
     at = waiting = 0
     for piece, (start, stop) in enumerate(spans):
-        while at < len(found) and found[at][1] <= start:
+        while at < len(ranges) and ranges[at][1] <= start:
             at += 1
         last = at
-        while last + 1 < len(found) and found[last + 1][0] < stop:
+        while last + 1 < len(ranges) and ranges[last + 1][0] < stop:
             last += 1
-        if at == len(found) or found[at][0] >= stop:
+        if at == len(ranges) or ranges[at][0] >= stop:
             continue  # a blank waits for its word
         if groups and groups[-1][1] >= at:
             groups[-1][1], groups[-1][3] = max(last, groups[-1][1]), piece + 1

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...support._lazy_names import renamed_arguments
 from ._alarms_reading import CallReading, Numbers, joined, reading_of
 from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, HeadHistory, RuleMatch, not_finite, vanishing_gradients
 from ._alarms_thresholds import Thresholds
@@ -121,9 +122,10 @@ class Alarms:
         ['not finite']
     """
 
-    def __init__(self, thresholds: Thresholds | None = None, told: Callable[[Alarm], None] | None = None):
+    @renamed_arguments(told="on_alarm")
+    def __init__(self, thresholds: Thresholds | None = None, on_alarm: Callable[[Alarm], None] | None = None):
         self.thresholds = thresholds or Thresholds()
-        self._told = told
+        self._told = on_alarm
         self._sites: dict[str, _SiteHistory] = {}
         self._cases: list[_OpenAlarm] = []
         self._open: dict[tuple[str, str, int | None], _OpenAlarm] = {}
@@ -175,11 +177,15 @@ class Alarms:
         return self._settle(found, record, step, judged=lambda kind: kind == VANISHING)
 
     def _settle(
-        self, found: Iterable[RuleMatch], record: CallRecord | GradientRecord, step: int, judged: Callable[[str], bool]
+        self,
+        matches: Iterable[RuleMatch],
+        record: CallRecord | GradientRecord,
+        step: int,
+        judged: Callable[[str], bool],
     ) -> list[Alarm]:
         """Fire what is new, count what goes on, and end what has not been seen for long enough."""
         present, new = set(), []
-        for finding in found:
+        for finding in matches:
             at = (record.name, finding.kind, finding.head)
             present.add(at)
             if at in self._open:

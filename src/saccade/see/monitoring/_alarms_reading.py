@@ -118,34 +118,34 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
     return CallReading(**by_name, broken=_broken(found, record.out_norm))
 
 
-def _steady(found: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
+def _steady(statistics: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
     """For each head the key that most judged rows look at most, and the sum of those rows' weights on it: (Hq,)."""
-    heads, keys = found.shape[1], found.shape[3]
-    at = found.largest_at.clamp(min=0).transpose(0, 1).reshape(heads, -1)
+    heads, keys = statistics.shape[1], statistics.shape[3]
+    at = statistics.largest_at.clamp(min=0).transpose(0, 1).reshape(heads, -1)
     judged = judged.transpose(0, 1).reshape(heads, -1)
-    votes = found.largest.new_zeros(heads, max(keys, 1)).scatter_add_(1, at, judged.to(found.largest.dtype))
+    votes = statistics.largest.new_zeros(heads, max(keys, 1)).scatter_add_(1, at, judged.to(statistics.largest.dtype))
     most = votes.argmax(1)
     agrees = judged & (at == most[:, None])
-    weights = found.largest.transpose(0, 1).reshape(heads, -1)
+    weights = statistics.largest.transpose(0, 1).reshape(heads, -1)
     return torch.where(agrees, weights, 0.0).sum(1), most
 
 
-def _norm(found: Statistics, what: str) -> Tensor:
+def _norm(statistics: Statistics, what: str) -> Tensor:
     """(Hq,), NaN where it was not measured."""
-    heads = found.shape[1]
-    held = found.heads.get(what)
+    heads = statistics.shape[1]
+    held = statistics.heads.get(what)
     if held is None:
-        return found.entropy.new_full((heads,), torch.nan)
+        return statistics.entropy.new_full((heads,), torch.nan)
     norm = held["norm"]
     return norm.repeat_interleave(heads // norm.shape[0])
 
 
-def _broken(found: Statistics, out: Tensor) -> NonFiniteEntry | None:
+def _broken(statistics: Statistics, out: Tensor) -> NonFiniteEntry | None:
     """In the order of the computation: query, key, value, logits, out; of these the head with the lowest number."""
-    measured = [what for what in _WHAT if what in found.heads]
-    shares = torch.cat([found.heads[what]["nonfinite"] for what in measured]).tolist()
+    measured = [what for what in _WHAT if what in statistics.heads]
+    shares = torch.cat([statistics.heads[what]["nonfinite"] for what in measured]).tolist()
     for what in measured:
-        held = found.heads[what]["nonfinite_at"]
+        held = statistics.heads[what]["nonfinite_at"]
         own, shares = shares[: held.shape[0]], shares[held.shape[0] :]
         # Not "share > 0": of 2^31 entries one is a share of 0 in float32.
         head = next((head for head, share in enumerate(own) if share != 0), None)
@@ -153,7 +153,7 @@ def _broken(found: Statistics, out: Tensor) -> NonFiniteEntry | None:
             item, _, row, column = held[head].tolist()
             return NonFiniteEntry(what, head, own[head], item, (row, column))
     # Without a row that counts there is no mean norm, which is no fault.
-    bad = (~out.isfinite() & found.counted.any(2).any(0)).tolist()
+    bad = (~out.isfinite() & statistics.counted.any(2).any(0)).tolist()
     return NonFiniteEntry("out", bad.index(True), math.nan) if any(bad) else None
 
 

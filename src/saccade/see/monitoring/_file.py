@@ -28,22 +28,24 @@ from ._record import CallSite, Unobserved
 FORMAT, VERSION = "saccade-watched", 1
 
 
-def write(seen: CallObservations, path: str | Path) -> dict[str, str]:
-    """Write `seen` to `path`, whole or not at all. Gives what could not be stored, and why."""
+def write(observations: CallObservations, path: str | Path) -> dict[str, str]:
+    """Write `observations` to `path`, whole or not at all. Gives what could not be stored, and why."""
     from safetensors.torch import save_file
 
     tensors: Tensors = {}
     left_out: dict[str, str] = {}
-    places = [_stored_place(number, place, tensors, left_out) for number, place in enumerate(seen._places.values())]
+    places = [
+        _stored_place(number, place, tensors, left_out) for number, place in enumerate(observations._places.values())
+    ]
     contents = {
         "version": VERSION,
-        "steps": seen.steps,
-        "observed": seen.observed,
-        "passed_over": seen.passed_over,
+        "steps": observations.steps,
+        "observed": observations.observed,
+        "passed_over": observations.passed_over,
         "places": places,
-        "unobserved": _counted(seen.unobserved),
-        "unknown": _counted(seen.unknown),
-        "alarms": [plain_values(alarm.to_dict(), repr) for alarm in seen.alarms],
+        "unobserved": _counted(observations.unobserved),
+        "unknown": _counted(observations.unknown),
+        "alarms": [plain_values(alarm.to_dict(), repr) for alarm in observations.alarms],
         "left_out": left_out,
     }
     with whole_file(Path(path)) as temporary:
@@ -51,8 +53,8 @@ def write(seen: CallObservations, path: str | Path) -> dict[str, str]:
     return left_out
 
 
-def read(source: Path, seen: CallObservations) -> None:
-    """Read a file that `write` wrote into `seen`, which is empty so far; for errors see `load`."""
+def read(source: Path, observations: CallObservations) -> None:
+    """Read a file that `write` wrote into `observations`, which is empty so far; for errors see `load`."""
     import safetensors
 
     if not source.is_file():
@@ -69,7 +71,7 @@ def read(source: Path, seen: CallObservations) -> None:
         contents = parsed_json(header[FORMAT])
         version = contents["version"]
         if version == VERSION:
-            _read(contents, tensors, seen)
+            _read(contents, tensors, observations)
             return
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"{source}: damaged, its header does not fit its tensors ({error!r})") from None
@@ -121,15 +123,15 @@ def _read_counted(stored: Mapping[str, Any]) -> dict[str, Unobserved]:
     return {name: Unobserved(int(count), str(why)) for name, (count, why) in stored.items()}
 
 
-def _read(contents: Mapping[str, Any], tensors: Tensors, seen: CallObservations) -> None:
-    seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
-    seen.passed_over = int(contents.get("passed_over", 0))
-    seen.unobserved = _read_counted(contents["unobserved"])
-    seen.unknown = _read_counted(contents.get("unknown", {}))
-    seen._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
+def _read(contents: Mapping[str, Any], tensors: Tensors, observations: CallObservations) -> None:
+    observations.steps, observations.observed = int(contents["steps"]), int(contents["observed"])
+    observations.passed_over = int(contents.get("passed_over", 0))
+    observations.unobserved = _read_counted(contents["unobserved"])
+    observations.unknown = _read_counted(contents.get("unknown", {}))
+    observations._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
     for number, stored in enumerate(contents["places"]):
         place = _read_place(stored, str(number), tensors)
-        seen._places[place.site.name] = place
+        observations._places[place.site.name] = place
 
 
 def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> SiteObservations:

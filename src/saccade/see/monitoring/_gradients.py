@@ -34,8 +34,8 @@ class GradientNorms:
         missed: gets what could not be measured, and why.
     """
 
-    def __init__(self, told: Callable[[GradientRecord], None], missed: Callable[[str, str], None]) -> None:
-        self._told, self._missed = told, missed
+    def __init__(self, receive: Callable[[GradientRecord], None], missed: Callable[[str, str], None]) -> None:
+        self._told, self._missed = receive, missed
         self._lock = threading.Lock()  # the passes of several devices run on threads of their own
         self._pending: dict[int, dict[_CallStep, dict[str, Tensor]]] = {}  # by backward pass
 
@@ -55,8 +55,8 @@ class GradientNorms:
             self._hang(call, name, one, keys if name in ("key", "value") else real_rows)
         return bool(needed)
 
-    def _hang(self, call: _CallStep, name: str, one: GraphTensor, real: Tensor | None) -> None:
-        seen_as = one.seen_as
+    def _hang(self, call: _CallStep, name: str, tensor: GraphTensor, real: Tensor | None) -> None:
+        seen_as = tensor.seen_as
         handles: list[RemovableHandle] = []
 
         def hook(gradient: Tensor) -> None:
@@ -70,8 +70,8 @@ class GradientNorms:
             for handle in handles:
                 handle.remove()
 
-        handle = one.tensor.register_hook(hook)
-        if one.tensor.is_leaf:  # it outlives the graph, and other calls use it
+        handle = tensor.tensor.register_hook(hook)
+        if tensor.tensor.is_leaf:  # it outlives the graph, and other calls use it
             handles.append(handle)
 
     def _add(self, call: _CallStep, name: str, norm: Tensor) -> None:

@@ -57,27 +57,27 @@ def real_keys(call: ObservedCall) -> Tensor | None:
     return real[:, None] if keys is None else keys & real[:, None]
 
 
-def row_samples(seen: Statistics, heads: tuple[int, ...]) -> RunningSums:
+def row_samples(statistics: Statistics, heads: tuple[int, ...]) -> RunningSums:
     """A sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
-    names = [name for name in seen.names if name not in ("lse", "keys_seen")]
-    samples = torch.stack([seen.of(name) for name in names])
-    counted = (seen.counted & seen.lse.isfinite()).expand(samples.shape).clone()
-    counted[names.index("evenness")] &= seen.keys_seen > 1
+    names = [name for name in statistics.names if name not in ("lse", "keys_seen")]
+    samples = torch.stack([statistics.of(name) for name in names])
+    counted = (statistics.counted & statistics.lse.isfinite()).expand(samples.shape).clone()
+    counted[names.index("evenness")] &= statistics.keys_seen > 1
     if heads != tuple(range(samples.shape[2])):
         samples, counted = samples[:, :, heads], counted[:, :, heads]
     return RunningSums.of(names, samples, counted)
 
 
-def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> RunningSums:
+def step_samples(statistics: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> RunningSums:
     """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
-    held = seen.heads
+    held = statistics.heads
     vectors = ("query", "key", "value")
     values = {f"logits.{end}": held["logits"][end] for end in ("max", "min")}
     values |= {f"{what}.norm": held[what]["norm"] for what in vectors} | {"out.norm": out_norm}
     values |= {f"{what}.nonfinite": held[what]["nonfinite"] for what in (*vectors, "logits")}
-    if seen.received is not None:
-        rows = seen.counted.sum(2, keepdim=True).clamp(min=1)
-        values["received.max"] = (seen.received / rows).amax((0, 2))
+    if statistics.received is not None:
+        rows = statistics.counted.sum(2, keepdim=True).clamp(min=1)
+        values["received.max"] = (statistics.received / rows).amax((0, 2))
     return of_step(values, out_norm.shape[0], heads)
 
 

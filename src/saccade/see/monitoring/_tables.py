@@ -71,9 +71,12 @@ class CallLine(NamedTuple):
     numbers: list[dict[int, float]]
 
 
-def lines_of(seen: CallObservations) -> tuple[list[TableColumn], list[CallLine]]:
+def lines_of(observations: CallObservations) -> tuple[list[TableColumn], list[CallLine]]:
     """The columns that any call has numbers for, and the calls."""
-    held = [(place.site, heads) for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True)]
+    held = [
+        (place.site, heads)
+        for place, heads in zip(observations._places.values(), observations.aggregates.values(), strict=True)
+    ]
     columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads.values())]
     lines = [
         CallLine(
@@ -90,25 +93,25 @@ def lines_of(seen: CallObservations) -> tuple[list[TableColumn], list[CallLine]]
     return columns, lines
 
 
-def headline(seen: CallObservations) -> str:
+def headline(observations: CallObservations) -> str:
     """How much was seen, in a sentence."""
-    steps = f"{seen.observed} of {counted(seen.steps, 'step')}"
-    if not seen.steps:
+    steps = f"{observations.observed} of {counted(observations.steps, 'step')}"
+    if not observations.steps:
         return "Nothing observed: the model ran no forward pass inside the watched block on the thread that entered it."
-    if not seen.calls:
+    if not observations.calls:
         reason = "the model called no attention"
-        if seen.passed_over:
-            reason = f"`layers` matches none of the {seen.passed_over} attention calls that there were"
-        if seen.unobserved:
+        if observations.passed_over:
+            reason = f"`layers` matches none of the {observations.passed_over} attention calls that there were"
+        if observations.unobserved:
             reason = "unobserved calls are listed below"
         return f"Nothing observed in {steps}: {reason}."
-    return f"{counted(len(seen.calls), 'attention call')} a step, {steps} observed."
+    return f"{counted(len(observations.calls), 'attention call')} a step, {steps} observed."
 
 
-def text(seen: CallObservations) -> str:
+def text(observations: CallObservations) -> str:
     """The summary that `print` shows."""
-    parts = _wrapped([headline(seen), *_alarms(seen)])
-    columns, lines = lines_of(seen)
+    parts = _wrapped([headline(observations), *_alarms(observations)])
+    columns, lines = lines_of(observations)
     if lines:
         head = ["layer", "call", "heads", *(column.title for column in columns)]
         cells = [[str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)] for line in lines]
@@ -118,7 +121,7 @@ def text(seen: CallObservations) -> str:
             "Each cell: minimum to maximum over the heads of the mean over all rows.",
         ]
         parts += _extremes(columns, lines)
-    return "\n".join([*parts, *(line for lines in _not_seen(seen) for line in _wrapped(lines))])
+    return "\n".join([*parts, *(line for lines in _not_seen(observations) for line in _wrapped(lines))])
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -152,11 +155,11 @@ def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list
     return ["", "Minimum and maximum over all heads:", *Table((), found, "lrlrl").lines("  ")] if found else []
 
 
-def _alarms(seen: CallObservations) -> list[str]:
-    if not seen.alarms:
+def _alarms(observations: CallObservations) -> list[str]:
+    if not observations.alarms:
         return []
     order = {"error": 0, "warning": 1, "note": 2}
-    found = sorted(seen.alarms, key=lambda alarm: order[alarm.severity])
+    found = sorted(observations.alarms, key=lambda alarm: order[alarm.severity])
     shown = [f"  {alarm}" for alarm in found[:MOST_LINES]]
     rest = len(found) - len(shown)
     counts = [(kind, sum(alarm.severity == kind for alarm in found)) for kind in order]
@@ -164,9 +167,12 @@ def _alarms(seen: CallObservations) -> list[str]:
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
-def _not_seen(seen: CallObservations) -> list[list[str]]:
+def _not_seen(observations: CallObservations) -> list[list[str]]:
     """What was not observed, and what is not known: a title and its lines each."""
-    return [_counted("Not observed:", seen.unobserved, ".unobserved"), _counted("Not known:", seen.unknown, ".unknown")]
+    return [
+        _counted("Not observed:", observations.unobserved, ".unobserved"),
+        _counted("Not known:", observations.unknown, ".unknown"),
+    ]
 
 
 def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[str]:
@@ -187,15 +193,15 @@ class TextTable(str):
         return self._table.html()
 
 
-def grid(seen: CallObservations, statistic: str) -> TextTable:
+def grid(observations: CallObservations, statistic: str) -> TextTable:
     """A line for each call, a column for each head."""
-    names = {name for heads in seen.aggregates.values() for head in heads.values() for name in head}
+    names = {name for heads in observations.aggregates.values() for head in heads.values() for name in head}
     if statistic not in names:
         known = ", ".join(sorted(names)) or "none, nothing was observed"
         raise ValueError(f"statistic must be one of {known}; got {statistic!r}")
-    every = sorted({head for place in seen._places.values() for head in place.heads})
+    every = sorted({head for place in observations._places.values() for head in place.heads})
     rows = []
-    for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True):
+    for place, heads in zip(observations._places.values(), observations.aggregates.values(), strict=True):
         cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
         numbers = ["" if cell is None else compact(cell) for cell in cells]
         rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *numbers])
@@ -216,10 +222,10 @@ def _clipped(name: str, most: int = NAME) -> str:
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
-def html(seen: CallObservations) -> str:
+def html(observations: CallObservations) -> str:
     """The same for a notebook: median, and least to greatest in grey."""
-    columns, lines = lines_of(seen)
-    parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]
+    columns, lines = lines_of(observations)
+    parts = [f"<p>{html_.escape(headline(observations))}</p>", *_list(_alarms(observations)[1:])]
     if lines:
         head = ["layer", "call", "heads", *(_with_title(c.title, c.meaning) for c in columns)]
         cells = [
@@ -228,7 +234,7 @@ def html(seen: CallObservations) -> str:
         parts.append(Table(head, cells, SIDES).html())
     if len(lines) > MOST_CALLS:
         parts.append(f"<p>... and {len(lines) - MOST_CALLS} calls more; <code>.table()</code> has all</p>")
-    return "".join([*parts, *(item for lines in _not_seen(seen) for item in _list(lines[1:]))])
+    return "".join([*parts, *(item for lines in _not_seen(observations) for item in _list(lines[1:]))])
 
 
 def _with_title(text: str, title: str) -> Markup:

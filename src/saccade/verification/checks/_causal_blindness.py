@@ -169,8 +169,8 @@ def _without_own(strict: Sequence[_HeadVisibility], views: Sequence[_HeadVisibil
     )
 
 
-def _skips_neighbour(one: _HeadVisibility) -> bool:
-    back = one.distances() or []
+def _skips_neighbour(visibility: _HeadVisibility) -> bool:
+    back = visibility.distances() or []
     return len(back) > 1 and 1 not in back
 
 
@@ -262,29 +262,29 @@ def _not_configured(
 
 
 def _window_error(
-    one: _HeadVisibility,
-    found: int,
-    told: int,
+    visibility: _HeadVisibility,
+    reach: int,
+    expected: int,
     by: str,
     among: Sequence[_HeadVisibility],
     views: Sequence[_HeadVisibility],
     line: Location | None,
 ) -> Finding:
-    row = one.length - 1
-    if found > told:
-        seen = f"Output {row} sees input {row - found}, {found} before it"
+    row = visibility.length - 1
+    if reach > expected:
+        seen = f"Output {row} sees input {row - reach}, {reach} before it"
     else:
-        seen = f"Output {row} does not see input {row - found - 1}, {found + 1} before it"
-    counted = " (Counted with its own position, this is the requested window.)" if found == told - 1 else ""
+        seen = f"Output {row} does not see input {row - reach - 1}, {reach + 1} before it"
+    counted = " (Counted with its own position, this is the requested window.)" if reach == expected - 1 else ""
     return _finding(
         "error",
-        f"{seen}{_where(one, among, views)}, where {by} a window of {told} inputs before its own: it is "
-        f"{'longer' if found > told else 'shorter'} by {abs(found - told)}.{counted}",
-        f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)",
-        one,
+        f"{seen}{_where(visibility, among, views)}, where {by} a window of {expected} inputs before its own: it is "
+        f"{'longer' if reach > expected else 'shorter'} by {abs(reach - expected)}.{counted}",
+        f"mask = (i - j >= 0) & (i - j <= {expected})  # i = torch.arange(L)[:, None], j = torch.arange(L)",
+        visibility,
         line,
-        {"window": found, "told": told},
-        _LONGER if found > told else _EFFECT,
+        {"window": reach, "told": expected},
+        _LONGER if reach > expected else _EFFECT,
     )
 
 
@@ -403,26 +403,32 @@ def _named_window(subject: Subject) -> tuple[str, int | None]:
     return "", None
 
 
-def _where(one: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
+def _where(visibility: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
     """In which heads, where not in all."""
     heads = sorted({view.head for view in among if view.head is not None})
     every = {view.head for view in views if view.head is not None}
     if not heads or len(heads) == len(every):
-        return f" (length {one.length})"
-    return f" (head {', '.join(map(str, heads))} of {one.heads}, length {one.length})"
+        return f" (length {visibility.length})"
+    return f" (head {', '.join(map(str, heads))} of {visibility.heads}, length {visibility.length})"
 
 
 def _finding(
     severity: Severity,
     message: str,
     fix: str,
-    one: _HeadVisibility,
+    visibility: _HeadVisibility,
     line: Location | None,
     more: dict[str, object] | None = None,
     effect: str = "",
 ) -> Finding:
-    hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
-    evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
+    hidden = (~visibility.lower & torch.ones_like(visibility.lower).tril()).nonzero().tolist()
+    evidence = {
+        "length": visibility.length,
+        "head": visibility.head,
+        "hidden": hidden[:20],
+        "how_many": len(hidden),
+        **(more or {}),
+    }
     effect = (effect or _EFFECT) if severity != "note" else ""
     return Finding("causal-blindness", "causal-blindness", severity, message, effect, fix, evidence, line)
 

@@ -195,12 +195,12 @@ def _between_inside(subject: Subject) -> list[Finding]:
     return []
 
 
-def _partly_causal(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: object) -> Finding:
+def _partly_causal(subject: Subject, visible: VisibleAttention, hidden: Tensor, inputs: object) -> Finding:
     leaky = sorted({int(head) for _, head in (~hidden).nonzero()})
     items = sorted({int(item) for item, _ in (~hidden).nonzero()})
     by_head = bool((hidden == hidden[:1]).all())
     which = f"head {_listed(leaky)} of {hidden.shape[1]}" if by_head else f"batch item {_listed(items)}"
-    upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
+    upper = influence.above_diagonal(visible.weights) * ~hidden[..., None, None]
     item, head, row, column, size = _LeakSize(inputs.length, upper).worst()  # type: ignore[attr-defined]
     return _error(
         f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
@@ -208,7 +208,7 @@ def _partly_causal(subject: Subject, one: VisibleAttention, hidden: Tensor, inpu
         _EFFECT,
         "Make the same mask reach every head and item: " + _FIX,
         {"heads": leaky, "items": items, "pair": [row, column], "weight": rounded(size)},
-        one.line("mask", "scores", "softmax"),
+        visible.line("mask", "scores", "softmax"),
     )
 
 
@@ -305,16 +305,16 @@ def _other_cause(
     return None
 
 
-def _added_mask(one: VisibleAttention) -> _LeakCause | None:
+def _added_mask(visible: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
-    line = one.line("triangle")
+    line = visible.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
     return None if line is None else _LeakCause(words, _FIX, line)
 
 
-def _filled_scores(one: VisibleAttention) -> _LeakCause | None:
+def _filled_scores(visible: VisibleAttention) -> _LeakCause | None:
     """Later scores that are all the same number: they were filled, with a number that does not hide them."""
-    weights, length = one.weights, one.weights.shape[-1]
+    weights, length = visible.weights, visible.weights.shape[-1]
     rows = [weights[..., row, row + 1 :] for row in range(length - 2)]
     even = all(
         bool((row.amax(-1) - row.amin(-1) <= 1e-5 * row.amax(-1)).all()) and bool((row > 0).all()) for row in rows
@@ -322,13 +322,13 @@ def _filled_scores(one: VisibleAttention) -> _LeakCause | None:
     varied = bool((weights[..., -1, :].amax(-1) > 1.001 * weights[..., -1, :].amin(-1)).all())
     if length < 4 or not (even and varied):
         return None
-    fill = None if one.seen.logits is None else float(one.seen.logits[..., 0, -1].flatten()[0])
+    fill = None if visible.seen.logits is None else float(visible.seen.logits[..., 0, -1].flatten()[0])
     number = "a number" if fill is None else f"{fill:.3g}"
     zero = " exp(0) is 1, not 0." if fill == 0 else ""
     return _LeakCause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
         _FIX,
-        one.line("mask", "scores", "softmax"),
+        visible.line("mask", "scores", "softmax"),
     )
 
 
@@ -379,9 +379,9 @@ def _pattern(
     return " ".join(words)
 
 
-def _some_heads(seen: Tensor, inside: Sequence[VisibleAttention]) -> Iterator[str]:
+def _some_heads(visible: Tensor, inside: Sequence[VisibleAttention]) -> Iterator[str]:
     """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
-    leaky = [(0, seen.any(-1).any(-1).any(0))] if seen.shape[1] > 1 else []
+    leaky = [(0, visible.any(-1).any(-1).any(0))] if visible.shape[1] > 1 else []
     if not leaky:
         leaky = [(one.number, influence.above_diagonal(one.attends).any(-1).any(-1).any(0)) for one in inside]
     for number, heads in leaky:

@@ -19,9 +19,9 @@ _REACHED = -1e5  # logits of trained models come near -1e4, and never near -1e9
 _EXPONENT = 87.0  # exp(-87) is the smallest number of float32 that is not rounded off
 
 
-def weak_fill(check: str, found: Iterable[TracedAttention]) -> list[Finding]:
+def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
     """A warning where hidden scores hold a finite number that large logits fall below; [] where none does."""
-    for seen in found:
+    for seen in calls:
         if seen.logits is None or seen.logits.shape != seen.weights.shape or seen.normalised != "key":
             continue
         visible = attends(seen)
@@ -47,16 +47,16 @@ def weak_fill(check: str, found: Iterable[TracedAttention]) -> list[Finding]:
     return []
 
 
-def averages_all(seen: TracedAttention, rows: Tensor) -> bool:
+def averages_all(traced: TracedAttention, rows: Tensor) -> bool:
     """Whether these rows, a boolean (B, Lq) of those whose keys are all hidden, weigh all keys the same."""
-    weights = seen.weights.detach().double()
+    weights = traced.weights.detach().double()
     if weights.shape[0] != rows.shape[0] or weights.shape[2] != rows.shape[1] or not rows.any():
         return False
     own = weights.transpose(1, 2)[rows.to(weights.device)]
     return bool((own > 0).all()) and bool(torch.allclose(own, torch.full_like(own, 1 / own.shape[-1]), atol=1e-6))
 
 
-def averaging(check: str, what: str, seen: TracedAttention) -> Finding:
+def averaging(check: str, what: str, traced: TracedAttention) -> Finding:
     """The note on such rows."""
     return Finding(
         check,
@@ -67,5 +67,5 @@ def averaging(check: str, what: str, seen: TracedAttention) -> Finding:
         "Outputs of such rows look like others, and change with what is hidden.",
         "weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
         {"averages": True},
-        next((seen.lines[kind] for kind in ("mask", "softmax") if kind in seen.lines), None),
+        next((traced.lines[kind] for kind in ("mask", "softmax") if kind in traced.lines), None),
     )

@@ -261,9 +261,9 @@ def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator
 
 
 def _measured(
-    point: _DerivativePoint, name: str, direction: Tensor, told: float, scale: float, noise: float
+    point: _DerivativePoint, name: str, direction: Tensor, value: float, scale: float, noise: float
 ) -> float | None:
-    """What differences say, if that is not what backward `told`. A kink between the two points (relu) is no wrong
+    """What differences say, if that is not what backward `value`. A kink between the two points (relu) is no wrong
     gradient: a smaller step does not see it. Nor is curvature, where rounding allows large steps alone, nor a jump (a
     router that chooses another expert, rounding): of it each step says something else."""
     true, last = None, 0.0
@@ -272,7 +272,7 @@ def _measured(
         allowed = TOLERANCE * max(scale, abs(found))
         if noise / step > allowed:
             break
-        if abs(told - found) <= allowed:
+        if abs(value - found) <= allowed:
             return None
         true, last = found, step
     if true is None:
@@ -281,7 +281,7 @@ def _measured(
     fine = noise / (_COARSE * scale)
     if last == STEPS[0] and fine < last / 2:
         near = _difference(point, point.tensors[name], direction, fine)
-        if abs(told - near) <= _COARSE * max(scale, abs(near)):
+        if abs(value - near) <= _COARSE * max(scale, abs(near)):
             return None
     return true if abs(again - true) <= _UNSTEADY * max(abs(again), abs(true)) else None
 

@@ -267,29 +267,29 @@ def _other_instance(subject: Subject) -> Subject:
     return copy
 
 
-def _compared(one: Subject, other: Subject) -> _SavingLoss | None:
-    inputs = one.inputs(2, 7)
+def _compared(subject: Subject, other: Subject) -> _SavingLoss | None:
+    inputs = subject.inputs(2, 7)
     try:
-        before, after = steady(one, inputs).out, steady(other, inputs).out
+        before, after = steady(subject, inputs).out, steady(other, inputs).out
     except (Inapplicable, TargetError):
         return None  # told by other checks
     if before.shape != after.shape or not before.isfinite().all():
         return None
     change = float((after - before).abs().max())
-    if change <= tolerance(one, inputs, before):
+    if change <= tolerance(subject, inputs, before):
         return None
-    names = tuple(_left_out(one.module, other.module))
-    location = _attribute_line(one, names[0]) if names else None
+    names = tuple(_left_out(subject.module, other.module))
+    location = _attribute_line(subject, names[0]) if names else None
     return _SavingLoss(change=change, size=float(before.abs().max()), names=names, location=location)
 
 
-def _left_out(one: nn.Module | None, other: nn.Module | None) -> list[str]:
+def _left_out(module: nn.Module | None, other: nn.Module | None) -> list[str]:
     """Buffers and plain tensors that are no part of the state, and differ."""
-    if one is None or other is None:
+    if module is None or other is None:
         return []
     theirs = dict(other.named_modules())
     found = []
-    for path, part in one.named_modules():
+    for path, part in module.named_modules():
         for name, tensor in {**vars(part), **dict(part.named_buffers(recurse=False))}.items():
             same = {**vars(theirs[path]), **theirs[path]._buffers}.get(name) if path in theirs else None
             if isinstance(tensor, Tensor) and isinstance(same, Tensor) and not torch.equal(tensor, same):

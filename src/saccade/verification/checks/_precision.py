@@ -257,8 +257,8 @@ def _overflows(operation: Any, given: tuple[Any, ...], result: Any) -> str:
     return name if any(bool((one.isnan() | (one == torch.inf)).any()) for one in made) else ""
 
 
-def _floating(one: Any) -> bool:
-    return isinstance(one, Tensor) and one.is_floating_point()
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tensor) -> Finding:

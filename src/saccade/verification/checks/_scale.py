@@ -129,19 +129,19 @@ def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
     return first_taken([*tries, (subject, 7, None)])
 
 
-def _factors(subject: Subject, seen: TracedAttention) -> _ScaleFactors:
-    width = seen.query.shape[-1]
+def _factors(subject: Subject, traced: TracedAttention) -> _ScaleFactors:
+    width = traced.query.shape[-1]
     expected = width**-0.5 if subject.promise.scale is None else subject.promise.scale
-    heads = seen.query.shape[1]
-    nothing = _ScaleFactors(seen, (math.nan,) * heads, (math.inf,) * heads, None, expected)
-    if seen.logits is None or not seen.scaled > 0 or seen.logits.shape[-1] < 2:
+    heads = traced.query.shape[1]
+    nothing = _ScaleFactors(traced, (math.nan,) * heads, (math.inf,) * heads, None, expected)
+    if traced.logits is None or not traced.scaled > 0 or traced.logits.shape[-1] < 2:
         return nothing
-    product = seen.query.detach().double() @ seen.key.detach().double().mT / seen.scaled
-    logits = seen.logits.detach().double()
+    product = traced.query.detach().double() @ traced.key.detach().double().mT / traced.scaled
+    logits = traced.logits.detach().double()
     visible = _visible(logits)
     found, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
     by_query = None if min(left) < _LEFT else _by_query(product, logits, visible)
-    return _ScaleFactors(seen, tuple(found), tuple(left), by_query, expected)
+    return _ScaleFactors(traced, tuple(found), tuple(left), by_query, expected)
 
 
 def _visible(logits: Tensor) -> Tensor:
@@ -223,21 +223,21 @@ def _finding(
     )
 
 
-def _by_design(seen: TracedAttention) -> str:
+def _by_design(traced: TracedAttention) -> str:
     """Why a factor of one's own is meant so, empty where nothing says that it is."""
-    if seen.mixed:
+    if traced.mixed:
         return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
-    if seen.learned:
+    if traced.learned:
         return "It is multiplied by a parameter: a learned temperature."
-    lengths = [side.detach().double().norm(dim=-1) for side in (seen.query / seen.scaled, seen.key)]
+    lengths = [side.detach().double().norm(dim=-1) for side in (traced.query / traced.scaled, traced.key)]
     if all(torch.allclose(one, torch.ones_like(one), rtol=0, atol=1e-3) for one in lengths):
         return "Queries and keys have length 1: cosine attention, which has a factor of its own."
     return ""
 
 
-def _known_mistakes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list[tuple[float, str]]:
+def _known_mistakes(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> list[tuple[float, str]]:
     """Factors that are written by mistake, and what each would mean."""
-    width, heads = seen.query.shape[-1], seen.query.shape[1]
+    width, heads = traced.query.shape[-1], traced.query.shape[1]
     model = subject.reading.width if subject.form not in ("attention", "tokens") else heads * width
     named = [
         (1.0, "they are not scaled at all"),
@@ -245,8 +245,8 @@ def _known_mistakes(subject: Subject, inputs: NamedInputs, seen: TracedAttention
         (1 / width, f"the scale is applied twice, or its square root is missing: 1/{width}"),
         (model**-0.5, f"they are divided by the root of the model width, {model}, not of the head width, {width}"),
     ]
-    if seen.value is not None and seen.value.shape[-1] != width:
-        values = seen.value.shape[-1]
+    if traced.value is not None and traced.value.shape[-1] != width:
+        values = traced.value.shape[-1]
         named.append((values**-0.5, f"they are divided by the root of the values' width, {values}"))
     named += [
         (heads**-0.5, f"they are divided by the root of the number of heads, {heads}"),
@@ -270,17 +270,17 @@ def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
     return inputs.batch**-0.5 if any(moved) else math.nan
 
 
-def _explanation(found: float, named: Sequence[tuple[float, str]]) -> str:
-    fits = [words for value, words in named if abs(found / value - 1) < 5e-3 and not words.endswith(", 1")]
-    if not fits and abs(found / 0.125 - 1) < 5e-3:
+def _explanation(factor: float, named: Sequence[tuple[float, str]]) -> str:
+    fits = [words for value, words in named if abs(factor / value - 1) < 5e-3 and not words.endswith(", 1")]
+    if not fits and abs(factor / 0.125 - 1) < 5e-3:
         fits = ["they are always divided by 8, which is right for a head width of 64 alone"]
     return " (or ".join(fits[:2]) + (")" if len(fits) > 1 else "")
 
 
-def _expected(subject: Subject, seen: TracedAttention) -> str:
+def _expected(subject: Subject, traced: TracedAttention) -> str:
     if subject.promise.scale is not None:
         return " (the declared scale)"
-    return f", one over the root of the head width, {seen.query.shape[-1]}"
+    return f", one over the root of the head width, {traced.query.shape[-1]}"
 
 
 def _wrong_heads(factors: _ScaleFactors) -> str:
@@ -324,14 +324,14 @@ def _effect(times: float) -> str:
     )
 
 
-def _fix(seen: TracedAttention) -> str:
-    line = seen.lines.get("scores")
-    fused = line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
-    return _MEND_FUSED if fused or seen.source == "F.scaled_dot_product_attention" else _FIX
+def _fix(traced: TracedAttention) -> str:
+    line = traced.lines.get("scores")
+    fused = line is not None and line == traced.lines.get("softmax") and "scaled_dot_product" in line.code
+    return _MEND_FUSED if fused or traced.source == "F.scaled_dot_product_attention" else _FIX
 
 
-def _line(seen: TracedAttention) -> Location | None:
-    return seen.lines.get("scale") or seen.lines.get("scores")
+def _line(traced: TracedAttention) -> Location | None:
+    return traced.lines.get("scale") or traced.lines.get("scores")
 
 
 def _varying(factors: _ScaleFactors) -> Finding:

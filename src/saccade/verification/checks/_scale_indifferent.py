@@ -91,22 +91,24 @@ def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None
     )
 
 
-def _is_unchanged(subject: Subject, inputs: NamedInputs, other: NamedInputs, seen: TracedAttention, side: Side) -> bool:
+def _is_unchanged(
+    subject: Subject, inputs: NamedInputs, other: NamedInputs, traced: TracedAttention, side: Side
+) -> bool:
     """Whether other queries or keys leave the weights as they were, bit for bit. Of (x, context) it may be a part of
     the target that is not seen which takes the side: x must change nothing, and the values must be the context's."""
     again = _attentions(subject, other)
-    if len(again) != 1 or not _same(again[0].weights, seen.weights):
+    if len(again) != 1 or not _same(again[0].weights, traced.weights):
         return False
     if subject.form != "cross":
         return True
     if side == "query":
         return _same(steady(subject, inputs).out, steady(subject, other).out)
-    one, two = again[0].value, seen.value
+    one, two = again[0].value, traced.value
     return one is not None and two is not None and not _same(one, two)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return torch.equal(tensor.nan_to_num(), other.nan_to_num())
 
 
 def _attentions(subject: Subject, inputs: NamedInputs) -> tuple[TracedAttention, ...]:
@@ -138,12 +140,12 @@ def _by_logits(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | Non
     return next(filter(None, (_of_one(subject, inputs, one) for one in seen)), None)
 
 
-def _of_one(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> ScaleIndifference | None:
-    if seen.logits is None or seen.normalised != "key":
+def _of_one(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> ScaleIndifference | None:
+    if traced.logits is None or traced.normalised != "key":
         return None
-    if not bool(seen.query.any()) or not bool(seen.key.any()):
+    if not bool(traced.query.any()) or not bool(traced.key.any()):
         return None  # projections of zeros: the check of gradients names where they begin
-    logits = seen.logits.detach().double()
+    logits = traced.logits.detach().double()
     visible = (logits.isfinite() & (logits > _HIDDEN)).all(0)
     mean = torch.where(visible, logits, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
     centred = torch.where(visible, logits - mean, 0.0)
@@ -151,14 +153,14 @@ def _of_one(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> Sca
     choosing = visible.sum(-1) > 1  # (H, Lq)
     still = same.all(-1).all(0) & choosing
     if not still.any():
-        return _of_pairs(seen, logits)
+        return _of_pairs(traced, logits)
     heads = still.any(-1)
     whole = bool((still == choosing)[heads].all())
-    zeroed = seen.lines.get("zeroed")
+    zeroed = traced.lines.get("zeroed")
     line = zeroed or (_losing_line(subject, inputs) if whole else None)
     return ScaleIndifference(
         "both",
-        line or seen.lines.get("scores") or seen.lines.get("softmax"),
+        line or traced.lines.get("scores") or traced.lines.get("softmax"),
         zeroed is not None,
         () if whole else _numbers(still.any(0)),
         () if bool(heads.all()) else _numbers(heads),
@@ -167,17 +169,17 @@ def _of_one(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> Sca
     )
 
 
-def _of_pairs(seen: TracedAttention, logits: Tensor) -> ScaleIndifference | None:
+def _of_pairs(traced: TracedAttention, logits: Tensor) -> ScaleIndifference | None:
     """Single scores that are multiplied by 0 in every item and head, and keep their weight. Those of later keys are
     what the check of causal leaks tells."""
-    if seen.zeroed is None:
+    if traced.zeroed is None:
         return None
-    kept = seen.zeroed.all(0).all(0) & (logits == 0).all(0).all(0) & (seen.weights > 0).all(0).all(0)
+    kept = traced.zeroed.all(0).all(0) & (logits == 0).all(0).all(0) & (traced.weights > 0).all(0).all(0)
     square = kept.shape[0] == kept.shape[1]
     if not kept.any() or (square and torch.equal(kept, kept.triu(1)) and bool(kept[0, 1:].all())):
         return None
     return ScaleIndifference(
-        "both", seen.lines.get("zeroed"), True, _numbers(kept.any(-1)), pairs=True, length=logits.shape[-2]
+        "both", traced.lines.get("zeroed"), True, _numbers(kept.any(-1)), pairs=True, length=logits.shape[-2]
     )
 
 

@@ -85,80 +85,80 @@ def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
     return replace(defect, message=f"Where a mask is given, {words[0].lower()}{words[1:]}")
 
 
-def _is_repeatable(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention, ...]) -> bool:
+def _is_repeatable(subject: Subject, inputs: NamedInputs, calls: tuple[TracedAttention, ...]) -> bool:
     """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
     again = measured(subject, inputs)
-    pairs = zip(found, again, strict=True)
+    pairs = zip(calls, again, strict=True)
     return all(torch.equal(one.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for one, other in pairs)
 
 
-def _of_weights(seen: TracedAttention) -> Finding | None:
+def _of_weights(traced: TracedAttention) -> Finding | None:
     """What is wrong with the weights of one attention computation."""
-    weights = seen.weights.detach().double()
-    if seen.in_pieces:
+    weights = traced.weights.detach().double()
+    if traced.in_pieces:
         return None
-    if seen.normalised in ("query", "head", "batch"):
+    if traced.normalised in ("query", "head", "batch"):
         # over another axis than the keys, a causal mask hides whole slices, which then are NaN
-        return _wrong_axis(seen, weights.nan_to_num(0.0))
+        return _wrong_axis(traced, weights.nan_to_num(0.0))
     if not weights.isfinite().all():
         return None  # other checks tell of NaN at common magnitudes
-    if _is_twice(seen, weights):
+    if _is_twice(traced, weights):
         return _error(
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
             "All keys get nearly the same weight, whatever the logits: attention cannot select keys.",
             _FIX,
             {"smallest": weights.min().item(), "largest": weights.max().item()},
-            _line(seen),
+            _line(traced),
         )
     sums = weights.sum(-1)
     seeing = (weights != 0).any(-1)
     if bool(((sums - 1).abs() < _OFF)[seeing].all()):
         return None
-    return _sink(seen, sums) or _wrong_sums(seen, weights, sums, seeing)
+    return _sink(traced, sums) or _wrong_sums(traced, weights, sums, seeing)
 
 
-def _wrong_axis(seen: TracedAttention, weights: Tensor) -> Finding | None:
+def _wrong_axis(traced: TracedAttention, weights: Tensor) -> Finding | None:
     sums, names = weights.sum(-1), {"query": "queries", "head": "heads", "batch": "batch items"}
     if bool(((sums - 1).abs() < _OFF).all()):
         return None  # normalised once more, or of one key
-    axis, over = {"query": (2, "query"), "head": (1, "head"), "batch": (0, "item")}[seen.normalised]
+    axis, over = {"query": (2, "query"), "head": (1, "head"), "batch": (0, "item")}[traced.normalised]
     across = weights.sum(axis)
     return _error(
-        f"The softmax runs over the {names[seen.normalised]}, not over the keys: the weights of query 0 (head 0, "
+        f"The softmax runs over the {names[traced.normalised]}, not over the keys: the weights of query 0 (head 0, "
         f"item 0) sum to {sums[0, 0, 0]:.3g} over its {weights.shape[-1]} keys, and those of one key to "
-        f"{across.flatten()[0]:.3g} over the {names[seen.normalised]}.",
+        f"{across.flatten()[0]:.3g} over the {names[traced.normalised]}.",
         {
             "query": "Queries compete for keys, instead of keys for a query: an output's size depends on the other "
             "queries, and under a causal mask the past on the future.",
             "head": "Heads compete for each pair, instead of keys for a query: outputs are not averages of values.",
             "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
-        }[seen.normalised],
+        }[traced.normalised],
         _FIX,
-        {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
-        _line(seen),
+        {"axis": traced.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
+        _line(traced),
     )
 
 
-def _is_twice(seen: TracedAttention, weights: Tensor) -> bool:
-    if seen.logits is None or weights.shape[-1] < 2 or seen.normalised != "key":
+def _is_twice(traced: TracedAttention, weights: Tensor) -> bool:
+    if traced.logits is None or weights.shape[-1] < 2 or traced.normalised != "key":
         return False
-    once = seen.logits.detach().double().softmax(-1)
+    once = traced.logits.detach().double().softmax(-1)
     apart = (once - once.softmax(-1)).abs().max()
     return bool(apart > _OFF) and bool(torch.allclose(weights, once.softmax(-1), rtol=0, atol=1e-5))
 
 
-def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
+def _sink(traced: TracedAttention, sums: Tensor) -> Finding | None:
     """Rows that sum to less than one by design: a number for each head or query is added to the denominator."""
-    if seen.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
+    if traced.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
         return None
-    logits = seen.logits.detach().double()
-    if torch.equal(logits, seen.weights.log().double()):
+    logits = traced.logits.detach().double()
+    if torch.equal(logits, traced.weights.log().double()):
         return None  # known up to a constant alone
     rest = ((1 - sums) / sums).log() + logits.logsumexp(-1)
-    exact = torch.allclose(seen.weights.double(), logits.softmax(-1) * sums[..., None], rtol=1e-3, atol=1e-6)
+    exact = torch.allclose(traced.weights.double(), logits.softmax(-1) * sums[..., None], rtol=1e-3, atol=1e-6)
     same = (rest - rest.mean((0, 2), keepdim=True)).abs().max() < _OFF * 10
-    if not exact or not (bool(same) or seen.joined):
+    if not exact or not (bool(same) or traced.joined):
         return None
     added = f"exp({rest[0, 0].mean():.3g})" if same else "a number of each query's own, one more column of the softmax,"
     return _note(
@@ -167,16 +167,16 @@ def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
         "",
         {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()},
-        _line(seen),
+        _line(traced),
     )
 
 
-def _wrong_sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
+def _wrong_sums(traced: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
     """Rows that sum to something else, and why, as far as it can be determined."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
-    why, fix, line = _explanation(seen, weights, sums)
+    why, fix, line = _explanation(traced, weights, sums)
     return _error(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
@@ -194,10 +194,10 @@ def _wrong_sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Te
     )
 
 
-def _explanation(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
-    before = seen.softened
-    if before is None and seen.logits is None:
-        line = seen.lines.get("function") or seen.lines.get("values")
+def _explanation(traced: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
+    before = traced.softened
+    if before is None and traced.logits is None:
+        line = traced.lines.get("function") or traced.lines.get("values")
         return "No softmax was seen between the scores and their product with the values.", _FIX, line
     if before is not None and torch.allclose(before.double().sum(-1), torch.ones_like(sums), rtol=0, atol=_OFF):
         dropped = (weights == 0) & (before != 0)
@@ -206,20 +206,20 @@ def _explanation(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[
                 f"The softmax is right, and {int(dropped.sum())} of its weights are set to 0 after it: they have to be "
                 "hidden before it.",
                 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax',
-                seen.lines.get("mask") or _line(seen),
+                traced.lines.get("mask") or _line(traced),
             )
         return (
             "The softmax gives rows that sum to 1, and they are changed after it.",
             _FIX,
-            seen.lines.get("after") or _line(seen),
+            traced.lines.get("after") or _line(traced),
         )
-    if seen.lines.get("sum") is not None:
-        return "", _FIX, seen.lines["sum"]
-    return "", _FIX, _line(seen)
+    if traced.lines.get("sum") is not None:
+        return "", _FIX, traced.lines["sum"]
+    return "", _FIX, _line(traced)
 
 
-def _line(seen: TracedAttention) -> Location | None:
-    return seen.lines.get("softmax") or seen.lines.get("values") or seen.lines.get("scores")
+def _line(traced: TracedAttention) -> Location | None:
+    return traced.lines.get("softmax") or traced.lines.get("values") or traced.lines.get("scores")
 
 
 def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | None:
@@ -260,32 +260,32 @@ def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttenti
     return None
 
 
-def _largest_logit(seen: TracedAttention) -> float:
+def _largest_logit(traced: TracedAttention) -> float:
     """The largest logit of queries and keys, from the product where nobody saw the logits."""
-    if seen.logits is not None and seen.source != "probed":
-        finite = seen.logits[seen.logits.isfinite()]
+    if traced.logits is not None and traced.source != "probed":
+        finite = traced.logits[traced.logits.isfinite()]
         return finite.max().item() if len(finite) else math.inf
-    product = (seen.query.double() @ seen.key.double().mT).abs().max().item() * seen.query.shape[-1] ** -0.5
+    product = (traced.query.double() @ traced.key.double().mT).abs().max().item() * traced.query.shape[-1] ** -0.5
     return product if math.isfinite(product) else math.inf
 
 
-def _not_finite(seen: TracedAttention, top: float, lost: int) -> Finding:
+def _not_finite(traced: TracedAttention, top: float, lost: int) -> Finding:
     if top <= 0:  # something was subtracted
         return _error(
-            f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
+            f"With large inputs {lost} of {traced.weights.numel()} weights are NaN or infinite: all exponentials of a "
             "row are 0, and 0 / 0 is NaN, because the subtracted number is not the row's own largest logit.",
             "One row with large logits makes others NaN, and with them the training.",
             _STABLE,
             {"largest_logit": top, "not_finite": lost},
-            _line(seen),
+            _line(traced),
         )
     return _error(
-        f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
+        f"With logits up to {top:.3g}, {lost} of {traced.weights.numel()} weights are NaN or infinite: the exponential "
         "overflows, as the largest logit of a row is not subtracted before it.",
         "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",
         _STABLE,
         {"largest_logit": top, "not_finite": lost},
-        _line(seen),
+        _line(traced),
     )
 
 

@@ -120,31 +120,33 @@ def _same(returned: Tensor, weights: Tensor) -> bool:
 
 
 def _compared(
-    result: CallResult, seen: TracedAttention, hidden: Tensor | None, plain: TracedAttention
+    result: CallResult, traced: TracedAttention, hidden: Tensor | None, plain: TracedAttention
 ) -> tuple[str, dict[str, Any]] | None:
     """What the returned weights are in place of those that were used."""
     returned = result.weights
     assert returned is not None
-    if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
-        return _hidden_weight(returned, seen, hidden)
+    if _same(returned, traced.weights) or _in_another_order(returned, traced.weights):
+        return _hidden_weight(returned, traced, hidden)
     under = "" if hidden is None else "Under a mask, "
-    what = _explanation(returned, seen, plain)
+    what = _explanation(returned, traced, plain)
     sums = returned.double().sum(-1)
     return f"{under}the weights that it returns are not those that multiply the values: {what}.", {
         "returned_shape": list(returned.shape),
-        "used_shape": list(seen.weights.shape),
+        "used_shape": list(traced.weights.shape),
         "smallest_row_sum": sums.min().item(),
         "largest_row_sum": sums.max().item(),
     }
 
 
-def _hidden_weight(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> tuple[str, dict[str, Any]] | None:
+def _hidden_weight(
+    returned: Tensor, traced: TracedAttention, hidden: Tensor | None
+) -> tuple[str, dict[str, Any]] | None:
     """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
     if hidden is None:
         return None
-    here = hidden & (seen.weights == 0) & (returned != 0)
-    if returned.shape[1] != seen.weights.shape[1]:
-        here = hidden & (seen.weights == 0).all(1, keepdim=True) & (returned != 0)
+    here = hidden & (traced.weights == 0) & (returned != 0)
+    if returned.shape[1] != traced.weights.shape[1]:
+        here = hidden & (traced.weights == 0).all(1, keepdim=True) & (returned != 0)
     if not here.any():
         return None
     item, head, row, column = (int(one) for one in here.nonzero()[0])
@@ -156,16 +158,16 @@ def _hidden_weight(returned: Tensor, seen: TracedAttention, hidden: Tensor | Non
     )
 
 
-def _explanation(returned: Tensor, seen: TracedAttention, plain: TracedAttention) -> str:
+def _explanation(returned: Tensor, traced: TracedAttention, plain: TracedAttention) -> str:
     """In words, what is returned."""
-    weights = seen.weights
+    weights = traced.weights
     if _same(returned.mT, weights):
         return "queries and keys are exchanged"
-    if seen.logits is not None and _equal(returned, seen.logits):
+    if traced.logits is not None and _equal(returned, traced.logits):
         return "they are the scores that enter the softmax"
-    if seen.softened is not None and _same(returned, seen.softened):
+    if traced.softened is not None and _same(returned, traced.softened):
         return "they are as they were before something else, a mask say, was applied to them"
-    if plain is not seen and _same(returned, plain.weights):
+    if plain is not traced and _same(returned, plain.weights):
         return "they are those without the mask, so that hidden keys have a weight"
     heads = weights.shape[1]
     if returned.shape[1] == 1 < heads:
@@ -221,14 +223,16 @@ def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
     return _same(returned[..., order], weights)
 
 
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+def _alike(tensor: Tensor | None, other: Tensor | None) -> bool:
     """NaN is like NaN."""
-    return one is other or (one is not None and other is not None and torch.allclose(one, other, equal_nan=True))
+    return tensor is other or (
+        tensor is not None and other is not None and torch.allclose(tensor, other, equal_nan=True)
+    )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(
-        one.double(), other.double(), rtol=1e-4, atol=_OFF, equal_nan=True
+def _equal(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and torch.allclose(
+        tensor.double(), other.double(), rtol=1e-4, atol=_OFF, equal_nan=True
     )
 
 
@@ -271,9 +275,9 @@ def _convention(subject: Subject) -> str:
 
 
 def _finding(
-    subject: Subject, seen: TracedAttention, words: str, evidence: dict[str, Any], severity: Severity = "error"
+    subject: Subject, traced: TracedAttention, words: str, evidence: dict[str, Any], severity: Severity = "error"
 ) -> Finding:
-    line = return_of_several(subject) or seen.lines.get("values")
+    line = return_of_several(subject) or traced.lines.get("values")
     return Finding("weights", "weights", severity, words[0].upper() + words[1:], _EFFECT, _FIX, evidence, line)
 
 

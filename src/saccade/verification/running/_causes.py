@@ -53,12 +53,12 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     return told
 
 
-def _same(one: Finding, other: Finding) -> bool:
-    if one.message == other.message and "traceback" in one.evidence:
+def _same(finding: Finding, other: Finding) -> bool:
+    if finding.message == other.message and "traceback" in finding.evidence:
         return True  # the same defect of ours in two checks
-    if not (_only_raised(one) or _only_raised(other)) or one.severity != "error" or other.severity != "error":
+    if not (_only_raised(finding) or _only_raised(other)) or finding.severity != "error" or other.severity != "error":
         return False
-    return _error_kind(one) is not None and _error_kind(one) == _error_kind(other)
+    return _error_kind(finding) is not None and _error_kind(finding) == _error_kind(other)
 
 
 def _only_raised(finding: Finding) -> bool:

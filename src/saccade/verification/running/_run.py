@@ -87,10 +87,10 @@ _AT_ONE_LENGTH = (
 _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 
 
-def _of_others(check: Check, told: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
+def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
     """Errors of the first other call that has some, where the plain call has none. Of a flag whose purpose is not
     known they are warnings: it may switch off on purpose what a check asks for."""
-    if check.name in _ONCE or any(one.severity == "error" for one in told):
+    if check.name in _ONCE or any(one.severity == "error" for one in findings):
         return []
     for other in others:
         found = [one for one in _run(check, other.subject)[0] if one.severity == "error"]

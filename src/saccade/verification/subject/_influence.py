@@ -230,14 +230,14 @@ def hides_most(sizes: Tensor) -> bool:
     return (after < pairs / 2 and after < before) or _one_sided(sizes)
 
 
-def above_diagonal(seen: Tensor) -> Tensor:
+def above_diagonal(visible: Tensor) -> Tensor:
     """(..., L, L) what an output takes from later inputs; the rest False or 0."""
-    return seen.triu(1)
+    return visible.triu(1)
 
 
-def off_diagonal(seen: Tensor) -> Tensor:
+def off_diagonal(visible: Tensor) -> Tensor:
     """(..., L, L) with the diagonal False or 0."""
-    return seen.triu(1) + seen.tril(-1)
+    return visible.triu(1) + visible.tril(-1)
 
 
 def difference(before: Tensor, after: Tensor) -> Tensor:

@@ -109,8 +109,8 @@ def _only(module: ModuleType, path: Path) -> Any:
     )
 
 
-def _kind(found: Any) -> str:
-    return "class" if inspect.isclass(found) else "function" if inspect.isroutine(found) else "instance"
+def _kind(result: Any) -> str:
+    return "class" if inspect.isclass(result) else "function" if inspect.isroutine(result) else "instance"
 
 
 def _candidates(module: ModuleType) -> list[str]:
@@ -118,16 +118,16 @@ def _candidates(module: ModuleType) -> list[str]:
     return [name for name, found in vars(module).items() if not name.startswith("_") and _may_be(found, name, module)]
 
 
-def _may_be(found: Any, name: str, module: ModuleType) -> bool:
-    if isinstance(found, nn.Module):
+def _may_be(result: Any, name: str, module: ModuleType) -> bool:
+    if isinstance(result, nn.Module):
         return True
-    if getattr(found, "__module__", None) != module.__name__:
+    if getattr(result, "__module__", None) != module.__name__:
         return False
-    if inspect.isclass(found):
-        return issubclass(found, nn.Module)
-    if not inspect.isfunction(found):
+    if inspect.isclass(result):
+        return issubclass(result, nn.Module)
+    if not inspect.isfunction(result):
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    inputs = [one for one in inspect.signature(found).parameters.values() if one.kind in kinds]
+    inputs = [one for one in inspect.signature(result).parameters.values() if one.kind in kinds]
     first = "".join(one.name[:1].lower() for one in inputs[:3])
     return ("att" in name.lower() and len(inputs) > 0) or first == "qkv"

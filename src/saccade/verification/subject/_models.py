@@ -390,8 +390,8 @@ def _start(module: nn.Module) -> str | None:
 def _output_place(returned: Any, length: int) -> int | str | None:
     """Where in what was returned the output for each position is; `_NOWHERE` if it is not."""
 
-    def fits(one: Any) -> bool:
-        return isinstance(one, Tensor) and one.dim() == 3 and one.shape[:2] == (2, length)
+    def fits(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == (2, length)
 
     if fits(returned):
         return None

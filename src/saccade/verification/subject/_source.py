@@ -184,24 +184,26 @@ def _plain(target: Any) -> Any:
     return inspect.unwrap(target) if callable(target) and not isinstance(target, nn.Module) else target
 
 
-def _sources(one: Any) -> list[Source]:
+def _sources(value: Any) -> list[Source]:
     """Of a class whose module is not known any more, its functions."""
-    whole = source_of(one)
-    if whole is not None or not inspect.isclass(one):
+    whole = source_of(value)
+    if whole is not None or not inspect.isclass(value):
         return [] if whole is None else [whole]
-    return [source for own in vars(one).values() if inspect.isfunction(own) and (source := source_of(own)) is not None]
+    return [
+        source for own in vars(value).values() if inspect.isfunction(own) and (source := source_of(own)) is not None
+    ]
 
 
-def source_of(one: Any) -> Source | None:
+def source_of(value: Any) -> Source | None:
     """The source of one class or function of the target's own."""
     try:
-        path = inspect.getsourcefile(one) or inspect.getfile(one)
+        path = inspect.getsourcefile(value) or inspect.getfile(value)
         if not is_own(path):  # before its file is parsed
             return None
-        lines, first = parsed_by(inspect.getsourcelines, one)
+        lines, first = parsed_by(inspect.getsourcelines, value)
     except (OSError, TypeError, IndentationError):
         return None
-    return Source(path, max(1, first), tuple(line.rstrip("\n") for line in lines), getattr(one, "__qualname__", ""))
+    return Source(path, max(1, first), tuple(line.rstrip("\n") for line in lines), getattr(value, "__qualname__", ""))
 
 
 def _tokens(source: Source) -> list[tokenize.TokenInfo]:

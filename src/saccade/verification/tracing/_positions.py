@@ -79,18 +79,18 @@ class PositionFollower(FunctionMode):
             self._comes.put_all(call.made, "position")
             self._add(self.found.made, module_here())
 
-    def _meets(self, one: Tensor) -> None:
-        if one.dtype == torch.bool or not one.is_floating_point() or (one.abs() > _FAR).any():
+    def _meets(self, tensor: Tensor) -> None:
+        if tensor.dtype == torch.bool or not tensor.is_floating_point() or (tensor.abs() > _FAR).any():
             return
-        if self._varies(one):
+        if self._varies(tensor):
             self._add(self.found.used, location_here())
-        elif one.dim():
+        elif tensor.dim():
             self._add(self.found.lost, location_here())
 
-    def _varies(self, one: Tensor) -> bool:
+    def _varies(self, tensor: Tensor) -> bool:
         """Whether it is not the same at all positions."""
-        axes = [axis for axis, size in enumerate(one.shape) if size == self._length]
-        return any(bool((one != one.narrow(axis, 0, 1)).any()) for axis in axes)
+        axes = [axis for axis, size in enumerate(tensor.shape) if size == self._length]
+        return any(bool((tensor != tensor.narrow(axis, 0, 1)).any()) for axis in axes)
 
     @staticmethod
     def _add(lines: list[Location], line: Location | None) -> None:

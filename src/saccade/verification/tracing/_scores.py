@@ -84,10 +84,10 @@ class ScoreProduct:
         if self.softmaxes:
             self._take(min(self.softmaxes, key=lambda one: (one.weights - weights).abs().nan_to_num(0.0).sum().item()))
 
-    def _take(self, one: SoftmaxedScores) -> None:
-        self.logits, self.softened, self.normalised = one.logits, one.weights, one.axis
-        if one.line is not None:
-            self.lines["softmax"] = one.line
+    def _take(self, scores: SoftmaxedScores) -> None:
+        self.logits, self.softened, self.normalised = scores.logits, scores.weights, scores.axis
+        if scores.line is not None:
+            self.lines["softmax"] = scores.line
 
     def note(self, what: str, where: Location | None) -> None:
         """The line on which something was done to these scores or their weights."""

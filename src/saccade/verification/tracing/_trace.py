@@ -87,12 +87,12 @@ def measured(
     raise Unmeasured(f"no product of queries and keys with a softmax after it could be followed in it{why}")
 
 
-def _with_what_was_seen(probe: TracedAttention, seen: tuple[TracedAttention, ...]) -> TracedAttention:
+def _with_what_was_seen(probe: TracedAttention, calls: tuple[TracedAttention, ...]) -> TracedAttention:
     """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
-    if len({one.lines.get("scores") for one in seen}) != 1:
+    if len({one.lines.get("scores") for one in calls}) != 1:
         return probe
-    one, weights = seen[0], probe.weights
-    if len(seen) > 1 or one.weights.shape != weights.shape:
+    one, weights = calls[0], probe.weights
+    if len(calls) > 1 or one.weights.shape != weights.shape:
         return replace(probe, lines=one.lines)
     if not torch.allclose(one.weights.to(weights.dtype), weights, rtol=1e-3, atol=1e-4, equal_nan=True):
         return replace(probe, lines=one.lines)

@@ -100,10 +100,10 @@ class _WeightUnit:
         return self.rows[:, None] * self.lengths[1] + self.columns
 
 
-def attentions(found: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> tuple[TracedAttention, ...]:
+def attentions(products: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> tuple[TracedAttention, ...]:
     """Those of all scores that became weights; what was computed in loops is put together."""
     groups: dict[object, list[ScoreProduct]] = {}
-    softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
+    softened = [scores for scores in products if scores.weights is not None or scores.softened is not None]
     softened = [scores for scores in softened if not _features(scores) and not _within_tokens(scores)]
     used = [scores for scores in softened if scores.weights is not None]
     for scores in used or softened:  # what meets no values is no attention where something else does
@@ -274,17 +274,17 @@ def _stacked(name: str, heads: Sequence[Sequence[_WeightUnit]]) -> Tensor | None
     return torch.stack([torch.stack([head.tensors[name] for head in own]) for own in heads])
 
 
-def _axis(scores: ScoreProduct, seen: TracedAttention) -> Axis:
+def _axis(scores: ScoreProduct, traced: TracedAttention) -> Axis:
     """Which axis of the weights the softmax ran over: as it was called, else by what sums to one."""
     along = scores.normalised
     if along in ("left", "right"):
         return "key" if along == (scores.keys or "right") else "query"
-    summing = summed_axis(seen.weights)
+    summing = summed_axis(traced.weights)
     if along is None:
         return "none" if scores.logits is None and summing == "unknown" else summing
     if along == "unit":
-        return summing if summing in ("head", "batch") else "head" if seen.weights.shape[1] > 1 else "batch"
-    return "key" if along == "none" and seen.weights.shape[-1] == 1 else "unknown"
+        return summing if summing in ("head", "batch") else "head" if traced.weights.shape[1] > 1 else "batch"
+    return "key" if along == "none" and traced.weights.shape[-1] == 1 else "unknown"
 
 
 def summed_axis(weights: Tensor) -> Axis:

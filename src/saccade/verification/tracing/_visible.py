@@ -55,13 +55,13 @@ class VisibleAttention:
         return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
 
 
-def attends(seen: TracedAttention) -> Tensor:
+def attends(traced: TracedAttention) -> Tensor:
     """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing
     hides, lies that far below its row's largest."""
-    if seen.logits is None or seen.logits.shape != seen.weights.shape:
-        return seen.weights != 0
-    below = seen.logits.amax(-1, keepdim=True) - seen.logits
-    return (seen.weights != 0) | ((below > _UNDERFLOW) & (seen.logits > _HIDDEN))
+    if traced.logits is None or traced.logits.shape != traced.weights.shape:
+        return traced.weights != 0
+    below = traced.logits.amax(-1, keepdim=True) - traced.logits
+    return (traced.weights != 0) | ((below > _UNDERFLOW) & (traced.logits > _HIDDEN))
 
 
 def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[TracedAttention, ...]:

@@ -212,11 +212,11 @@ def _four_axes(given: Tensor, module: Any) -> _MaskAndBias:
     return _MaskAndBias(seen, rest if bool(rest.any()) else None, _own_rows(seen, module))
 
 
-def _own_rows(seen: Tensor, module: Any) -> Tensor | None:
+def _own_rows(visible: Tensor, module: Any) -> Tensor | None:
     """Rows of a square self-attention whose own key is hidden from them are padding: (B, Lq), None where not known."""
-    if seen.shape[1] != 1 or seen.shape[2] != seen.shape[3] or _crosses(module):
+    if visible.shape[1] != 1 or visible.shape[2] != visible.shape[3] or _crosses(module):
         return None
-    return seen[:, 0].diagonal(dim1=1, dim2=2)
+    return visible[:, 0].diagonal(dim1=1, dim2=2)
 
 
 def _crosses(module: Any) -> bool:
@@ -246,10 +246,10 @@ def _of_documents(mask: Mask | Tensor | None, query: Tensor, more: dict[str, Any
     return documents if mask is None else (FromTensor(mask) if isinstance(mask, Tensor) else mask) & documents
 
 
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+def _sum(tensor: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if tensor is None or other is None:
+        return other if tensor is None else tensor
+    return tensor + other
 
 
 def _sink(s_aux: Tensor | None, query: Tensor) -> Tensor | None:

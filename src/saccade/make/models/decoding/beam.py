@@ -174,9 +174,9 @@ def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return best, places.div(vocabulary, rounding_mode="floor"), places % vocabulary
 
 
-def _told(told: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+def _told(tensor: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
     """Texts (A, rows, t) continued: (A, c, t + 1)."""
-    return torch.cat((_rows(told, parents), tokens[..., None]), -1)
+    return torch.cat((_rows(tensor, parents), tokens[..., None]), -1)
 
 
 def _rows(texts: Tensor, chosen: Tensor) -> Tensor:

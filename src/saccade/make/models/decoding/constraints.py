@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....support._lazy_names import renamed_arguments
 from .step import padded_on_the_left
 
 
@@ -74,14 +75,15 @@ class Constraints:
             if not 0 <= token < vocabulary:
                 raise ValueError(f"{name}: tokens must be from 0 to {vocabulary - 1}, got {token}")
 
-    def apply(self, scores: Tensor, told: Tensor, count: int) -> Tensor:
+    @renamed_arguments(told="tokens")
+    def apply(self, scores: Tensor, tokens: Tensor, count: int) -> Tensor:
         """Log-probabilities (N, V) of the next token, -inf where it may not come; a new tensor.
 
         Args:
-            told: (N, t), the tokens so far, those that the text began with included; -1 is padding.
+            tokens: (N, t), the tokens so far, those that the text began with included; -1 is padding.
             count: how many of them were generated.
         """
-        kept = self._kept(scores, told, count)
+        kept = self._kept(scores, tokens, count)
         return F.log_softmax(kept, -1).masked_fill(kept == -torch.inf, -torch.inf) if self.renormalized else kept
 
     def finished(self, tokens: Tensor, count: int) -> Tensor:
@@ -90,26 +92,26 @@ class Constraints:
             return torch.ones_like(tokens, dtype=torch.bool)
         return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
 
-    def _kept(self, scores: Tensor, told: Tensor, count: int) -> Tensor:
+    def _kept(self, scores: Tensor, tokens: Tensor, count: int) -> Tensor:
         forced = self.forced_first if count == 0 else None
         forced = self.forced_last if count + 1 == self.max_new_tokens and self.forced_last is not None else forced
         if forced is not None:
             only = torch.full_like(scores, -torch.inf)
             only[:, forced] = 0.0
             return only
-        scores = self._without_repeats(scores, told)
+        scores = self._without_repeats(scores, tokens)
         for words in self.banned:
-            scores = _without(scores, told, words)
+            scores = _without(scores, tokens, words)
         if count < self.min_new_tokens:
             scores = scores.index_fill(1, torch.tensor(self.ends, device=scores.device, dtype=torch.int64), -torch.inf)
         return scores
 
-    def _without_repeats(self, scores: Tensor, told: Tensor) -> Tensor:
+    def _without_repeats(self, scores: Tensor, tokens: Tensor) -> Tensor:
         n = self.no_repeat_ngram
-        if n == 0 or told.shape[1] < n:
+        if n == 0 or tokens.shape[1] < n:
             return scores
-        grams = told.unfold(1, n, 1)  # (N, t - n + 1, n)
-        begun = told[:, None, told.shape[1] - n + 1 :]
+        grams = tokens.unfold(1, n, 1)  # (N, t - n + 1, n)
+        begun = tokens[:, None, tokens.shape[1] - n + 1 :]
         again = (grams[..., :-1] == begun).all(-1)
         again &= grams[..., -1] >= 0
         banned = torch.where(again, grams[..., -1], scores.shape[1])  # where nothing repeats, a column that is cut off
@@ -125,12 +127,12 @@ def told_by(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     return ids.masked_fill(mask == 0, -1)
 
 
-def _without(scores: Tensor, told: Tensor, words: Sequence[int]) -> Tensor:
+def _without(scores: Tensor, tokens: Tensor, words: Sequence[int]) -> Tensor:
     """-inf at the last of the words in rows that end with the others."""
     before = len(words) - 1
-    if told.shape[1] < before:
+    if tokens.shape[1] < before:
         return scores
-    ends_so = (told[:, told.shape[1] - before :] == torch.tensor(words[:-1], device=told.device)).all(1)
+    ends_so = (tokens[:, tokens.shape[1] - before :] == torch.tensor(words[:-1], device=tokens.device)).all(1)
     marks = torch.zeros_like(scores, dtype=torch.bool)
     marks[:, words[-1]] = ends_so
     return scores.masked_fill(marks, -torch.inf)

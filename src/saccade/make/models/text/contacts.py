@@ -41,15 +41,15 @@ class ContactMaps:
         self.head, self.places, self.inside = head, places, inside
         self.logits = [head.regression.bias.expand(int(held.sum()), int(held.sum())) for held in inside]
 
-    def add(self, layer: int, seen: Observation) -> None:
+    def add(self, layer: int, observation: Observation) -> None:
         """The observer of the model's layers."""
         for item in range(len(self.logits)):
-            self.logits[item] = self.logits[item] + self._found(layer, seen, item)
+            self.logits[item] = self.logits[item] + self._found(layer, observation, item)
 
-    def _found(self, layer: int, seen: Observation, item: int) -> Tensor:
+    def _found(self, layer: int, observation: Observation, item: int) -> Tensor:
         (row, columns), inside = self.places[item], self.inside[item]
-        query, key = seen.query[row, None, :, columns], seen.key[row, None, :, columns]
-        maps = attention_weights(query, key, scale=seen.scale)[0]
+        query, key = observation.query[row, None, :, columns], observation.key[row, None, :, columns]
+        maps = attention_weights(query, key, scale=observation.scale)[0]
         return _corrected(maps[:, inside][..., inside], self.head.weights(layer))
 
 

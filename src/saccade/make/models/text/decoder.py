@@ -146,12 +146,12 @@ class TextDecoder(GeneratingModel):
         last = layout.length - 1 - told.flip(1).int().argmax(1)
         return torch.where(told.any(1), last, layout.ends[0].to(last))
 
-    def _check_padding(self, told: Tensor, layout: TokenLayout) -> None:
+    def _check_padding(self, tensor: Tensor, layout: TokenLayout) -> None:
         """ValueError where transformers, which reads `pad_token_id` alone, would classify by a token of the padding."""
         if layout.real is None or "pad_token_id" not in self.settings or torch.compiler.is_compiling():
             return
-        last = layout.length - 1 - told.flip(1).int().argmax(1, keepdim=True)
-        wrong = told.any(1) & layout.real.any(1) & ~layout.real.gather(1, last)[:, 0]
+        last = layout.length - 1 - tensor.flip(1).int().argmax(1, keepdim=True)
+        wrong = tensor.any(1) & layout.real.any(1) & ~layout.real.gather(1, last)[:, 0]
         if bool(wrong.any()):
             raise ValueError(
                 f"input_ids: the padding of item {int(wrong.nonzero()[0])} has other ids than pad_token_id, "

@@ -204,9 +204,9 @@ class TextTokenizer:
             rows.append((row.ids, row.type_ids))
         return rows
 
-    def _shorten(self, one: Any, other: Any, room: int) -> None:
+    def _shorten(self, value: Any, other: Any, room: int) -> None:
         """Cut a pair to `room` tokens, the longer one first."""
-        short, long = sorted((one, other), key=lambda encoded: len(encoded.ids))
+        short, long = sorted((value, other), key=lambda encoded: len(encoded.ids))
         if len(short.ids) + len(long.ids) <= room:
             return
         kept = min(len(short.ids), room // 2)

@@ -128,9 +128,9 @@ def heading_of_worst(right: Sequence[bool]) -> str:
     return "Right, and least sure of it" if all(right) else "The wrong ones, and the right ones that are least sure"
 
 
-def named_as(truth: str, found: str, sure: float) -> str:
+def named_as(truth: str, text: str, sure: float) -> str:
     """Two lines above an example: its class, and what is named with which probability."""
-    return f"{truth}\n{'rightly named' if truth == found else f'taken for {found}'} ({sure:.2f})"
+    return f"{truth}\n{'rightly named' if truth == text else f'taken for {text}'} ({sure:.2f})"
 
 
 BINS = 15

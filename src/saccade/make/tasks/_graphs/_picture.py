@@ -128,9 +128,9 @@ def _in_blocks(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int])
     return [(tokens - 1, row[tokens]) for tokens, row in zip(seen, weights, strict=True)]
 
 
-def _draw(axes: Axes, nodes: Nodes, middle: int, seen: Attended, labels: Sequence[str]) -> None:
+def _draw(axes: Axes, nodes: Nodes, middle: int, attended: Attended, labels: Sequence[str]) -> None:
     """One node, and around it the `MOST` nodes that it attends to most."""
-    kept = [(int(node), float(weight)) for node, weight in zip(*seen, strict=True)][:MOST]
+    kept = [(int(node), float(weight)) for node, weight in zip(*attended, strict=True)][:MOST]
     others = [(node, weight) for node, weight in kept if node != middle]
     trained = set(nodes.graph.parts.get("train", np.array([], np.int64)).tolist())
     for place, (node, weight) in enumerate(others):
@@ -144,9 +144,9 @@ def _draw(axes: Axes, nodes: Nodes, middle: int, seen: Attended, labels: Sequenc
     own = sum(weight for node, weight in kept if node == middle)
     behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     axes.text(0, -0.26, f"itself {own:.2f}", ha="center", va="center", fontsize=6.5, bbox=behind, zorder=3)
-    rest = float(seen.weights[MOST:].sum())
-    if len(seen.nodes) > MOST:
-        axes.text(1.6, -1.45, f"and {len(seen.nodes) - MOST} more: {rest:.2f}", ha="right", fontsize=6.5)
+    rest = float(attended.weights[MOST:].sum())
+    if len(attended.nodes) > MOST:
+        axes.text(1.6, -1.45, f"and {len(attended.nodes) - MOST} more: {rest:.2f}", ha="right", fontsize=6.5)
     axes.set(xlim=(-1.7, 1.7), ylim=(-1.5, 1.5), aspect="equal")
 
 

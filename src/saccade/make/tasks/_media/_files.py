@@ -85,7 +85,7 @@ class Media:
             return [(file, None, place) for file, _, place in self.in_table(path, (column,))]
         return self.in_list(path) if kind == ".txt" else [alone(path)]
 
-    def checked(self, found: Iterable[Found], read: Callable[..., T], skip_broken: bool) -> list[T]:
+    def checked(self, pages: Iterable[Found], read: Callable[..., T], skip_broken: bool) -> list[T]:
         """`read(path, said, place)` of each, which raises a ValueError for a broken one.
 
         Raises:
@@ -94,7 +94,7 @@ class Media:
         examples: list[T] = []
         broken: list[str] = []
         first = ""
-        for path, said, place in found:
+        for path, said, place in pages:
             try:
                 examples.append(read(path, said, place))
             except ValueError as error:

@@ -60,12 +60,12 @@ class _Finder:
             [self._classes[self._index.kneighbors(self._pixels(chunk), return_distance=False)] for chunk in chunks]
         )
 
-    def shares(self, found: np.ndarray, k: int) -> np.ndarray:
+    def shares(self, values: np.ndarray, k: int) -> np.ndarray:
         """(N, K): the share of each class among the first k."""
-        return (found[:, :k, None] == np.arange(len(self._labels))).mean(axis=1)
+        return (values[:, :k, None] == np.arange(len(self._labels))).mean(axis=1)
 
-    def names(self, found: np.ndarray, k: int) -> np.ndarray:
-        return self._labels[self.shares(found, k).argmax(axis=1)]
+    def names(self, values: np.ndarray, k: int) -> np.ndarray:
+        return self._labels[self.shares(values, k).argmax(axis=1)]
 
     def _pixels(self, examples: Sequence[ImageExample]) -> np.ndarray:
         """(N, D) float32."""

@@ -37,28 +37,28 @@ class PreparedTaskRun(PreparedRun):
         found: the checkpoint that it continues from.
     """
 
-    def __init__(self, run: TaskRun, model: Model, found: LatestCheckpoint | None = None):
+    def __init__(self, run: TaskRun, model: Model, checkpoint: LatestCheckpoint | None = None):
         examples = [*run.training, *run.validation] if run.distillation is not None else []
         self.run = run = run.read_by(model)
         self.settings, self.trained, self.state = run.settings, model, None
         self.kept = {"files": small_files(model)}
-        if found is None or found.path is None:
+        if checkpoint is None or checkpoint.path is None:
             self.described = description(run)
         else:
-            self.described = description(run, found.state["run"]["from"])
-            check_same(self.described, found.state, found.path)
-            self.state = found.state
+            self.described = description(run, checkpoint.state["run"]["from"])
+            check_same(self.described, checkpoint.state, checkpoint.path)
+            self.state = checkpoint.state
         run.tuning.apply(model)
         self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
             self.objective = run.distillation.objective(self.objective, examples)
 
     @classmethod
-    def of(cls, run: TaskRun, found: LatestCheckpoint | None) -> PreparedTaskRun:
+    def of(cls, run: TaskRun, checkpoint: LatestCheckpoint | None) -> PreparedTaskRun:
         """Make the model or restore it. Raises what is wrong with the input."""
         torch.manual_seed(run.settings.seed)
-        if found is not None and found.path is not None:
-            return cls(run, from_small_files(found.state["files"]), found)
+        if checkpoint is not None and checkpoint.path is not None:
+            return cls(run, from_small_files(checkpoint.state["files"]), checkpoint)
         if run.initial is None:
             taught = run.distillation
             return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())

@@ -141,18 +141,18 @@ def test_seeds(folder: str | Path, data: str | Path, **more: Any) -> SeedsReport
 test_seeds.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's, whatever its name
 
 
-def spread(found: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+def spread(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
     """The mean of each metric, and the standard deviation of the sample; of one run 0."""
-    columns = {name: [metrics[name] for metrics in found] for name in found[0]}
+    columns = {name: [metrics[name] for metrics in rows] for name in rows[0]}
     return {
         name: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
         for name, values in columns.items()
     }
 
 
-def _means(found: dict[str, tuple[float, float]]) -> dict[str, float]:
-    return {name: mean for name, (mean, _) in found.items()}
+def _means(scores: dict[str, tuple[float, float]]) -> dict[str, float]:
+    return {name: mean for name, (mean, _) in scores.items()}
 
 
-def _named(found: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    return {name: {"mean": mean, "deviation": deviation} for name, (mean, deviation) in found.items()}
+def _named(scores: dict[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    return {name: {"mean": mean, "deviation": deviation} for name, (mean, deviation) in scores.items()}

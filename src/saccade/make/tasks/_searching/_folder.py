@@ -87,15 +87,15 @@ def _begin(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def _tidy(out: Path, found: Trials) -> None:
+def _tidy(out: Path, trials: Trials) -> None:
     """Finish what a kill has interrupted after a trial was written down: the best one's move, others' removal."""
-    best = found.best
+    best = trials.best
     remove(unfinished_files(out))
     for path in out.glob(f".{_TRIAL}*"):
         shutil.rmtree(path)
     for folder in _trial_folders(out):
         number = int(folder.name.removeprefix(_TRIAL))
-        if number <= len(found.done):
+        if number <= len(trials.done):
             if best is not None and best.number == number and (folder / TASK).exists():
                 promote(out, folder)
             shutil.rmtree(folder)

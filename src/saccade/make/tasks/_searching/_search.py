@@ -208,9 +208,9 @@ def search_requested(wanted: SearchRequest, reporter: SearchReporter, began: flo
 class _Search:
     """A search in progress."""
 
-    def __init__(self, wanted: SearchRequest, found: Trials, reporter: SearchReporter, began: float):
-        self.wanted, self.found, self._reporter = wanted, found, reporter
-        self._began = began - sum(trial.seconds for trial in found.done)  # as if it had never stopped
+    def __init__(self, wanted: SearchRequest, trials: Trials, reporter: SearchReporter, began: float):
+        self.wanted, self.found, self._reporter = wanted, trials, reporter
+        self._began = began - sum(trial.seconds for trial in trials.done)  # as if it had never stopped
 
     def carry_out(self) -> None:
         while len(self.found.done) < self.wanted.trials and self._has_time():
@@ -265,8 +265,8 @@ class _Pruned(Exception):
 class _Record(Reporter):
     """What a trial's run tells, written down, and handed on; it ends a run that is given up."""
 
-    def __init__(self, search: _Search, trial: Trial, proposal: Proposal, told: Reporter):
-        self._search, self._trial, self._proposal, self._told = search, trial, proposal, told
+    def __init__(self, search: _Search, trial: Trial, proposal: Proposal, reporter: Reporter):
+        self._search, self._trial, self._proposal, self._told = search, trial, proposal, reporter
         self._stored: Evaluation | None = None
         self._before, self._began = 0.0, time.perf_counter()
         self._steps = 0
@@ -287,9 +287,9 @@ class _Record(Reporter):
             return self._ended(DIVERGED)
         return self._ended(ENDED, metrics=dict(stored.metrics), loss=stored.loss, cost=stored.judged)
 
-    def _ended(self, state: str, **found: Any) -> Trial:
+    def _ended(self, state: str, **result: Any) -> Trial:
         seconds = round(self._before + time.perf_counter() - self._began, 2)
-        return dataclasses.replace(self._trial, state=state, steps=self._steps, seconds=seconds, **found)
+        return dataclasses.replace(self._trial, state=state, steps=self._steps, seconds=seconds, **result)
 
     def started(self, prepared: Any) -> None:
         if prepared.state is not None:

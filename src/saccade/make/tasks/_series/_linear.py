@@ -82,9 +82,9 @@ class _Moments:
         weights = np.linalg.solve(variance, self.xy / self.count - np.outer(x, y))
         return weights, y - x @ weights
 
-    def error(self, found: Map) -> float:
+    def error(self, token_map: Map) -> float:
         """The mean of |y - W x - b|^2."""
-        weights, bias = found
+        weights, bias = token_map
         squared = self.yy - 2 * np.sum(weights * self.xy) + np.sum(weights * (self.xx @ weights))
         crossed = 2 * bias @ (weights.T @ self.x - self.y)
         return float((squared + crossed) / self.count + bias @ bias)
@@ -104,9 +104,9 @@ def _maps(known: Sequence[_Moments], strength: float, *, shared: bool) -> list[M
     return [moments.fitted(strength) for moments in known]
 
 
-def _forecast(tested: tuple[np.ndarray, Windows], series: int, found: Map) -> np.ndarray:
+def _forecast(tested: tuple[np.ndarray, Windows], series: int, token_map: Map) -> np.ndarray:
     """(N, F), float32 as a model's forecasts are."""
-    weights, bias = found
+    weights, bias = token_map
     return np.concatenate([(x @ weights + bias).astype(np.float32) for x, _ in _pieces(*tested, series)])
 
 

@@ -171,9 +171,9 @@ def without_heads(
     *,
     overwrite: bool = False,
     resume: bool = False,
-    told: Told = lambda what, done, total: None,
+    progress: Told = lambda what, done, total: None,
 ) -> HeadsRemoved:
-    """`prune` up to where training would begin; `told` what goes on, how much of it is done, and how much there is."""
+    """`prune` up to where training would begin; `progress` gets the part, what is done of it, and the whole."""
     learns = _checked(options)
     if resume and not learns:
         raise ValueError(f"resume: goes on with training; give one of {', '.join(LENGTHS)}, too")
@@ -185,13 +185,13 @@ def without_heads(
     metrics, whole, layers = {"before": judge.scores(model)}, copy.deepcopy(model), attention_layers(model)
     ranked, chosen = None, wanted.heads
     if wanted.keep is not None:
-        ranked = _ranked(task, model, training, wanted.keep, told)
+        ranked = _ranked(task, model, training, wanted.keep, progress)
         chosen = least(model, ranked, wanted.keep)
     assert chosen is not None
     pruning = prune_model(model, chosen)
     metrics["removed"] = judge.scores(model)
     layers_now = all_layers(layers, attention_layers(model), pruning)
-    forward = judge.times(whole, model, told)
+    forward = judge.times(whole, model, progress)
     lines = () if learns else _verdict(task, whole, ranked, pruning, metrics, judge)
     made = PrunedRun(TrainedRun(wanted.out, task, model), pruning, layers_now, metrics, len(judged), forward, lines)
     counted = functools.partial(settings_for, task.tuning, given={**options} if learns else {"steps": 1})
@@ -302,7 +302,7 @@ class _Judge:
     def scores(self, model: Model) -> dict[str, float]:
         return self._task.scores(self._task.predict(model, self._data), self._data)
 
-    def times(self, before: Model, after: Model, told: Told) -> ForwardTimes:
+    def times(self, before: Model, after: Model, progress: Told) -> ForwardTimes:
         """Of a batch of the longest examples."""
         items = self._task.encode(after, self._data)
         _, batch = next(judged_batches(self._task, after, items))
@@ -311,13 +311,13 @@ class _Judge:
             before,
             after,
             [batch],
-            lambda: told("measuring the time", next(step), ROUNDS + 1),
+            lambda: progress("measuring the time", next(step), ROUNDS + 1),
             call=self._task.forward,
             size=self._task.counted,
         )
 
 
-def _ranked(task: ExampleTask, model: Model, training: Sequence[Any], keep: float, told: Told) -> HeadImportance:
+def _ranked(task: ExampleTask, model: Model, training: Sequence[Any], keep: float, progress: Told) -> HeadImportance:
     """What heads matter to the loss, each example a batch of its own: so derivatives of unequal sign do not cancel."""
     heads = sum(layer.heads for layer in prunable(model))
     if kept_count(keep, heads) == heads:
@@ -329,7 +329,7 @@ def _ranked(task: ExampleTask, model: Model, training: Sequence[Any], keep: floa
     def loss(model: Any, batch: Batch) -> Any:
         return task.loss(task.forward(model, batch), batch, learning=False)
 
-    return head_importance(model, batches, loss, progress=lambda done, total: told("ranking heads", done, total))
+    return head_importance(model, batches, loss, progress=lambda done, total: progress("ranking heads", done, total))
 
 
 def _verdict(

@@ -94,18 +94,18 @@ def _words(tokenizer: AnyTokenizer, text: str) -> list[Word]:
     return group(text, tokenizer.encode(text).spans, before=around[0], after=around[1])
 
 
-def alignment_picture(found: Alignment, kind: str) -> bytes:
+def alignment_picture(alignment: Alignment, kind: str) -> bytes:
     """A "png" or "svg": rows are words of the translation, columns words of the source."""
     from matplotlib.figure import Figure
 
-    wide, high = (min(max(3.0, 0.42 * len(words) + 2), 24.0) for words in (found.source, found.target))
+    wide, high = (min(max(3.0, 0.42 * len(words) + 2), 24.0) for words in (alignment.source, alignment.target))
     figure = Figure(figsize=(wide + 1, high), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(found.weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(alignment.weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set(xlabel="source", ylabel="translation")
-    axes.set_title(found.title, fontsize=10)
-    axes.set_xticks(range(len(found.source)), found.source, rotation=45, ha="right")
-    axes.set_yticks(range(len(found.target)), found.target)
+    axes.set_title(alignment.title, fontsize=10)
+    axes.set_xticks(range(len(alignment.source)), alignment.source, rotation=45, ha="right")
+    axes.set_yticks(range(len(alignment.target)), alignment.target)
     figure.colorbar(image, label="weight")
     written = io.BytesIO()
     figure.savefig(written, format=kind, dpi=144)

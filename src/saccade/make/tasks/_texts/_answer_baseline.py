@@ -24,21 +24,21 @@ def normalised(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_SIGNS)).split()
 
 
-def exact_match(found: str, expected: Sequence[str]) -> float:
+def exact_match(text: str, expected: Sequence[str]) -> float:
     """1 if it is one of the right answers, once both are normalised."""
-    return float(any(normalised(found) == normalised(one) for one in expected))
+    return float(any(normalised(text) == normalised(one) for one in expected))
 
 
-def word_f1(found: str, expected: Sequence[str]) -> float:
+def word_f1(text: str, expected: Sequence[str]) -> float:
     """The largest F1 of its words over the right answers; of an empty one, 1 if both are."""
-    return max(_f1(normalised(found), normalised(one)) for one in expected)
+    return max(_f1(normalised(text), normalised(one)) for one in expected)
 
 
-def _f1(found: list[str], expected: list[str]) -> float:
-    if not found or not expected:
-        return float(found == expected)
-    common = (Counter(found) & Counter(expected)).total()
-    return 2 * common / (len(found) + len(expected))
+def _f1(names: list[str], expected: list[str]) -> float:
+    if not names or not expected:
+        return float(names == expected)
+    common = (Counter(names) & Counter(expected)).total()
+    return 2 * common / (len(names) + len(expected))
 
 
 MOST = 2000  # questions that it learns from

@@ -78,21 +78,21 @@ def _draw_words(figure: Any, panels: Sequence[WordPanel]) -> None:
         row = _draw_text(axes, row + _LEAD, panel.shares) + _GAP
 
 
-def _draw_text(axes: Any, row: float, found: WordShares) -> float:
+def _draw_text(axes: Any, row: float, shares: WordShares) -> float:
     """Words behind their colours; the row behind the last."""
     from matplotlib.patches import Rectangle
 
-    largest = max([1.0, *map(abs, found.shares)])  # less than a unit of the logit changes little
-    lines = list(lines_of(found.words))
+    largest = max([1.0, *map(abs, shares.shares)])  # less than a unit of the logit changes little
+    lines = list(lines_of(shares.words))
     for start, stop, columns in lines[:_LINES]:
         for n, column in zip(range(start, stop), columns, strict=True):
-            color, depth = FOR if found.shares[n] > 0 else AGAINST, _DEEPEST * abs(found.shares[n]) / largest
-            box = (column - 0.3, row - 0.27), len(found.words[n]) + 0.6, 0.54
+            color, depth = FOR if shares.shares[n] > 0 else AGAINST, _DEEPEST * abs(shares.shares[n]) / largest
+            box = (column - 0.3, row - 0.27), len(shares.words[n]) + 0.6, 0.54
             axes.add_patch(Rectangle(*box, color=color, alpha=depth, linewidth=0))
-            write(axes, column, row, found.words[n])
+            write(axes, column, row, shares.words[n])
         row += _LEAD
     if len(lines) > _LINES:
-        write(axes, 0, row, f"and {len(found.words) - lines[_LINES][0]:,} more words")
+        write(axes, 0, row, f"and {len(shares.words) - lines[_LINES][0]:,} more words")
         row += _LEAD
     return row
 

@@ -126,12 +126,12 @@ class NativeRanges(NamedTuple):
     of_keys: Tensor  # (7, Hkv): min, max and mean norm of keys, then of values, 0
 
 
-def head_ranges(call: CheckedCall, found: Any, keys: Tensor | None, has_value: bool) -> NativeRanges | None:
+def head_ranges(call: CheckedCall, result: Any, keys: Tensor | None, has_value: bool) -> NativeRanges | None:
     """Ranges and norms of each head in one pass; None where a head has something that is not finite, or nothing real.
 
     Args:
         call: one that `refuses` takes.
-        found: rows of its statistics (B, Hq, Lq): lse, smallest, largest, low, high, bad.
+        result: rows of its statistics (B, Hq, Lq): lse, smallest, largest, low, high, bad.
         keys: bool (B | 1, Hkv | 1, Lk), the real ones; None: all are.
         has_value: whether values are looked at.
     """
@@ -140,7 +140,7 @@ def head_ranges(call: CheckedCall, found: Any, keys: Tensor | None, has_value: b
         return None
     query, key = tensors[:2]
     keys = None if keys is None else keys.contiguous()
-    rows = found.lse, found.smallest, found.largest, found.low, found.high, found.bad
+    rows = result.lse, result.smallest, result.largest, result.low, result.high, result.bad
     made = NativeRanges(*(query.new_zeros(n, x.shape[1], dtype=torch.float32) for n, x in ((8, query), (7, key))))
     sound = _kernels.module.head_ranges(
         (_kernels.TYPES[query.dtype], torch.get_num_threads()),

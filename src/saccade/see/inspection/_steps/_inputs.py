@@ -288,16 +288,16 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
         yield seen
 
 
-def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor], row: int) -> HeadInputs:
+def _with_surroundings(inputs: HeadInputs, stack: Stack, tensors: dict[str, Tensor], row: int) -> HeadInputs:
     block: Any = stack.blocks[inputs.layer]
     attention, norm = (block.cross, block.cross_norm) if inputs.crosses else (block.attention, block.attention_norm)
     query, key, value = _of_head(attention, inputs)
     positions = None if inputs.crosses else stack.positions_of(inputs.layer)
     around = Surroundings(
-        embedded=numbers(seen["embedded"][0, row]),
-        stream=seen["stream"][0],
-        read=seen["read"][0],
-        written=numbers(seen["written"][0, row]),
+        embedded=numbers(tensors["embedded"][0, row]),
+        stream=tensors["stream"][0],
+        read=tensors["read"][0],
+        written=numbers(tensors["written"][0, row]),
         placement=block.config.placement,
         norm=_norm(norm),
         query=query,
@@ -308,7 +308,7 @@ def _with_surroundings(inputs: HeadInputs, stack: Stack, seen: dict[str, Tensor]
         rotation=_rotation(positions, len(inputs.key)) if isinstance(positions, Rotary) else None,
         gate=None if attention.gate is None else _linear(attention.gate),
         output=_linear(attention.output),
-        context=seen["context"][0] if inputs.crosses else None,
+        context=tensors["context"][0] if inputs.crosses else None,
     )
     return replace(inputs, around=around)
 

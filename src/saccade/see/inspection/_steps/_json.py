@@ -22,17 +22,17 @@ _PIECE = re.compile(
 )
 
 
-def step_json(one: Step, shown: np.ndarray | None) -> dict[str, Any]:
+def step_json(step: Step, shown: np.ndarray | None) -> dict[str, Any]:
     """One step; its columns are of the keys ``shown``, None: of all."""
     return {
-        "id": one.id,
-        "name": one.name,
-        "formula": one.formula,
-        "mathml": mathml(one.formula),
-        "shapes": one.shapes,
-        "says": one.says,
-        "without": one.without,
-        "switch": one.switch or None,
+        "id": step.id,
+        "name": step.name,
+        "formula": step.formula,
+        "mathml": mathml(step.formula),
+        "shapes": step.shapes,
+        "says": step.says,
+        "without": step.without,
+        "switch": step.switch or None,
         "vectors": [
             {
                 "name": vector.name,
@@ -41,13 +41,13 @@ def step_json(one: Step, shown: np.ndarray | None) -> dict[str, Any]:
                 "length": plain(float(np.linalg.norm(vector.values))),
                 "values": part(vector.values),
             }
-            for vector in one.vectors
+            for vector in step.vectors
         ],
         "columns": [
             {"name": column.name, "values": listed(column.values if shown is None else column.values[shown])}
-            for column in one.columns
+            for column in step.columns
         ],
-        "facts": [[name, plain(value)] for name, value in one.facts],
+        "facts": [[name, plain(value)] for name, value in step.facts],
     }
 
 

@@ -135,14 +135,14 @@ def edited_output(
     return out, replace(told, value=edited.call.value.detach(), out=edited.out.detach(), used=used)
 
 
-def _as_factor(tensor: Tensor, seen: Tensor, view: View, factor: Tensor) -> Tensor:
-    """A tensor (B, H, L, D) in the form in which a model has the factor that is seen as `seen`."""
-    if tensor.numel() != seen.numel():
+def _as_factor(tensor: Tensor, visible: Tensor, view: View, factor: Tensor) -> Tensor:
+    """A tensor (B, H, L, D) in the form in which a model has the factor that is seen as `visible`."""
+    if tensor.numel() != visible.numel():
         raise ValueError(
             f"intervene: a factor of shape {tuple(factor.shape)} is shared by several heads or items, and cannot be "
             "changed for some of them"
         )
-    return _permuted_back(tensor.reshape(seen.shape), view, factor.dim())
+    return _permuted_back(tensor.reshape(visible.shape), view, factor.dim())
 
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)

@@ -39,23 +39,25 @@ class _Panel(NamedTuple):
     most: float | None = None  # the number of the full colour; None is the largest of this map
 
 
-def draw_importance(found: HeadImportance, kind: str, measured: str, attributed: Attribution | None = None) -> bytes:
+def draw_importance(
+    importance: HeadImportance, kind: str, measured: str, attributed: Attribution | None = None
+) -> bytes:
     """What the loss rises by without each head, as ``kind`` "png" (300 dots an inch), "svg" or "pdf"; beside it, where
     it is given, what each head writes towards a token."""
-    how = ", first-order estimate" if found.by == "gradient" else ""
-    labels = layer_labels(found.values.calls)
+    how = ", first-order estimate" if importance.by == "gradient" else ""
+    labels = layer_labels(importance.values.calls)
     panels = [
-        _panel(f"rise of the loss without each head{how} (nats)\n{measured}", rises(found).grid().numpy(), labels)
+        _panel(f"rise of the loss without each head{how} (nats)\n{measured}", rises(importance).grid().numpy(), labels)
     ]
     if attributed is not None:
         panels.append(_of_attribution(attributed))
     return _drawn(panels, kind)
 
 
-def draw_patching(found: Patching, kind: str, measured: str) -> bytes:
+def draw_patching(patching: Patching, kind: str, measured: str) -> bytes:
     """The effects of each head, exactly and by gradient."""
-    labels = layer_labels(found.effects.calls)
-    maps = [(found.exact, "exact"), (found.gradient, "by gradient")]
+    labels = layer_labels(patching.effects.calls)
+    maps = [(patching.exact, "exact"), (patching.gradient, "by gradient")]
     panels = [
         _panel(f"share of the metric that each head restores, {way}\n{measured}", effects.grid().numpy(), labels)
         for effects, way in maps
@@ -65,28 +67,30 @@ def draw_patching(found: Patching, kind: str, measured: str) -> bytes:
     return _drawn([panel._replace(most=most) for panel in panels], kind)
 
 
-def draw_why(found: WhyAttends, kind: str) -> bytes:
+def draw_why(answer: WhyAttends, kind: str) -> bytes:
     """The logit over pairs of components: the largest of each side, and all others as one."""
-    matrix, names = found.matrix.numpy(), [str(one) for one in found.components]
+    matrix, names = answer.matrix.numpy(), [str(one) for one in answer.components]
     rows, row_names = _largest(matrix, names)
     columns, column_names = _largest(matrix.T, names)
     values = rows @ matrix @ columns.T
-    rather = "" if found.against is None else f" rather than {found.labels[found.against]}"
+    rather = "" if answer.against is None else f" rather than {answer.labels[answer.against]}"
     terms = "".join(
-        f", {name} {value:+.2f}" for name, value in (("bias", found.bias), ("softcap", found.softcap)) if value
+        f", {name} {value:+.2f}" for name, value in (("bias", answer.bias), ("softcap", answer.softcap)) if value
     )
     title = (
-        f"head {found.layer}.{found.head}, {found.labels[found.query]} attends to {found.labels[found.key]}{rather}\n"
-        f"logit{rather and 's differ by'} {found.logit:+.2f}{terms}, weight {found.weight:.2f}"
+        f"head {answer.layer}.{answer.head}, "
+        f"{answer.labels[answer.query]} attends to {answer.labels[answer.key]}{rather}\n"
+        f"logit{rather and 's differ by'} {answer.logit:+.2f}{terms}, weight {answer.weight:.2f}"
     )
     sides = "contribution to the query", "contribution to the key"
     return _drawn([_Panel(title, values, row_names, column_names, sides)], kind)
 
 
-def _of_attribution(found: Attribution) -> _Panel:
-    values = found.head_map().numpy()
-    rather = "" if found.against_text is None else f" rather than {found.against_text!r}"
-    title = f"contribution to the logit of {found.target_text!r}{rather}\nafter {found.labels[found.position]}"
+def _of_attribution(attribution: Attribution) -> _Panel:
+    values = attribution.head_map().numpy()
+    rather = "" if attribution.against_text is None else f" rather than {attribution.against_text!r}"
+    place = attribution.labels[attribution.position]
+    title = f"contribution to the logit of {attribution.target_text!r}{rather}\nafter {place}"
     return _panel(title, values, [str(layer) for layer in range(len(values))])
 
 

@@ -36,102 +36,108 @@ class Line(NamedTuple):
     said: str = ""
 
 
-def print_importance(console: Console, found: HeadImportance, measured: str) -> None:
+def print_importance(console: Console, importance: HeadImportance, measured: str) -> None:
     """The map of what the loss rises by without each head, and sentences; ``measured`` says what the loss is."""
     title = {
         "gradient": "Rise of the loss without each head, first-order estimate",
         "ablation": "Rise of the loss without each head",
         "greedy": "Rise of the loss without each head, when it was last tried",
-    }[found.by]
-    print_map(console, rises(found), f"{title} (nats)", f"{measured}: {found.loss:.3f} nats")
+    }[importance.by]
+    print_map(console, rises(importance), f"{title} (nats)", f"{measured}: {importance.loss:.3f} nats")
     console.print()
-    print_sentences(console, importance_sentences(found))
-    _print_unobserved(console, found.unobserved)
+    print_sentences(console, importance_sentences(importance))
+    _print_unobserved(console, importance.unobserved)
 
 
-def print_patching(console: Console, found: Patching, measured: str) -> None:
+def print_patching(console: Console, patching: Patching, measured: str) -> None:
     """The maps of both ways and sentences; ``measured`` says what the metric is."""
     note = (
-        f"0 is the corrupted run ({found.corrupted:+.3f}), 1 is the clean run ({found.clean:+.3f}); metric: {measured}"
+        f"0 is the corrupted run ({patching.corrupted:+.3f}), 1 is the clean run ({patching.clean:+.3f}); "
+        f"metric: {measured}"
     )
-    for effects, way in ((found.exact, "exact"), (found.gradient, "by gradient")):
+    for effects, way in ((patching.exact, "exact"), (patching.gradient, "by gradient")):
         if effects is not None:
             title = f"Share of the metric that each head's output restores, {way}"
             print_map(console, effects, title, note)
             console.print()
             note = ""
-    print_sentences(console, patching_sentences(found))
-    _print_unobserved(console, found.unobserved)
+    print_sentences(console, patching_sentences(patching))
+    _print_unobserved(console, patching.unobserved)
 
 
-def print_attributed(console: Console, found: Attribution) -> None:
+def print_attributed(console: Console, attribution: Attribution) -> None:
     """What heads write towards the predicted token, the top five, and all else by its kind."""
-    target = repr(found.target_text) + ("" if found.against_text is None else f" rather than {found.against_text!r}")
-    _title(console, f"Contributions to the logit of {target} after {found.labels[found.position]}")
-    console.print(
-        Text(f"direct logit attribution; probability {found.probability:.3f}; {_fixed(found.fixed)}", style="dim")
+    target = repr(attribution.target_text) + (
+        "" if attribution.against_text is None else f" rather than {attribution.against_text!r}"
     )
-    of_heads = [(one, value) for one, value in found.top(len(found.components)) if one.kind == "head"]
-    lines = [Line(str(one), value, _sources(found, one)) for one, value in of_heads[:HEADS]]
+    _title(console, f"Contributions to the logit of {target} after {attribution.labels[attribution.position]}")
+    console.print(
+        Text(
+            f"direct logit attribution; probability {attribution.probability:.3f}; {_fixed(attribution.fixed)}",
+            style="dim",
+        )
+    )
+    of_heads = [(one, value) for one, value in attribution.top(len(attribution.components)) if one.kind == "head"]
+    lines = [Line(str(one), value, _sources(attribution, one)) for one, value in of_heads[:HEADS]]
     rest = of_heads[HEADS:]
     if rest:
         lines.append(Line(counted(len(rest), "more head"), sum(value for _, value in rest)))
-    kinds = dict.fromkeys(one.kind for one in found.components if one.kind != "head")
+    kinds = dict.fromkeys(one.kind for one in attribution.components if one.kind != "head")
     for kind in kinds:
-        total = sum(found.of(*one) for one in found.components if one.kind == kind)
+        total = sum(attribution.of(*one) for one in attribution.components if one.kind == kind)
         lines.append(Line("feed-forward layers" if kind == "feed_forward" else str(Component(kind)), total))
-    print_bars(console, lines, found.total, found.remainder)
+    print_bars(console, lines, attribution.total, attribution.remainder)
 
 
-def _sources(found: Attribution, head: Component) -> str:
+def _sources(attribution: Attribution, head: Component) -> str:
     assert head.layer is not None and head.head is not None
-    told = found.top_sources(head.layer, head.head, 2)
-    return "from " + ", ".join(f"{found.labels[j]} {value:+.2f}" for j, value in told)
+    told = attribution.top_sources(head.layer, head.head, 2)
+    return "from " + ", ".join(f"{attribution.labels[j]} {value:+.2f}" for j, value in told)
 
 
-def print_why(console: Console, found: WhyAttends) -> None:
+def print_why(console: Console, answer: WhyAttends) -> None:
     """The largest pairs of components with bars, what each side sums to, sentences."""
-    rather = "" if found.against is None else f" rather than {found.labels[found.against]} (token {found.against})"
+    rather = "" if answer.against is None else f" rather than {answer.labels[answer.against]} (token {answer.against})"
     _title(
         console,
-        f"Head {found.layer}.{found.head}: {found.labels[found.query]} (token {found.query}) attends to "
-        f"{found.labels[found.key]} (token {found.key}){rather}",
+        f"Head {answer.layer}.{answer.head}: {answer.labels[answer.query]} (token {answer.query}) attends to "
+        f"{answer.labels[answer.key]} (token {answer.key}){rather}",
     )
-    seen = f"weight {found.weight:.3f}" if found.visible else "hidden by the mask"
-    logit = f"logit {found.logit:+.3f}" if found.against is None else f"logits differ by {found.logit:+.3f}"
-    console.print(Text(f"{seen}, {logit}; {_fixed(found.fixed)}", style="dim"))
+    seen = f"weight {answer.weight:.3f}" if answer.visible else "hidden by the mask"
+    logit = f"logit {answer.logit:+.3f}" if answer.against is None else f"logits differ by {answer.logit:+.3f}"
+    console.print(Text(f"{seen}, {logit}; {_fixed(answer.fixed)}", style="dim"))
     console.print()
     _title(console, "Contribution to the query x contribution to the key")
-    top = found.top(PAIRS)
+    top = answer.top(PAIRS)
     lines = [Line(f"{one} x {other}", value) for one, other, value in top]
-    rest = found.matrix.numel() - len(top)
+    rest = answer.matrix.numel() - len(top)
     if rest > 0:
-        lines.append(Line(f"{rest:,} more pairs", float(found.matrix.sum()) - sum(value for *_, value in top)))
-    lines += [Line(name, value) for name, value in (("bias", found.bias), ("softcap", found.softcap)) if value]
-    print_bars(console, lines, found.total, found.remainder)
-    for side, shares in (("query", found.of_query), ("key", found.of_key)):
+        lines.append(Line(f"{rest:,} more pairs", float(answer.matrix.sum()) - sum(value for *_, value in top)))
+    lines += [Line(name, value) for name, value in (("bias", answer.bias), ("softcap", answer.softcap)) if value]
+    print_bars(console, lines, answer.total, answer.remainder)
+    for side, shares in (("query", answer.of_query), ("key", answer.of_key)):
         console.print()
-        _title(console, f"By contribution to the {side} {found.labels[getattr(found, side)]}")
+        _title(console, f"By contribution to the {side} {answer.labels[getattr(answer, side)]}")
         order = shares.abs().argsort(descending=True, stable=True).tolist()
-        lines = [Line(str(found.components[i]), float(shares[i])) for i in order[:PARTS]]
+        lines = [Line(str(answer.components[i]), float(shares[i])) for i in order[:PARTS]]
         if order[PARTS:]:
             lines.append(Line(f"{len(order) - PARTS} more", float(shares[order[PARTS:]].sum())))
         print_bars(console, lines)
     console.print()
-    print_sentences(console, [f"{sentence}." for sentence in found.sentences(3)])
+    print_sentences(console, [f"{sentence}." for sentence in answer.sentences(3)])
 
 
 # Maps
 
 
-def print_map(console: Console, found: HeadValues, title: str, note: str) -> None:
+def print_map(console: Console, values: HeadValues, title: str, note: str) -> None:
     """A line for each call and a cell for each head, in blocks of as many heads as fit."""
     _title(console, title)
     if note:
         console.print(Text(note, style="dim"))
-    labels = layer_labels(found.calls)
+    labels = layer_labels(values.calls)
     left = max(cell_len(label) for label in ("layer", *labels)) + 1
-    grid = found.grid().tolist()
+    grid = values.grid().tolist()
     most = max((abs(value) for row in grid for value in row if not math.isnan(value)), default=0.0)
     digits = decimals_for(most)
     cell = max(7, *(cell_len(signed_cell(value, digits)) + 2 for row in grid for value in row))

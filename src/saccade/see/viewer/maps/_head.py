@@ -255,8 +255,8 @@ def _middles(rows: range, size: int) -> Tensor:
     return starts + torch.clamp(rows.stop - starts, max=size) // 2
 
 
-def _values(found: Pooled, pool: Pool) -> np.ndarray:
-    return np.asarray((found.top if pool == "max" else found.mean).float().cpu().numpy())
+def _values(pooled: Pooled, pool: Pool) -> np.ndarray:
+    return np.asarray((pooled.top if pool == "max" else pooled.mean).float().cpu().numpy())
 
 
 def _levels(base: Pooled) -> _Pyramid:
@@ -271,24 +271,24 @@ def _levels(base: Pooled) -> _Pyramid:
         now = _halved(now)
 
 
-def _halved(found: Pooled) -> Pooled:
-    down, right = found.sums.shape[0] % 2, found.sums.shape[1] % 2
-    shape = (found.sums.shape[0] + down) // 2, 2, (found.sums.shape[1] + right) // 2, 2
+def _halved(pooled: Pooled) -> Pooled:
+    down, right = pooled.sums.shape[0] % 2, pooled.sums.shape[1] % 2
+    shape = (pooled.sums.shape[0] + down) // 2, 2, (pooled.sums.shape[1] + right) // 2, 2
     sums, counts = (
         torch.nn.functional.pad(part, (0, right, 0, down)).view(shape).sum((1, 3))
-        for part in (found.sums, found.counts)
+        for part in (pooled.sums, pooled.counts)
     )
-    largest = torch.nn.functional.pad(found.largest, (0, right, 0, down), value=float("-inf")).view(shape).amax((1, 3))
+    largest = torch.nn.functional.pad(pooled.largest, (0, right, 0, down), value=float("-inf")).view(shape).amax((1, 3))
     return Pooled(sums, largest, counts)
 
 
-def _row_numbers(found: Statistics, item: int, head: int) -> dict[str, np.ndarray]:
+def _row_numbers(statistics: Statistics, item: int, head: int) -> dict[str, np.ndarray]:
     names = {"self": "mass.self", "previous": "mass.previous", "first": "mass.first", "sink": "mass.sink"}
     out = {}
     for name in ROW_NUMBERS:
-        rows = found.largest_at if name == "largest_at" else found.of(names.get(name, name))
-        counted = found.counted.expand(found.lse.shape)[item, head]
+        rows = statistics.largest_at if name == "largest_at" else statistics.of(names.get(name, name))
+        counted = statistics.counted.expand(statistics.lse.shape)[item, head]
         out[name] = torch.where(counted, rows[item, head].float(), float("nan")).numpy()
-    if found.received is not None:
-        out["received"] = found.received[item, head].float().numpy()
+    if statistics.received is not None:
+        out["received"] = statistics.received[item, head].float().numpy()
     return out

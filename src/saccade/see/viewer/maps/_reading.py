@@ -135,10 +135,10 @@ def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]
     return out
 
 
-def _tell(run: Run, seen: Look) -> None:
+def _tell(run: Run, look: Look) -> None:
     """The findings of a look, at their tokens, and the head that it shows."""
-    words = seen.seen.words
-    run.shown = (str(seen.layer), seen.head)
+    words = look.seen.words
+    run.shown = (str(look.layer), look.head)
     run.findings = [
         (
             finding.sentence,
@@ -147,5 +147,5 @@ def _tell(run: Run, seen: Look) -> None:
             None if finding.query is None else words[finding.query].last - 1,
             None if finding.key is None else words[finding.key].first,
         )
-        for finding in seen.findings
+        for finding in look.findings
     ]

@@ -102,12 +102,12 @@ def rereading_of(run: Run) -> Rereading:
     return _of_pair(run, run.source) if isinstance(run.source, ReadPair) else _of_text(run, run.source)
 
 
-def in_order_of_run(run: Run, found: HeadValues) -> np.ndarray:
+def in_order_of_run(run: Run, values: HeadValues) -> np.ndarray:
     """A number for each head of the run's calls, from a map of the calls that one forward of the model made."""
     calls = calls_in_order(run)
-    if len(found.calls) != len(calls):
-        raise RequestError(f"heads: {len(found.calls)} of the {len(calls)} calls of {run.model} can be changed")
-    parts = dict(zip(calls, found.by_call().values(), strict=True))
+    if len(values.calls) != len(calls):
+        raise RequestError(f"heads: {len(values.calls)} of the {len(calls)} calls of {run.model} can be changed")
+    parts = dict(zip(calls, values.by_call().values(), strict=True))
     return np.concatenate([parts[call.id].numpy() for call in run.calls])
 
 

@@ -72,8 +72,8 @@ def _visible(whole: TracedAttention, position: int, j: int) -> bool:
     return bool((whole.weights[:, :, position, j] != 0).any())
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _CLOSE * other.abs().max())
+def _close(tensor: Tensor, other: Tensor) -> bool:
+    return bool((tensor - other).abs().max() <= _CLOSE * other.abs().max())
 
 
 def _rows(own: Tensor, expected: Tensor) -> list[int | None]:

@@ -155,12 +155,12 @@ def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
 # --- what a difference comes from
 
 
-def _explanation(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
-    seen, expected = _positions_seen(subject, found)
+def _explanation(subject: Subject, factor: _CacheDifference) -> Iterator[Finding]:
+    seen, expected = _positions_seen(subject, factor)
     missing = sorted(set(expected) - set(seen))
     extra = sorted(set(seen) - set(expected))
-    start, stop = found.piece
-    later = [j for j in extra if j > found.position]
+    start, stop = factor.piece
+    later = [j for j in extra if j > factor.position]
     if later:
         what = f"it depends on position {later[0]}, which comes later in the same piece"
         where = _line(subject, ("tril", "triu"), _MASKED)
@@ -182,7 +182,7 @@ def _explanation(subject: Subject, found: _CacheDifference) -> Iterator[Finding]
         what = f"it depends on positions {_listed(seen)}, not on {_listed(missing)}, which the whole sees"
         where = _line(subject, _WRITTEN)
         fix = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
-        if where is None and (cut := _cutting(subject, found.position, len(seen))) is not None:
+        if where is None and (cut := _cutting(subject, factor.position, len(seen))) is not None:
             where = cut
             fix = (
                 f"Keep all positions that the whole sequence sees; do not truncate. If a window of {len(seen)} is "
@@ -194,71 +194,71 @@ def _explanation(subject: Subject, found: _CacheDifference) -> Iterator[Finding]
         where = _line(subject, ("getitem", "narrow"), _MASKED)
         fix = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
     else:
-        yield from _numbers_differ(subject, found, seen)
+        yield from _numbers_differ(subject, factor, seen)
         return
-    yield _finding(subject, found, what, fix, {"sees": seen, "expected": expected}, _NAME, where)
+    yield _finding(subject, factor, what, fix, {"sees": seen, "expected": expected}, _NAME, where)
 
 
-def _positions_seen(subject: Subject, found: _CacheDifference) -> tuple[list[int], list[int]]:
+def _positions_seen(subject: Subject, gap: _CacheDifference) -> tuple[list[int], list[int]]:
     """The positions that the output depends on, in pieces and at once."""
-    inputs = _inputs(subject, sum(found.way.sizes))
+    inputs = _inputs(subject, sum(gap.way.sizes))
     rows: tuple[list[int], list[int]] = ([], [])
-    first = (_in_pieces(subject, inputs, found.way), _at_once(subject, inputs))
+    first = (_in_pieces(subject, inputs, gap.way), _at_once(subject, inputs))
     side = "query" if subject.form == "cross" else "both"
     for position in range(inputs.length):
         other = inputs.changed([position], side)  # type: ignore[arg-type]
-        outs = (_in_pieces(subject, other, found.way), _at_once(subject, other))
+        outs = (_in_pieces(subject, other, gap.way), _at_once(subject, other))
         for row, before, after in zip(rows, first, outs, strict=True):
-            if not torch.equal(before[..., found.position, :], after[..., found.position, :]):
+            if not torch.equal(before[..., gap.position, :], after[..., gap.position, :]):
                 row.append(position)
     return rows
 
 
-def _numbers_differ(subject: Subject, found: _CacheDifference, seen: list[int]) -> Iterator[Finding]:
+def _numbers_differ(subject: Subject, gap: _CacheDifference, places: list[int]) -> Iterator[Finding]:
     """The right positions are seen, with other numbers."""
-    kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
+    kept = wrongly_kept(subject, _inputs(subject, sum(gap.way.sizes)), gap.way.sizes, gap.position)
     if kept is not None:
         where = _counting(subject) if kept.family == "order" else _line_of(subject, kept.of)
-        yield _finding(subject, found, kept.what, kept.fix, {"sees": seen}, kept.family, where)
+        yield _finding(subject, gap, kept.what, kept.fix, {"sees": places}, kept.family, where)
         return
-    if _order_is_lost(subject, found):
+    if _order_is_lost(subject, gap):
         yield _finding(
             subject,
-            found,
+            gap,
             "the order of earlier positions does not matter in pieces, but does in the whole: every piece counts its "
             "positions from 0",
             POSITIONS,
-            {"sees": seen},
+            {"sees": places},
             "order",
             _counting(subject),
         )
         return
     yield _finding(
         subject,
-        found,
+        gap,
         "it depends on the right positions but with other numbers: keys and values are kept in another order than they "
         "are read, or stand at another position than in the whole",
         "Append keys and values at the same end, k = torch.cat([past_k, k], dim=-2) and v likewise, and count "
         "positions from past_k.shape[-2].",
-        {"sees": seen},
+        {"sees": places},
         _NAME,
         _line(subject, _WRITTEN, _JOINED),
     )
 
 
-def _order_is_lost(subject: Subject, found: _CacheDifference) -> bool:
+def _order_is_lost(subject: Subject, gap: _CacheDifference) -> bool:
     """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
-    start, _ = found.piece
+    start, _ = gap.piece
     if start < 2:
         return False
-    inputs = _inputs(subject, sum(found.way.sizes))
-    order = [1, 0, *range(2, inputs.length)] if found.way.sizes[0] == 1 else [*range(inputs.length)]
+    inputs = _inputs(subject, sum(gap.way.sizes))
+    order = [1, 0, *range(2, inputs.length)] if gap.way.sizes[0] == 1 else [*range(inputs.length)]
     if order[0] == 0:
         return False
     swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
     same = []
-    for run in (lambda one: _in_pieces(subject, one, found.way), lambda one: _at_once(subject, one)):
-        before, after = (run(one)[..., found.position, :] for one in (inputs, swapped))
+    for run in (lambda one: _in_pieces(subject, one, gap.way), lambda one: _at_once(subject, one)):
+        before, after = (run(one)[..., gap.position, :] for one in (inputs, swapped))
         same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
     return same == [True, False]
 
@@ -271,7 +271,7 @@ def _listed(positions: Sequence[int]) -> str:
 
 def _finding(
     subject: Subject,
-    found: _CacheDifference,
+    gap: _CacheDifference,
     what: str,
     fix: str,
     evidence: dict[str, object],
@@ -282,12 +282,13 @@ def _finding(
         _NAME,
         family,
         "error",
-        f"Given {found.way.words}, output {found.position} differs from that of the whole sequence by {found.by:.3g} "
-        f"(outputs are about {found.size:.3g} in size; item {found.item}): {what}.",
+        f"Given {gap.way.words}, output {gap.position} differs from that of the whole sequence by "
+        f"{gap.by:.3g} "
+        f"(outputs are about {gap.size:.3g} in size; item {gap.item}): {what}.",
         "Text is generated by a different function than the one that "
         "was trained: it gets worse with length, without an error.",
         fix,
-        {"position": found.position, "item": found.item, "by": found.by, "pieces": list(found.way.sizes), **evidence},
+        {"position": gap.position, "item": gap.item, "by": gap.by, "pieces": list(gap.way.sizes), **evidence},
         where or _storing_line(subject),
     )
 

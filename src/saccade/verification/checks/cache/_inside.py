@@ -77,12 +77,12 @@ def _differing(before: _Held, after: _Held) -> Iterator[tuple[str, str]]:
             yield key
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one[0] != other[0]:
+def _same(value: Any, other: Any) -> bool:
+    if value[0] != other[0]:
         return False
     return all(
         torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
-        for a, b in zip(one[1], other[1], strict=True)
+        for a, b in zip(value[1], other[1], strict=True)
     )
 
 

@@ -74,11 +74,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Inapplicable(reasons[0])
 
 
-def _are_alike(one: Finding, other: Finding) -> bool:
+def _are_alike(finding: Finding, other: Finding) -> bool:
     """The same defect in another argument, or the same convention of the same argument."""
-    if one.severity == other.severity == "error":
-        return one.fix == other.fix
-    return one.severity == other.severity and one.message == other.message
+    if finding.severity == other.severity == "error":
+        return finding.fix == other.fix
+    return finding.severity == other.severity and finding.message == other.message
 
 
 def _findings_of(subject: Subject, mask: MaskReading) -> Iterator[Finding]:

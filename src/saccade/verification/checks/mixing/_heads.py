@@ -78,15 +78,15 @@ class ScatteredFactor:
     location: Location | None
 
 
-def scattered(found: AttentionWiring, length: int) -> ScatteredFactor | None:
+def scattered(wiring: AttentionWiring, length: int) -> ScatteredFactor | None:
     """A query, key or value of which an index along the axis of positions means other positions elsewhere."""
-    for place, factor in enumerate(found.flow.factors):
+    for place, factor in enumerate(wiring.flow.factors):
         axes = [axis for axis, size in enumerate(factor.tensor.shape) if size == length]
-        others = [one.factors[place].tensor for one in found.changed if place < len(one.factors)]
+        others = [one.factors[place].tensor for one in wiring.changed if place < len(one.factors)]
         if (
             len(axes) != 1
             or not others
-            or len(others) < len(found.changed)
+            or len(others) < len(wiring.changed)
             or any(o.shape != factor.tensor.shape for o in others)
         ):
             continue
@@ -111,9 +111,9 @@ def _first_along(position: Tensor, axis: int) -> Tensor:
     return first.view(shape).expand(position.shape)
 
 
-def heads(found: AttentionWiring) -> HeadLayout | None:
+def heads(wiring: AttentionWiring) -> HeadLayout | None:
     """The heads, where each has channels of its own; None where they cannot be told apart."""
-    row = found.rows[-1]
+    row = wiring.rows[-1]
     reached = row.made_from.any(1)  # (N, C)
     labels = row.made_from.any(0).sum(0)  # (C,) positions that a channel counts at
     query = (labels == 1) & row.made_from[:, row.position].any(0)
@@ -123,7 +123,7 @@ def heads(found: AttentionWiring) -> HeadLayout | None:
         by_head.setdefault(_channels(own), []).append(element)
     if not _apart(list(by_head), int(query.sum())):
         return None
-    key, value = _keys_and_values(found, reached, labels > 1, list(by_head.values()))
+    key, value = _keys_and_values(wiring, reached, labels > 1, list(by_head.values()))
     return _described(row, by_head, query, key, value)
 
 
@@ -132,7 +132,7 @@ def _channels(chosen: Tensor) -> frozenset[int]:
 
 
 def _keys_and_values(
-    found: AttentionWiring, reached: Tensor, many: Tensor, elements: Sequence[Sequence[int]]
+    wiring: AttentionWiring, reached: Tensor, many: Tensor, elements: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
     """Channels of keys and of values: a key counts for a whole head, a value for one element of it. Inputs are known by
     name."""
@@ -140,7 +140,7 @@ def _keys_and_values(
     whole = torch.tensor([len(own) > 1 for own in elements])
     key = many & (((share == 1) | (share == 0)) | ~whole[:, None]).all(0)
     value = many & ~key
-    names = [found.projections[p].name if found.projections[p].place < 0 else "" for p, _ in found.channels]
+    names = [wiring.projections[p].name if wiring.projections[p].place < 0 else "" for p, _ in wiring.channels]
     key = key | torch.tensor([name == "key" for name in names])
     value = (value | torch.tensor([name == "value" for name in names])) & ~torch.tensor([n == "key" for n in names])
     return key & ~value, value

@@ -26,28 +26,28 @@ _TURNS = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis",
 _JOINS = ("view", "reshape", "flatten", "_unsafe_view")
 
 
-def mixed(found: AttentionWiring, length: int) -> Iterator[Finding]:
+def mixed(wiring: AttentionWiring, length: int) -> Iterator[Finding]:
     """The first of these that is wrong: positions in heads, rows of the output, heads and their order, projections."""
-    module = found.subject.module is not None
-    for finding in _positions(found, length):
+    module = wiring.subject.module is not None
+    for finding in _positions(wiring, length):
         yield finding
         return
-    structure = heads(found)
-    told = [] if structure is None else list(_of_heads(found, structure))
+    structure = heads(wiring)
+    told = [] if structure is None else list(_of_heads(wiring, structure))
     yield from told
     if module and not any(one.severity == "error" for one in told):
-        yield from projections(found, structure)
+        yield from projections(wiring, structure)
 
 
-def _positions(found: AttentionWiring, length: int) -> Iterator[Finding]:
-    if (torn := scattered(found, length)) is not None:
-        yield _wrong_split(found, torn, length)
-    for row in found.rows:
+def _positions(wiring: AttentionWiring, length: int) -> Iterator[Finding]:
+    if (torn := scattered(wiring, length)) is not None:
+        yield _wrong_split(wiring, torn, length)
+    for row in wiring.rows:
         if (stray := strayed(row)) is not None:
-            yield _wrong_merge(found, stray)
+            yield _wrong_merge(wiring, stray)
 
 
-def _wrong_split(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
+def _wrong_split(wiring: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
     place = torn.index[torn.axis]
     head = max(torn.index[: torn.axis], default=0)
     return _error(
@@ -58,12 +58,12 @@ def _wrong_split(found: AttentionWiring, torn: ScatteredFactor, length: int) -> 
         "but far worse, and depends on the length.",
         _SPLIT,
         {"role": torn.role, "index": list(torn.index), "position": torn.position},
-        _line(found, _first(_VIEWS, _untransposed(length))) or torn.location,
+        _line(wiring, _first(_VIEWS, _untransposed(length))) or torn.location,
     )
 
 
-def _wrong_merge(found: AttentionWiring, stray: MisplacedRow) -> Finding:
-    where = "what enters the output projection" if found.merged else "the output"
+def _wrong_merge(wiring: AttentionWiring, stray: MisplacedRow) -> Finding:
+    where = "what enters the output projection" if wiring.merged else "the output"
     return _error(
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
@@ -72,25 +72,25 @@ def _wrong_merge(found: AttentionWiring, stray: MisplacedRow) -> Finding:
         "depends on the length and lets later tokens through in spite of a causal mask.",
         _MERGE,
         {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
-        _line(found, _last(_JOINS, _from_heads)),
+        _line(wiring, _last(_JOINS, _from_heads)),
     )
 
 
-def _of_heads(found: AttentionWiring, structure: HeadLayout) -> Iterator[Finding]:
+def _of_heads(wiring: AttentionWiring, structure: HeadLayout) -> Iterator[Finding]:
     sides = (("keys", structure.reads_key, structure.keys), ("values", structure.reads_value, structure.values))
-    order = found.subject.promise.kv_order
+    order = wiring.subject.promise.kv_order
     # one order for both is a choice, which published code has made, too
     both_tiled = all(reads == _repeated("repeat", structure.count, kv_heads) for _, reads, kv_heads in sides)
     for which, reads, kv_heads in sides:
         expected = _repeated(order, structure.count, kv_heads)
         if reads != expected:
             chosen = order is None and both_tiled
-            yield _wrong_kv(found, which, reads, expected, chosen)
+            yield _wrong_kv(wiring, which, reads, expected, chosen)
             if not chosen:
                 return
             break
     if structure.lands != tuple(range(structure.count)):
-        yield _order(found, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
+        yield _order(wiring, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
         return
     orders = (
         ("queries", structure.query),
@@ -101,13 +101,13 @@ def _of_heads(found: AttentionWiring, structure: HeadLayout) -> Iterator[Finding
     known = {role: order for role, order in orders if order != "mixed"}
     if len(set(known.values())) > 1:
         odd = next(role for role in reversed(known) if known[role] == "interleaved")
-        yield _order(found, structure, "; ".join(f"{role} {order}" for role, order in known.items()), odd)
+        yield _order(wiring, structure, "; ".join(f"{role} {order}" for role, order in known.items()), odd)
     elif structure.query == "interleaved" and structure.count > 1:
-        yield _interleaved(found, structure.count)
+        yield _interleaved(wiring, structure.count)
 
 
 def _wrong_kv(
-    found: AttentionWiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool
+    wiring: AttentionWiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool
 ) -> Finding:
     """`chosen`: all are repeated in the one order that is not usual, and nobody promised which."""
     count, kv_heads = len(reads), max(expected) + 1
@@ -117,7 +117,7 @@ def _wrong_kv(
     idle = sorted(set(expected) - set(reads))
     cause += f", and nobody reads {', '.join(map(str, idle))}" if idle else ""
     fix = "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise"
-    if found.subject.promise.kv_order == "repeat":
+    if wiring.subject.promise.kv_order == "repeat":
         fix = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
     return Finding(
         _NAME,
@@ -129,7 +129,7 @@ def _wrong_kv(
         "model trained from scratch learns its own order, and other implementations cannot load it.",
         fix if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
-        _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
+        _line(wiring, _first(("repeat", "expand", "tile"), None)) or _line(wiring, _first(("cat", "roll"), None)),
     )
 
 
@@ -138,7 +138,7 @@ def _repeated(order: str | None, count: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(h % kv_heads if order == "repeat" else h * kv_heads // count for h in range(count))
 
 
-def _order(found: AttentionWiring, structure: HeadLayout, told: str, odd: str) -> Finding:
+def _order(wiring: AttentionWiring, structure: HeadLayout, message: str, odd: str) -> Finding:
     merged = odd in ("merged", "the merged output")
     where = _last(_TURNS, _of_four) if merged else _odd_one(structure.count)
     # one split for all three is a choice, which published code has made, too; only its merge differs
@@ -147,7 +147,7 @@ def _order(found: AttentionWiring, structure: HeadLayout, told: str, odd: str) -
         _NAME,
         _NAME,
         "warning" if alike else "error",
-        f"Channels are split into {structure.count} heads in one order and put together in another: {told}.",
+        f"Channels are split into {structure.count} heads in one order and put together in another: {message}.",
         "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes "
         "or shards single heads takes the wrong channels.",
         _MERGE if merged else _SPLIT,
@@ -158,18 +158,18 @@ def _order(found: AttentionWiring, structure: HeadLayout, told: str, odd: str) -
             "merged": structure.merged,
             "lands": list(structure.lands),
         },
-        _line(found, where),
+        _line(wiring, where),
     )
 
 
-def _interleaved(found: AttentionWiring, count: int) -> Finding:
+def _interleaved(wiring: AttentionWiring, count: int) -> Finding:
     return _warning(
         f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, "
         "..., where others take channels 0 to D - 1.",
         "It computes the same kind of attention, but weights trained elsewhere do not fit.",
         "x.view(B, L, H, D) instead of x.view(B, L, D, H)",
         {"heads": count},
-        _line(found, _first(_VIEWS, _widths_last(count))),
+        _line(wiring, _first(_VIEWS, _widths_last(count))),
     )
 
 
@@ -179,8 +179,8 @@ Chosen = Callable[[tuple[TraceStep, ...]], "Location | None"]
 Fits = Callable[[TraceStep], bool]
 
 
-def _line(found: AttentionWiring, choose: Chosen) -> Location | None:
-    return choose(steps_of(found.original, found.inputs))
+def _line(wiring: AttentionWiring, choose: Chosen) -> Location | None:
+    return choose(steps_of(wiring.original, wiring.inputs))
 
 
 def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:

@@ -29,17 +29,17 @@ _note = partial(Finding, _NAME, _NAME, "note")
 _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
 
 
-def projections(found: AttentionWiring, structure: HeadLayout | None) -> Iterator[Finding]:
+def projections(wiring: AttentionWiring, structure: HeadLayout | None) -> Iterator[Finding]:
     """What is shared, unused, dead or missing, worst first: one error at most."""
-    unused, twice = _unused(found), _used_twice(found)
+    unused, twice = _unused(wiring), _used_twice(wiring)
     if twice:
-        yield _shared(found, twice, unused)
-    elif found.merged is None and found.subject.form != "attention" and _heads_known(found, structure) > 1:
-        yield _no_output(found, _heads_known(found, structure), unused)
+        yield _shared(wiring, twice, unused)
+    elif wiring.merged is None and wiring.subject.form != "attention" and _heads_known(wiring, structure) > 1:
+        yield _no_output(wiring, _heads_known(wiring, structure), unused)
     elif unused:
         yield _never_used(unused)
-    elif (dead := _dead(found)) is not None:
-        yield _dead_channels(found, *dead)
+    elif (dead := _dead(wiring)) is not None:
+        yield _dead_channels(wiring, *dead)
     elif structure is not None and structure.shared:
         yield _note(
             "Keys and values are the same projection of the input.",
@@ -48,19 +48,19 @@ def projections(found: AttentionWiring, structure: HeadLayout | None) -> Iterato
         )
 
 
-def _heads_known(found: AttentionWiring, structure: HeadLayout | None) -> int:
-    return structure.count if structure is not None else found.subject.reading.heads or 1
+def _heads_known(wiring: AttentionWiring, structure: HeadLayout | None) -> int:
+    return structure.count if structure is not None else wiring.subject.reading.heads or 1
 
 
-def _unused(found: AttentionWiring) -> list[str]:
+def _unused(wiring: AttentionWiring) -> list[str]:
     """Matrices that stand beside the projections and take no part in the call."""
-    module = found.subject.module
+    module = wiring.subject.module
     assert module is not None
-    beside = {_parent(module, one.name) for one in found.projections}
+    beside = {_parent(module, one.name) for one in wiring.projections}
     return [
         name
         for name, parameter in module.named_parameters()
-        if parameter.dim() > 1 and _parent(module, name) in beside and _memory(parameter) not in found.flow.touched
+        if parameter.dim() > 1 and _parent(module, name) in beside and _memory(parameter) not in wiring.flow.touched
     ]
 
 
@@ -74,15 +74,15 @@ def _parent(module: nn.Module, name: str) -> str:
     return ".".join(path)
 
 
-def _used_twice(found: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
+def _used_twice(wiring: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
     """Projections whose weights serve more than one of them, with every name that these weights have."""
     seen: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
-    for one in found.projections:
+    for one in wiring.projections:
         if one.weight is not None:
             seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
-    assert found.subject.module is not None
+    assert wiring.subject.module is not None
     names: dict[int, list[str]] = {}
-    for name, parameter in found.subject.module.named_parameters(remove_duplicate=False):
+    for name, parameter in wiring.subject.module.named_parameters(remove_duplicate=False):
         names.setdefault(_memory(parameter), []).append(name)
     return [(group[-1], names.get(_memory(group[0].weight), [])) for group in seen.values() if len(group) > 1]
 
@@ -91,7 +91,7 @@ def _memory(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
-def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
+def _shared(wiring: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
     one, names = twice[0]
     by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
     message = f"{one.name} projects more than one of queries, keys and values"
@@ -111,11 +111,11 @@ def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]
         "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
         "range(n)], not [Head()] * n.",
         {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
-        _where_shared(found, names) or one.location,
+        _where_shared(wiring, names) or one.location,
     )
 
 
-def _no_output(found: AttentionWiring, count: int, unused: list[str]) -> Finding:
+def _no_output(wiring: AttentionWiring, count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
         _NAME,
@@ -126,7 +126,7 @@ def _no_output(found: AttentionWiring, count: int, unused: list[str]) -> Finding
         "one get less than the published design gives.",
         "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
         {"heads": count, "unused": unused},
-        _last_line(found),
+        _last_line(wiring),
     )
 
 
@@ -141,68 +141,68 @@ def _never_used(unused: list[str]) -> Finding:
     )
 
 
-def _dead(found: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
+def _dead(wiring: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
     """A projection with channels that reach nothing, a quarter of it or more."""
-    out = found.flow.result.out
+    out = wiring.flow.result.out
     weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
-    outs = [one.out for one in found.projections]
+    outs = [one.out for one in wiring.projections]
     gradients = gradients_to((out * weight).sum(), outs)
-    for one, gradient in zip(found.projections, gradients, strict=True):
+    for one, gradient in zip(wiring.projections, gradients, strict=True):
         flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
         still = (flat[one.slots] == 0).all(0).nonzero().flatten()
         # a gradient may be missing for other reasons: then other numbers there change the output
         large = one.place >= 0 and len(still) * 4 >= one.slots.shape[1]
-        if large and torch.equal(_without(found, one, still).result.out, out):
+        if large and torch.equal(_without(wiring, one, still).result.out, out):
             return one, still.tolist()
     return None
 
 
-def _without(found: AttentionWiring, one: PositionwiseMap, channels: Tensor, *, every: bool = False) -> TargetFlow:
+def _without(wiring: AttentionWiring, layer: PositionwiseMap, channels: Tensor, *, every: bool = False) -> TargetFlow:
     """The same call with other numbers in these channels."""
 
     def change(place: int, out: Tensor) -> Tensor:
-        if place != one.place:
+        if place != layer.place:
             return out
         new = out.detach().clone()
-        new.view(-1)[one.slots[:, channels]] += 3.0
+        new.view(-1)[layer.slots[:, channels]] += 3.0
         return new
 
-    return followed(ready(found.original), found.inputs, change, every=every)
+    return followed(ready(wiring.original), wiring.inputs, change, every=every)
 
 
-def _dead_channels(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Finding:
+def _dead_channels(wiring: AttentionWiring, layer: PositionwiseMap, channels: list[int]) -> Finding:
     return _error(
-        f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
-        + (": queries and keys are the same numbers." if _same_operands(found)[0] == "scores" else "."),
+        f"Channels {spans(channels)} ({len(channels)} of {layer.slots.shape[1]}) of {layer.name} reach no output"
+        + (": queries and keys are the same numbers." if _same_operands(wiring)[0] == "scores" else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
-        {"projection": one.name, "channels": channels},
-        line_with(found.original, _ONE_FOR_ANOTHER)
-        or _part_for_another(found, one, channels)
-        or _dropped(found, one, torch.tensor(channels))
-        or one.location,
+        {"projection": layer.name, "channels": channels},
+        line_with(wiring.original, _ONE_FOR_ANOTHER)
+        or _part_for_another(wiring, layer, channels)
+        or _dropped(wiring, layer, torch.tensor(channels))
+        or layer.location,
     )
 
 
-def _part_for_another(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Location | None:
+def _part_for_another(wiring: AttentionWiring, layer: PositionwiseMap, channels: list[int]) -> Location | None:
     """Of one projection for queries, keys and values: where the one whose part is lost is given another's."""
-    thirds = {3 * channel // one.slots.shape[1] for channel in channels}
+    thirds = {3 * channel // layer.slots.shape[1] for channel in channels}
     if len(thirds) > 1:
         return None
     lost = "qkv"[thirds.pop()]
-    named = [line for name, line in taken_twice(found.original) if name.lower().strip("x_").startswith(lost)]
+    named = [line for name, line in taken_twice(wiring.original) if name.lower().strip("x_").startswith(lost)]
     return named[0] if named else None
 
 
-def _dropped(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> Location | None:
+def _dropped(wiring: AttentionWiring, layer: PositionwiseMap, channels: Tensor) -> Location | None:
     """Where these channels are left out: where another part takes their place, if they had become a tensor of their
     own, else the first line that takes them with others and gives the others alone."""
-    steps = followed(ready(found.original), found.inputs, every=True).steps
-    changed = _without(found, one, channels, every=True).steps
+    steps = followed(ready(wiring.original), wiring.inputs, every=True).steps
+    changed = _without(wiring, layer, channels, every=True).steps
     moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]
     alone = any(bool((a.out != b.out).all()) for a, b in zip(steps, changed, strict=False))
-    twins = _same_operands(found)[1]
+    twins = _same_operands(wiring)[1]
     if alone:
         return twins
     first = next((at for at, held in enumerate(moved) if held), len(moved))
@@ -214,11 +214,11 @@ def _dropped(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> 
     return next((step.location for step in taking if step.location is not None), twins)
 
 
-def _same_operands(found: AttentionWiring) -> tuple[str, Location | None]:
+def _same_operands(wiring: AttentionWiring) -> tuple[str, Location | None]:
     """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
     product."""
     try:
-        seen = traced(found.original.fresh(), found.inputs).attentions
+        seen = traced(wiring.original.fresh(), wiring.inputs).attentions
     except (Inapplicable, TargetError):
         return "", None
     for each in seen:
@@ -229,17 +229,17 @@ def _same_operands(found: AttentionWiring) -> tuple[str, Location | None]:
     return "", None
 
 
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
+def _are_same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and torch.equal(tensor, other)
 
 
-def _where_shared(found: AttentionWiring, names: list[str]) -> Location | None:
+def _where_shared(wiring: AttentionWiring, names: list[str]) -> Location | None:
     """The line that gives one module two names: `self.k = self.q`, or a list that holds one module many times."""
     for one, other in itertools.permutations({_owner(name) for name in names}, 2):
-        line = line_with(found.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
+        line = line_with(wiring.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
         if line is not None:
             return line
-    return line_with(found.original, r"\]\s*\*\s*\w") if len(names) > 1 else None
+    return line_with(wiring.original, r"\]\s*\*\s*\w") if len(names) > 1 else None
 
 
 def _owner(name: str) -> str:
@@ -248,8 +248,8 @@ def _owner(name: str) -> str:
     return path[-2] if path[-1] == "weight" and len(path) > 1 else path[-1]
 
 
-def _last_line(found: AttentionWiring) -> Location | None:
+def _last_line(wiring: AttentionWiring) -> Location | None:
     """Where the heads are returned: the `return` that follows the last step."""
-    steps = steps_of(found.original, found.inputs)
+    steps = steps_of(wiring.original, wiring.inputs)
     last = next((step.location for step in reversed(steps) if step.location is not None), None)
-    return last and (return_after(found.original, last) or last)
+    return last and (return_after(wiring.original, last) or last)

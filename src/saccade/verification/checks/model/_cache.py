@@ -49,8 +49,8 @@ def _compared(
     """(first output that is wrong, the largest difference, relative), None where all are right."""
     apart = torch.zeros(inputs.length)
 
-    def measure(one: Subject) -> LargestDifference:
-        stepped, whole = _in_steps(one, inputs, sizes, make), one(inputs).out
+    def measure(subject: Subject) -> LargestDifference:
+        stepped, whole = _in_steps(subject, inputs, sizes, make), subject(inputs).out
         apart.copy_((stepped - whole).abs().nan_to_num(nan=float("inf")).amax((0, 2)) / (whole.abs().max() or 1.0))
         return largest(stepped, whole)
 

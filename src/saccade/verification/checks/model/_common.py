@@ -42,10 +42,10 @@ class LargestDifference(NamedTuple):
     relative: float  # to the largest output
 
 
-def largest(one: Tensor, other: Tensor, rows: Tensor | None = None) -> LargestDifference:
+def largest(tensor: Tensor, other: Tensor, rows: Tensor | None = None) -> LargestDifference:
     """Of outputs (B, L, V), at the `rows` (B, L) alone where given. NaN in one of them is infinitely far."""
-    apart = (one.double() - other.double()).abs().nan_to_num(nan=float("inf"))
-    apart = apart.masked_fill(one.isnan() & other.isnan(), 0.0).amax(-1)
+    apart = (tensor.double() - other.double()).abs().nan_to_num(nan=float("inf"))
+    apart = apart.masked_fill(tensor.isnan() & other.isnan(), 0.0).amax(-1)
     if rows is not None:
         apart = apart.masked_fill(~rows, 0.0)
     at = int(apart.argmax())

@@ -90,16 +90,16 @@ def _moved(subject: Subject, length: int, pad: int) -> LargestDifference:
         return largest(subject(whole).out[:, :short], subject(alone).out)
 
 
-def _finding(pad: int, found: LargestDifference, masked: bool, line: Location | None) -> Finding:
+def _finding(pad: int, gap: LargestDifference, masked: bool, line: Location | None) -> Finding:
     why = "it hides padding by its number, and not from the queries" if masked else "nothing hides it"
     return Finding(
         NAME,
         NAME,
         "error" if masked else "warning",
-        f"Output {found.position}, a real one, changes by {found.size:.3g} when three tokens of the padding number "
+        f"Output {gap.position}, a real one, changes by {gap.size:.3g} when three tokens of the padding number "
         f"{pad} follow: {why}.",
         "The result for a sequence changes with the length of the padding in its batch.",
         f"mask = (input_ids != {pad})[:, None, None, :]  # (batch, 1, 1, keys): hides keys, from all queries",
-        {"pad": pad, "position": found.position, "change": rounded(found.size)},
+        {"pad": pad, "position": gap.position, "change": rounded(gap.size)},
         line,
     )

@@ -69,8 +69,8 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
     inputs, short = subject.inputs(2, length), length - 3
     real = _real(length, [short, short], "right")
 
-    def measure(one: Subject) -> LargestDifference:
-        return largest(one(inputs, padding=real).out[:, :short], one(inputs.cut(slice(0, short))).out)
+    def measure(subject: Subject) -> LargestDifference:
+        return largest(subject(inputs, padding=real).out[:, :short], subject(inputs.cut(slice(0, short))).out)
 
     with torch.no_grad():
         found, counts = judged(subject, measure)
@@ -93,9 +93,9 @@ def _left(subject: Subject, length: int) -> Iterator[Finding]:
     real = _real(length, [length - ahead] * 2, "left")
     positions = _positions(subject, real)
 
-    def measure(one: Subject, positions: dict[str, Tensor]) -> LargestDifference:
-        alone = one(inputs.cut(slice(ahead, length))).out
-        padded = _positioned(one, inputs, real, positions) if positions else one(inputs, padding=real).out
+    def measure(subject: Subject, positions: dict[str, Tensor]) -> LargestDifference:
+        alone = subject(inputs.cut(slice(ahead, length))).out
+        padded = _positioned(subject, inputs, real, positions) if positions else subject(inputs, padding=real).out
         return largest(padded[:, ahead:], alone)
 
     with torch.no_grad():

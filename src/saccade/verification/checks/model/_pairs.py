@@ -98,12 +98,12 @@ def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
     real[1, 2:] = 0
     other = torch.where(real.bool(), source["tokens"], source.changed(slice(0, source.length))["tokens"])
 
-    def content(one: Subject) -> LargestDifference:
-        return largest(_decoded(one, tokens, other, real), _decoded(one, tokens, source["tokens"], real))
+    def content(subject: Subject) -> LargestDifference:
+        return largest(_decoded(subject, tokens, other, real), _decoded(subject, tokens, source["tokens"], real))
 
-    def length(one: Subject) -> LargestDifference:
-        short = _decoded(one, tokens.items([1]), source["tokens"][1:2, :2])
-        return largest(short, _decoded(one, tokens, source["tokens"], real)[1:2])
+    def length(subject: Subject) -> LargestDifference:
+        short = _decoded(subject, tokens.items([1]), source["tokens"][1:2, :2])
+        return largest(short, _decoded(subject, tokens, source["tokens"], real)[1:2])
 
     found, counts = judged(subject, content)
     what = "tokens change"

@@ -269,17 +269,17 @@ def _parts(returned: Any) -> Iterator[tuple[int | str, Any]]:
         yield from vars(returned).items()
 
 
-def _are_scores(one: Any, lengths: tuple[int, int]) -> bool:
+def _are_scores(value: Any, lengths: tuple[int, int]) -> bool:
     """Scores or weights (..., Lq, Lk), as Whisper's attention returns them, are nothing to pass on."""
-    return isinstance(one, Tensor) and one.dim() >= 3 and tuple(one.shape[-2:]) == lengths
+    return isinstance(value, Tensor) and value.dim() >= 3 and tuple(value.shape[-2:]) == lengths
 
 
-def _holds_tensors(one: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one.dim() >= 3
-    if isinstance(one, (tuple, list)):
-        return any(map(_holds_tensors, one))
-    held = one if isinstance(one, dict) else getattr(one, "__dict__", {})
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() >= 3
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensors, value))
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     return any(map(_holds_tensors, held.values()))
 
 

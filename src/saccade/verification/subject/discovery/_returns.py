@@ -44,9 +44,9 @@ def with_returns(
     return reading
 
 
-def _output(reading: Reading, found: dict[Any, Tensor], inputs: NamedInputs) -> int | str | None:
-    fitting = [where for where, tensor in found.items() if _fits(tensor, reading, inputs)]
-    wide = [where for where in fitting if found[where].shape[-1] == _width(reading)]
+def _output(reading: Reading, tensors: dict[Any, Tensor], inputs: NamedInputs) -> int | str | None:
+    fitting = [where for where, tensor in tensors.items() if _fits(tensor, reading, inputs)]
+    wide = [where for where in fitting if tensors[where].shape[-1] == _width(reading)]
     return (wide or fitting or [None])[0]
 
 

@@ -29,10 +29,10 @@ _LENGTHS = (
 _USUAL = (16, 32, 64, 24, 8, 12, 128, 48, 256, 96, 4, 512, 768, 384, 1024, 6, 20, 10, 3)
 
 
-def widths(module: Any, told: int | None = None) -> Iterator[int]:
+def widths(module: Any, count: int | None = None) -> Iterator[int]:
     """Widths that the input may have, the most probable first."""
-    if told is not None:
-        yield told
+    if count is not None:
+        yield count
         return
     seen: set[int] = set()
     for width in (*_numbers(module, _WIDTHS), *_entered(module), *_USUAL):

@@ -96,9 +96,9 @@ def unnoticed() -> Iterator[None]:
             random.setstate(state)
 
 
-def differs(one: Tensor, other: Tensor) -> Tensor:
+def differs(tensor: Tensor, other: Tensor) -> Tensor:
     """Where two outputs differ; NaN equals NaN."""
-    return ~((one == other) | (one.isnan() & other.isnan()))
+    return ~((tensor == other) | (tensor.isnan() & other.isnan()))
 
 
 def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
@@ -115,9 +115,9 @@ def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
         yield from ((key, one) for key, one in fields if _holds_numbers(one))
 
 
-def _holds_numbers(one: Any) -> TypeGuard[Tensor]:
+def _holds_numbers(value: Any) -> TypeGuard[Tensor]:
     """Whether it is a tensor that can be compared: not on meta, not sparse, not nested."""
-    return isinstance(one, Tensor) and one.layout == torch.strided and not one.is_meta and not one.is_nested
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and not value.is_nested
 
 
 def mixing_axes(trials: TargetTrials, reading: Reading) -> list[int]:
