@@ -17,7 +17,7 @@ from saccade.tasks import _task
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._texts._answer_baseline import exact_match, word_f1
 from saccade.tasks._texts._questions import Question
-from saccade.tasks.answer import Found
+from saccade.tasks.answer import FoundAnswer
 from saccade.training import Settings
 
 # What a word is has to meet what is asked for, which a model comes to late: fewer questions are learned by heart.
@@ -255,11 +255,11 @@ def test_none_is_chosen_only_where_it_is_better_in_every_window():
 
     rows = [_Best(3, 5, 2.0, 2.5, 1.0), _Best(7, 9, 1.5, 1.6, 3.0)]
     total = np.exp([2.5, 1.6, 1.0]).sum()
-    assert _joined(rows, impossible=True) == Found(3, 5, pytest.approx(np.exp(2.0) / total))
-    assert _joined(rows, impossible=False) == Found(3, 5, pytest.approx(np.exp(2.0) / np.exp([2.5, 1.6]).sum()))
+    assert _joined(rows, impossible=True) == FoundAnswer(3, 5, pytest.approx(np.exp(2.0) / total))
+    assert _joined(rows, impossible=False) == FoundAnswer(3, 5, pytest.approx(np.exp(2.0) / np.exp([2.5, 1.6]).sum()))
     rows = [_Best(3, 5, 2.0, 2.5, 2.2), _Best(7, 9, 1.5, 1.6, 3.0)]
     total = np.exp([2.5, 1.6, 2.2]).sum()
-    assert _joined(rows, impossible=True) == Found(0, 0, pytest.approx(np.exp(2.2) / total))
+    assert _joined(rows, impossible=True) == FoundAnswer(0, 0, pytest.approx(np.exp(2.2) / total))
 
 
 # --- metric -----------------------------------------------------------------------------------------------------------
@@ -289,9 +289,12 @@ def test_scores_are_those_of_squad():
 
 def test_scores_take_the_best_of_several_answers(untrained):
     data = [Question("q", "in the old town hall", (("town", 11), ("old town hall", 7)), ""), Question("q", "x", (), "")]
-    scores = untrained[0].scores([Found(3, 20), Found(0, 1)], data)
+    scores = untrained[0].scores([FoundAnswer(3, 20), FoundAnswer(0, 1)], data)
     assert scores == {"exact match": 0.5, "F1": 0.5}
-    assert untrained[0].scores([Found(7, 15), Found(0, 0)], data) == {"exact match": 0.5, "F1": pytest.approx(0.9)}
+    assert untrained[0].scores([FoundAnswer(7, 15), FoundAnswer(0, 0)], data) == {
+        "exact match": 0.5,
+        "F1": pytest.approx(0.9),
+    }
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -465,5 +468,7 @@ def test_train_test_predict(files, tmp_path, capsys):
 
 def test_a_picture_of_answers(untrained):
     one = Question("why $x$?", "because of\n" + "many words " * 20, (("of", 8),), "q")
-    tested = _task.Tested(untrained[1], [one] * 3, [Found(0, 7), Found(11, 30), Found(0, 0)], {"wrong": []})
+    tested = _task.Tested(
+        untrained[1], [one] * 3, [FoundAnswer(0, 7), FoundAnswer(11, 30), FoundAnswer(0, 0)], {"wrong": []}
+    )
     assert untrained[0].picture(tested, "svg").startswith(b"<?xml")

@@ -28,7 +28,7 @@ from ._proof import same
 from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
 from ._structure import Structure
 from ._thread import THREAD, NotOfTokens
-from ._tokens import MOST, Tokens, tokens_of_mask, tokens_of_padding
+from ._tokens import MOST, TokenRows, tokens_of_mask, tokens_of_padding
 
 _NO_PADDING = f"no padded batch came ({1 - MOST:.0%} padding or more, and no other mask)"
 _OTHER_PADDING = "was called with other padding than the layer before it"
@@ -39,7 +39,7 @@ _MASKS = ("attention_mask", "src_key_padding_mask")
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedRows:
     """What a layer gave for a row of tokens, and how to compute the same with its padding.
 
     Attributes:
@@ -52,7 +52,7 @@ class Packed:
     rows: Tensor
     state: Snapshot
     row: Tensor
-    tokens: Tokens
+    tokens: TokenRows
     first: Tensor
     steps: tuple[Callable[[Tensor], Tensor], ...]
 
@@ -69,10 +69,10 @@ class Padded:
     """What the layers of a model share: the tokens of the batch at hand, and what the last layer gave."""
 
     def __init__(self) -> None:
-        self._mask: tuple[Tensor, Any, Tokens | None] | None = None
-        self._last: Packed | None = None
+        self._mask: tuple[Tensor, Any, TokenRows | None] | None = None
+        self._last: PackedRows | None = None
 
-    def tokens(self, mask: Tensor, name: str, batch: int, length: int) -> Tokens | None:
+    def tokens(self, mask: Tensor, name: str, batch: int, length: int) -> TokenRows | None:
         """Of the batch with this mask; None where it is computed as it is."""
         known, now = self._mask, (name, batch, length, mask.dtype, mask.shape, mask.stride(), state(mask))
         if known is None or known[0].data_ptr() != mask.data_ptr() or known[1] != now:
@@ -80,7 +80,7 @@ class Padded:
             self._mask = known = mask.detach(), now, tokens
         return known[2]
 
-    def packed(self, hidden: Any) -> Packed | None:
+    def packed(self, hidden: Any) -> PackedRows | None:
         """What the layer before computed, where `hidden` is what it gave, unchanged."""
         last = self._last
         if last is None or not isinstance(hidden, Tensor) or last.given() is not hidden:
@@ -88,7 +88,7 @@ class Padded:
         same_memory = hidden.data_ptr() == last.rows.data_ptr()
         return last if same_memory and last.state.holds(last.rows, 0) else None
 
-    def taken(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+    def taken(self, hidden: Tensor, tokens: TokenRows) -> Tensor:
         """(1, T, E): what the layer before gave is there already."""
         last = None if hidden.is_inference() else self.packed(hidden)  # in-place changes of such are not counted
         return last.row if last is not None and last.tokens is tokens else tokens.take(hidden)
@@ -98,7 +98,7 @@ class Padded:
         before = (given.hidden, ()) if last is None or len(last.steps) >= _STEPS else (last.first, last.steps)
         rows = whole.flatten(0, 1)
         state = Snapshot(rows, brief=True)
-        self._last = Packed(weakref.ref(whole), rows, state, out, given.tokens, before[0], (*before[1], step))
+        self._last = PackedRows(weakref.ref(whole), rows, state, out, given.tokens, before[0], (*before[1], step))
         return whole
 
     def forget(self) -> None:
@@ -117,13 +117,13 @@ class LayerStack:
         self.padded = padded
         self.layers: list[PaddedLayer] = []
         self.whole: set[PaddedLayer] = set()
-        self._before = self._now = _Call(-1)
+        self._before = self._now = _PaddedCall(-1)
 
     def enter(self, place: int) -> None:
         """The layer at this place is called."""
-        self._before, self._now = self._now if self._now.place < place else _Call(-1), _Call(place)
+        self._before, self._now = self._now if self._now.place < place else _PaddedCall(-1), _PaddedCall(place)
 
-    def follows(self, hidden: Tensor, tokens: Tokens | None) -> bool:
+    def follows(self, hidden: Tensor, tokens: TokenRows | None) -> bool:
         """Whether the layer called is given the padding of the one before it."""
         self._now.tokens = tokens
         last = self.padded.packed(hidden)
@@ -155,14 +155,14 @@ class LayerStack:
                 layer.state = reason
 
 
-def _alike(a: Tokens | None, b: Tokens | None) -> bool:
+def _alike(a: TokenRows | None, b: TokenRows | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a.real, b.real))
 
 
 @dataclass
-class _Call:
+class _PaddedCall:
     place: int
-    tokens: Tokens | None = None
+    tokens: TokenRows | None = None
     packed: bool = False
 
 
@@ -263,14 +263,14 @@ class PaddedLayer(Spot):
         if packed is not None and self._agrees(packed[0], expected, given.tokens):
             self.state = CHANGES if effects.seen() else PROVED
 
-    def _agrees(self, out: Tensor, expected: Any, tokens: Tokens) -> bool:
+    def _agrees(self, out: Tensor, expected: Any, tokens: TokenRows) -> bool:
         fine = same(out, tokens.take(self._first(expected)), self.longest)
         if not fine:
             self.state = "is not the same for each token but for its attention"
         return fine
 
     @staticmethod
-    def _size(tokens: Tokens) -> tuple[int, ...]:
+    def _size(tokens: TokenRows) -> tuple[int, ...]:
         return *tokens.real.shape, len(tokens.places)
 
     @staticmethod
@@ -338,7 +338,7 @@ class PackedArguments:
         hidden: (B, L, E), `row` (1, T, E) its real tokens. mask: which says what is real; `tokens` is read from it.
     """
 
-    def __init__(self, args: Any, kwargs: Any, hidden: Tensor, mask: Tensor, tokens: Tokens, row: Tensor):
+    def __init__(self, args: Any, kwargs: Any, hidden: Tensor, mask: Tensor, tokens: TokenRows, row: Tensor):
         self.args, self.kwargs, self.hidden, self.mask, self.tokens, self.row = args, kwargs, hidden, mask, tokens, row
         self.packed_args = [self._packed(x) for x in args]
         self.packed_kwargs = {name: self._packed(x) for name, x in kwargs.items()}

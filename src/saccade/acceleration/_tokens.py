@@ -33,7 +33,7 @@ _MIXING = (
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class TokenRows:
     """The real tokens of one batch.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tokens:
         return whole.index_copy_(0, self.places, x[0]).view(batch, length, *x.shape[2:])
 
 
-def tokens_of_mask(mask: Tensor, batch: int, length: int) -> Tokens | None:
+def tokens_of_mask(mask: Tensor, batch: int, length: int) -> TokenRows | None:
     """The real tokens by a mask (B, 1, L or 1, L): True or 0 = attend. None where it hides more than padding or later
     tokens."""
     if tuple(mask.shape) not in ((batch, 1, 1, length), (batch, 1, length, length)):
@@ -83,19 +83,19 @@ def tokens_of_mask(mask: Tensor, batch: int, length: int) -> Tokens | None:
     return _packed(real, causal=True) if bool(((seen == (whole & causal)) | rows).all()) else None
 
 
-def tokens_of_padding(ignored: Tensor) -> Tokens | None:
+def tokens_of_padding(ignored: Tensor) -> TokenRows | None:
     """The same by src_key_padding_mask (B, L): True or -inf = padding."""
     hidden = ignored if ignored.dtype == torch.bool else ignored == -torch.inf
     only = ignored.dtype == torch.bool or bool((hidden | (ignored == 0)).all())
     return _packed(~hidden, causal=False) if only and ignored.dim() == 2 else None
 
 
-def _packed(real: Tensor, causal: bool) -> Tokens | None:
+def _packed(real: Tensor, causal: bool) -> TokenRows | None:
     # A hole between real tokens would close, and distances across it shrink. A single token may have a rule of its own.
     if real.shape[1] < 2 or not 1 < int(real.sum()) <= MOST * real.numel() or has_holes(real):
         return None
     places, documents = real_row(real)
-    return Tokens(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))
+    return TokenRows(real, places, int(real.any(1).sum()), AttentionOfTokens(documents, len(places), causal))
 
 
 def mixes_tokens(layer: nn.Module) -> bool:

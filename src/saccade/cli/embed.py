@@ -18,7 +18,7 @@ from ._existing import existing, existing_model
 from ._options import GroupedCommand, flattened, option
 
 if TYPE_CHECKING:
-    from ..make.models.embedding_file import Corpus
+    from ..make.models.embedding_file import EmbeddedTexts
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 
@@ -103,9 +103,9 @@ def embed(
     typer.echo(f"{rows:,} vectors of {width:,} numbers{found}  {out}")
 
 
-def _read(path: Path, column: str | None) -> Corpus:
+def _read(path: Path, column: str | None) -> EmbeddedTexts:
     """The texts of a file or a folder."""
-    from ..make.models.embedding_file import Corpus
+    from ..make.models.embedding_file import EmbeddedTexts
 
     if column is not None and path.suffix.lower() not in _TABLES:
         raise UserError(f"--column {column}: of a .csv or .tsv; {path} is none")
@@ -113,7 +113,7 @@ def _read(path: Path, column: str | None) -> Corpus:
         files = sorted(path.rglob("*.txt"))
         if not files:
             raise UserError(f"{path}: the folder holds no .txt file")
-        return Corpus([_content(file) for file in files], [file.relative_to(path).as_posix() for file in files])
+        return EmbeddedTexts([_content(file) for file in files], [file.relative_to(path).as_posix() for file in files])
     content = _content(path)
     if path.suffix.lower() in _TABLES:
         texts = _column(path, content, column)
@@ -121,7 +121,7 @@ def _read(path: Path, column: str | None) -> Corpus:
         texts = content.removesuffix("\n").split("\n") if content else []
     if not texts:
         raise UserError(f"{path}: empty, it holds no text")
-    return Corpus(texts)
+    return EmbeddedTexts(texts)
 
 
 def _content(path: Path) -> str:

@@ -79,7 +79,7 @@ class HowOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonOptions:
+class HeadsOptions:
     """Options"""
 
     model: str | None = option(
@@ -113,7 +113,7 @@ def heads(
     ] = None,
     question: QuestionOptions,
     how: HowOptions,
-    common: CommonOptions,
+    common: HeadsOptions,
 ) -> None:
     """Show what each head does for the prediction of TEXT: a map of layers x heads, sentences, and a picture.
 
@@ -166,7 +166,7 @@ def _of(kind: str) -> str:
     return "with --patch" if kind == "patch" else "(exact is of --patch)"
 
 
-def _check_out(common: CommonOptions) -> None:
+def _check_out(common: HeadsOptions) -> None:
     if common.out is None:
         return
     if common.out.suffix.lower() not in FIGURES:
@@ -209,7 +209,7 @@ def _why(
     return explained(opened, text, words, head, how.against)
 
 
-def _give(measured: Measured, common: CommonOptions, again: list[str]) -> None:
+def _give(measured: Measured, common: HeadsOptions, again: list[str]) -> None:
     if common.out is not None:
         from ..see.viewer import check_target, write_whole
 

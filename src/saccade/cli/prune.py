@@ -47,7 +47,7 @@ class HeadOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions:
+class PruneDataOptions:
     """Data for ranking and evaluation"""
 
     data: str | None = option(
@@ -75,7 +75,7 @@ class TrainingOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonOptions:
+class PruneOptions:
     """Options"""
 
     out: Path | None = option(None, "The folder to write.  [default: nothing is written]", metavar="DIR")
@@ -101,9 +101,9 @@ def prune(
         ),
     ],
     chosen: HeadOptions,
-    judging: DataOptions,
+    judging: PruneDataOptions,
     learning: TrainingOptions,
-    common: CommonOptions,
+    common: PruneOptions,
 ) -> None:
     """Remove attention heads from a model permanently: its projections and files get smaller.
 
@@ -136,7 +136,7 @@ def prune(
 
 
 def _prune_run(
-    run: Path, chosen: HeadOptions, judging: DataOptions, learning: TrainingOptions, common: CommonOptions
+    run: Path, chosen: HeadOptions, judging: PruneDataOptions, learning: TrainingOptions, common: PruneOptions
 ) -> None:
     if (chosen.heads is None) == (chosen.keep is None):
         raise UserError("give the heads, --heads 1.1,1.3, or the share to keep, --keep .5")
@@ -160,7 +160,7 @@ def _prune_run(
     _show(made, common.out)
 
 
-def _check(chosen: HeadOptions, judging: DataOptions, out: Path | None, *, force: bool) -> None:
+def _check(chosen: HeadOptions, judging: PruneDataOptions, out: Path | None, *, force: bool) -> None:
     if (chosen.heads is None) == (chosen.keep is None):
         raise UserError("give the heads, --heads 4.1,5.3, or the share to keep, --keep .5 --data FILE")
     if chosen.keep is not None and judging.data is None:

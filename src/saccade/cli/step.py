@@ -54,7 +54,7 @@ class StepOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class WrittenOptions(CommonOptions):
+class StepFileOptions(CommonOptions):
     """Options"""
 
     out: Path | None = option(
@@ -80,7 +80,7 @@ def step(
         ),
     ] = None,
     chosen: StepOptions,
-    common: WrittenOptions,
+    common: StepFileOptions,
 ) -> None:
     """Show attention step by step: the real numbers of one head for one word, from the embedding to the output.
 

@@ -113,7 +113,7 @@ class RunOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class OutputOptions:
+class ReportOptions:
     """Output"""
 
     as_numbers: bool = option(False, "Print the report as JSON.", "--json")
@@ -143,7 +143,7 @@ def verify(
     promised: PromiseOptions,
     calls: CallOptions,
     runs: RunOptions,
-    outputs: OutputOptions,
+    outputs: ReportOptions,
 ) -> None:
     """Verify an implementation of attention: which promises it breaks, where, and how to fix it.
 
@@ -165,7 +165,7 @@ def verify(
 
 
 def _verified(
-    target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions, outputs: OutputOptions
+    target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions, outputs: ReportOptions
 ) -> Report:
     from ..verification import Hints, Limits, Promise, Undecided, verify as verify_target
 
@@ -226,7 +226,7 @@ def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
     return chosen
 
 
-def _checked(outputs: OutputOptions, target: str) -> dict[str, Path]:
+def _checked(outputs: ReportOptions, target: str) -> dict[str, Path]:
     """The files to write, by kind: whether they can be written is known before any work is done."""
     from ..see.viewer import check_target
 

@@ -49,7 +49,7 @@ def assert_attention_correct() -> Callable[..., None]:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     for line in config.getini("saccade_targets"):
         named = shlex.split(line)[0]
-        target = Target.from_parent(session, name=named, nodeid=named, line=line)
+        target = VerifiedTarget.from_parent(session, name=named, nodeid=named, line=line)
         if _is_asked_for(target.path, config):
             session.ihook.pytest_collectstart(collector=target)
             report = session.ihook.pytest_make_collect_report(collector=target)
@@ -65,7 +65,7 @@ def _is_asked_for(path: Path, config: pytest.Config) -> bool:
     return any(path == one or one in path.parents for one in named)
 
 
-class Target(pytest.Collector):
+class VerifiedTarget(pytest.Collector):
     """One implementation: it is verified once, when the first of its tests runs."""
 
     def __init__(self, *, line: str, **options: Any) -> None:
@@ -98,7 +98,7 @@ class BrokenPromise(Exception):
 class Promises(pytest.Item):
     """What one family of checks says of a target."""
 
-    parent: Target
+    parent: VerifiedTarget
 
     def runtest(self) -> None:
         report = self.parent.report

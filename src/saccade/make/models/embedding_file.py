@@ -30,7 +30,7 @@ _CONTENT = 2**20  # bytes of a file up to which its content is compared; of larg
 
 
 @dataclass(frozen=True)
-class Corpus:
+class EmbeddedTexts:
     """Texts, and what is written beside the vector of each.
 
     Args:
@@ -61,7 +61,7 @@ def partial_of(out: Path) -> Path:
 
 
 def embed_to_file(
-    corpus: Corpus,
+    corpus: EmbeddedTexts,
     embedder: Embedder,
     out: Path,
     *,
@@ -166,14 +166,14 @@ def _append(partial: Path, header: dict[str, Any], vectors: np.ndarray, *, new: 
         os.fsync(file.fileno())
 
 
-def _write_npy(file: IO[bytes], written: IO[bytes], corpus: Corpus, width: int) -> None:
+def _write_npy(file: IO[bytes], written: IO[bytes], corpus: EmbeddedTexts, width: int) -> None:
     shape = (len(corpus.texts), width)
     np.lib.format.write_array_header_1_0(written, {"descr": "<f4", "fortran_order": False, "shape": shape})
     while block := file.read(2**24):
         written.write(block)
 
 
-def _write_lines(file: IO[bytes], written: IO[bytes], corpus: Corpus, width: int) -> None:
+def _write_lines(file: IO[bytes], written: IO[bytes], corpus: EmbeddedTexts, width: int) -> None:
     for n, text in enumerate(corpus.texts):
         about = {"text": text} if corpus.names is None else {"file": corpus.names[n]}
         vector = np.frombuffer(file.read(4 * width), "<f4")

@@ -14,7 +14,7 @@ from torch import nn
 from ...operator.variants import MechanismConfig
 from ._shortened import shortened
 from .checkpoints.hub import folder_of
-from .checkpoints.keys import Piece, Plan, plan
+from .checkpoints.keys import KeyPlan, Piece, plan
 from .checkpoints.reading import StoredWeights, find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, Settings, read_settings
 from .families import FAMILIES, GRAPHS
@@ -342,7 +342,7 @@ def _tokens(labels: Sequence[str]) -> dict[str, Any]:
     return {"vocab_size": len(labels), "pad_token_id": 0}
 
 
-def _rounded(wanted: Plan, stored: StoredWeights, model: Model) -> tuple[str, ...]:
+def _rounded(wanted: KeyPlan, stored: StoredWeights, model: Model) -> tuple[str, ...]:
     """The published tensors that parameters or buffers of a coarser dtype are filled from."""
     dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     pairs = ((piece.published, stored.tensors[piece.published].dtype, dtypes[piece.ours]) for piece in wanted.pieces)
@@ -350,7 +350,7 @@ def _rounded(wanted: Plan, stored: StoredWeights, model: Model) -> tuple[str, ..
 
 
 @torch.no_grad()
-def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
+def _fill(model: Model, wanted: KeyPlan, stored: StoredWeights) -> None:
     targets = model.state_dict(keep_vars=True)
     places: dict[str, list[Piece]] = {}
     for piece in wanted.pieces:

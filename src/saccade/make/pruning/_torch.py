@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...operator.nn._cuts import Change, Cut, Slice, head_rows, linear_cut
+from ...operator.nn._cuts import Change, Cut, WeightSlice, head_rows, linear_cut
 from ...operator.nn._fewer_heads import joined
 from ...operator.nn.attention import HeadsLeft
 
@@ -91,7 +91,7 @@ def cut_heads(module: nn.MultiheadAttention, kept: Sequence[int]) -> Cut:
     all_rows = tuple(part * inner + row for part in range(3) for row in rows)
     separate = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     slices = [
-        Slice(module, name, 0, tuple(rows) if name in separate else all_rows)
+        WeightSlice(module, name, 0, tuple(rows) if name in separate else all_rows)
         for name in (*separate, "in_proj_weight", "in_proj_bias")
         if module._parameters.get(name) is not None
     ]

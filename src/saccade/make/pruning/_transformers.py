@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ...operator.nn._cuts import Change, Cut, Slice, head_rows, linear_cut
+from ...operator.nn._cuts import Change, Cut, WeightSlice, head_rows, linear_cut
 from ...operator.nn._fewer_heads import joined, kept_groups
 from ...operator.nn.attention import HeadsLeft
 
@@ -66,7 +66,7 @@ class TransformersAttention:
         else:
             wanted = zip(self.projections, (columns, rows, rows), strict=True)
             cuts = [*(linear_cut(one, rows=of) for one, of in wanted), linear_cut(self.output, columns=columns)]
-        sinks = [Slice(self.module, "sinks", 0, tuple(kept))] if "sinks" in self.module._parameters else []
+        sinks = [WeightSlice(self.module, "sinks", 0, tuple(kept))] if "sinks" in self.module._parameters else []
         return joined([*cuts, Cut(sinks, self._counts(kept, groups))])
 
     def _conv_projections(self, columns: list[int]) -> Iterator[Cut]:
@@ -149,7 +149,7 @@ def _conv_cut(layer: nn.Module, *, outputs: Sequence[int] | None = None, inputs:
     if not _is_conv(layer) or "weight" not in layer._parameters:
         raise ValueError(f"a projection is a {type(layer).__name__}, expected a Conv1D; merge adapters first")
     if outputs is not None:
-        slices = [Slice(layer, "weight", 1, tuple(outputs)), Slice(layer, "bias", 0, tuple(outputs))]
+        slices = [WeightSlice(layer, "weight", 1, tuple(outputs)), WeightSlice(layer, "bias", 0, tuple(outputs))]
         return Cut(slices, [Change(layer, "nf", len(outputs))])
     kept = tuple(inputs or ())
-    return Cut([Slice(layer, "weight", 0, kept)], [Change(layer, "nx", len(kept))])
+    return Cut([WeightSlice(layer, "weight", 0, kept)], [Change(layer, "nx", len(kept))])

@@ -31,7 +31,7 @@ WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|(?:[^\w\s]|_)+|\n")
 _TRAINED = "a language model is trained by `saccade train lm`, or by saccade.training in Python"
 
 
-class Text(NamedTuple):
+class LanguageText(NamedTuple):
     """A text to be predicted, or one to go on from, which has no path."""
 
     text: str
@@ -60,24 +60,26 @@ class Language(Task):
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> list[Text]:
-        return [Text(text, file) for file, text in read_texts(path).items()]
+    def read(self, path: Path) -> list[LanguageText]:
+        return [LanguageText(text, file) for file, text in read_texts(path).items()]
 
     def files(self, path: Path) -> Sequence[Path]:
         return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
 
-    def split(self, data: Sequence[Text], share: float, seed: int) -> tuple[list[Text], list[Text]]:
+    def split(
+        self, data: Sequence[LanguageText], share: float, seed: int
+    ) -> tuple[list[LanguageText], list[LanguageText]]:
         if self.hold_out:
             held = {file.resolve() for path in self.hold_out for file in self.files(Path(path))}
             kept = [one for one in data if one.path is None or one.path.resolve() not in held]
             return kept, [one for one in data if one not in kept]
         training, validation = split_tail("\n".join(one.text for one in data), share)
-        return [Text(training)], [Text(validation)]
+        return [LanguageText(training)], [LanguageText(validation)]
 
-    def inputs(self, texts: Sequence[str]) -> list[Text]:
-        return [Text(text) for text in texts]
+    def inputs(self, texts: Sequence[str]) -> list[LanguageText]:
+        return [LanguageText(text) for text in texts]
 
-    def read_inputs(self, path: Path) -> list[Text]:
+    def read_inputs(self, path: Path) -> list[LanguageText]:
         return self.inputs(read_lines(path))
 
     # --- model --------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class Language(Task):
     def open_model(self, source: Path | str) -> LanguageModel:
         return load_own(Path(source))
 
-    def predict(self, model: Model, data: Sequence[Text]) -> list[list[float]] | list[str]:
+    def predict(self, model: Model, data: Sequence[LanguageText]) -> list[list[float]] | list[str]:
         """Of a file's text -ln p of each token (N,), of one to go on from what the model writes, the most probable."""
         assert isinstance(model, LanguageModel)
         with evaluating(model):
@@ -104,7 +106,7 @@ class Language(Task):
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def scores(self, outputs: Sequence[Sequence[float]], data: Sequence[Text]) -> dict[str, float]:
+    def scores(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> dict[str, float]:
         nats, tokens = sum(map(math.fsum, outputs)), sum(map(len, outputs))
         words = sum(len(words_of(one.text)) for one in data)
         return {
@@ -125,7 +127,11 @@ class Language(Task):
         return next(iter(scores.values()))
 
     def baselines(
-        self, model: Model, training: Sequence[Text], validation: Sequence[Text], tested: Sequence[Text]
+        self,
+        model: Model,
+        training: Sequence[LanguageText],
+        validation: Sequence[LanguageText],
+        tested: Sequence[LanguageText],
     ) -> list[Baseline]:
         """A trigram of the model's own tokens, so that both give the same text a probability."""
         known, asked = ([model.tokenizer.encode(one.text).ids for one in some] for some in (training, tested))
@@ -136,7 +142,7 @@ class Language(Task):
         ]
         return [Baseline("trigram of the same tokens (Kneser-Ney)", losses)]
 
-    def details(self, outputs: Sequence[Sequence[float]], data: Sequence[Text]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> dict[str, Any]:
         """How many `words` and `tokens` were predicted."""
         return {"words": sum(len(words_of(one.text)) for one in data), "tokens": sum(map(len, outputs))}
 
@@ -146,7 +152,7 @@ class Language(Task):
     def picture(self, tested: Tested, kind: str) -> bytes:
         raise ValueError("picture: of a language model `saccade look` and `saccade view` draw what it attends to")
 
-    def shown(self, example: Text, output: str) -> dict[str, Any]:
+    def shown(self, example: LanguageText, output: str) -> dict[str, Any]:
         return {"text": example.text, "continuation": output}
 
     def line(self, shown: Mapping[str, Any]) -> str:

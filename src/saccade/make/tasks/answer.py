@@ -35,7 +35,7 @@ _WRONG = 5  # answers that a report lists
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundAnswer:
     """An answer: characters `start` to `stop` of the context, none if both are 0, and its share among all spans."""
 
     start: int
@@ -223,7 +223,7 @@ class Answer(EncoderTask):
     def logits(self, result: tuple[Tensor, Tensor], batch: Batch) -> list[Tensor]:
         return list(result)
 
-    def outputs(self, model: nn.Module, result: tuple[Tensor, Tensor], batch: Batch) -> list[Found]:
+    def outputs(self, model: nn.Module, result: tuple[Tensor, Tensor], batch: Batch) -> list[FoundAnswer]:
         starts, stops = (logits.detach().double().cpu().numpy() for logits in result)
         characters, texts = batch["characters"].cpu().numpy(), batch["texts"].tolist()
         found: list[list[_Best]] = [[] for _ in range(max(texts) + 1)]
@@ -233,7 +233,7 @@ class Answer(EncoderTask):
 
     # --- metric and picture -------------------------------------------------------------------------------------------
 
-    def scores(self, outputs: Sequence[Found], data: Sequence[Question]) -> dict[str, float]:
+    def scores(self, outputs: Sequence[FoundAnswer], data: Sequence[Question]) -> dict[str, float]:
         pairs = [(_text(example, found), example.expected) for example, found in zip(data, outputs, strict=True)]
         return {
             "exact match": float(np.mean([exact_match(*pair) for pair in pairs])),
@@ -255,10 +255,10 @@ class Answer(EncoderTask):
         """None is an answer, too; and what the context does not hold is none."""
         [(usual, _)] = Counter(question.expected[0] for question in training).most_common(1)
         starts = [question.context.find(usual) for question in tested]
-        found = [Found(0, 0) if start < 0 else Found(start, start + len(usual)) for start in starts]
+        found = [FoundAnswer(0, 0) if start < 0 else FoundAnswer(start, start + len(usual)) for start in starts]
         return Baseline("always the most frequent answer", found)
 
-    def details(self, outputs: Sequence[Found], data: Sequence[Question]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[FoundAnswer], data: Sequence[Question]) -> dict[str, Any]:
         """`wrong`: some questions with another answer; and of questions with and without answers their own scores,
         where there are both."""
         pairs = list(zip(data, outputs, strict=True))
@@ -295,7 +295,7 @@ class Answer(EncoderTask):
             texts.append(ComparedText([words.word(n) for n in range(len(words.words))], right, given, title))
         return tagged_picture(texts, kind)
 
-    def shown(self, example: Question, output: Found) -> dict[str, Any]:
+    def shown(self, example: Question, output: FoundAnswer) -> dict[str, Any]:
         none = output.start == output.stop
         return {
             "question": example.question,
@@ -312,10 +312,10 @@ class Answer(EncoderTask):
 
 
 def _regression(spans: Sequence[tuple[int, int]], strength: float) -> Baseline:
-    return Baseline(f"logistic regression on words (C = {strength:g})", [Found(*span) for span in spans])
+    return Baseline(f"logistic regression on words (C = {strength:g})", [FoundAnswer(*span) for span in spans])
 
 
-def _text(example: Question, page: Found) -> str:
+def _text(example: Question, page: FoundAnswer) -> str:
     return example.context[page.start : page.stop]
 
 
@@ -380,11 +380,11 @@ def _best(starts: np.ndarray, stops: np.ndarray, characters: np.ndarray, longest
     return _Best(start, stop, best, best + float(np.log(np.exp(scores - best).sum())), none)
 
 
-def _joined(rows: Sequence[_Best], impossible: bool) -> Found:
+def _joined(rows: Sequence[_Best], impossible: bool) -> FoundAnswer:
     """The best span of all windows; none, if that is better in every one of them (Devlin et al. 2019)."""
     best = max(rows, key=lambda row: row.score)
     none = min(row.none for row in rows) if impossible else -np.inf
     total = float(np.logaddexp.reduce([none, *(row.total for row in rows)]))
     if none > best.score:
-        return Found(0, 0, float(np.exp(none - total)))
-    return Found(best.start, best.stop, float(np.exp(best.score - total)))
+        return FoundAnswer(0, 0, float(np.exp(none - total)))
+    return FoundAnswer(best.start, best.stop, float(np.exp(best.score - total)))

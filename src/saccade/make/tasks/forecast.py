@@ -29,7 +29,7 @@ from ._series._dates import continued
 from ._series._gaps import FILLS
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
-from ._series._table import SeriesTable, Window, Windows, mean_and_deviation, read_series, scaled
+from ._series._table import SeriesTable, SeriesWindow, Windows, mean_and_deviation, read_series, scaled
 from ._task import Baseline, Recipe, Tested
 from ._temporary import kept_while_used, temporary_folder
 
@@ -155,7 +155,7 @@ class Forecast(ExampleTask):
         now = len(table.values)
         return Windows(table, self.past, self.horizon, range(now - self.past, now - self.past + 1))
 
-    def encode(self, model: Model, examples: Sequence[Window]) -> list[Item]:
+    def encode(self, model: Model, examples: Sequence[SeriesWindow]) -> list[Item]:
         scaled = {table: torch.from_numpy(self.scaled(table)).float() for table in {one.table for one in examples}}
         return [(scaled[one.table][one.start : one.now], scaled[one.table][one.now : one.end]) for one in examples]
 
@@ -189,7 +189,7 @@ class Forecast(ExampleTask):
 
     # --- model and loss -----------------------------------------------------------------------------------------------
 
-    def new_model(self, training: Sequence[Window]) -> Model:
+    def new_model(self, training: Sequence[SeriesWindow]) -> Model:
         folder = temporary_folder()
         model = new_model(
             folder,
@@ -295,7 +295,7 @@ class Forecast(ExampleTask):
         errors = [one["MSE"] for one in tested.details["series"].values()]
         return forecast_picture(tested.data, forecasts, errors, (np.array(self.means), np.array(self.deviations)), kind)
 
-    def shown(self, example: Window, output: np.ndarray) -> dict[str, Any]:
+    def shown(self, example: SeriesWindow, output: np.ndarray) -> dict[str, Any]:
         """The columns of the table, the dates first; values in their own units."""
         values = output.astype(np.float64) * np.array(self.deviations) + np.array(self.means)
         dates = continued(example.table.last, example.table.step, self.horizon)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Slice(NamedTuple):
+class WeightSlice(NamedTuple):
     """Of one parameter or buffer of a module: the entries along an axis that stay."""
 
     module: nn.Module
@@ -33,11 +33,11 @@ class Change(NamedTuple):
 class Cut(NamedTuple):
     """What makes one module smaller."""
 
-    slices: list[Slice]
+    slices: list[WeightSlice]
     changes: list[Change]
 
 
-class _Replacement(NamedTuple):
+class _CutTensor(NamedTuple):
     old: Tensor
     new: Tensor
     dim: int
@@ -57,10 +57,10 @@ def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: 
         )
     slices, changes = [], []
     if rows is not None:
-        slices += [Slice(layer, name, 0, tuple(rows)) for name in ("weight", "bias") if _holds(layer, name)]
+        slices += [WeightSlice(layer, name, 0, tuple(rows)) for name in ("weight", "bias") if _holds(layer, name)]
         changes.append(Change(layer, "out_features", len(rows)))
     if columns is not None:
-        slices.append(Slice(layer, "weight", 1, tuple(columns)))
+        slices.append(WeightSlice(layer, "weight", 1, tuple(columns)))
         changes.append(Change(layer, "in_features", len(columns)))
     return Cut(slices, changes)
 
@@ -101,9 +101,9 @@ def _holds(module: nn.Module, name: str) -> bool:
 
 
 @torch.no_grad()
-def _replacements(slices: Sequence[Slice]) -> Iterator[_Replacement]:
+def _replacements(slices: Sequence[WeightSlice]) -> Iterator[_CutTensor]:
     """A smaller tensor for each that is cut, once where several modules hold it."""
-    seen: dict[int, Slice] = {}
+    seen: dict[int, WeightSlice] = {}
     for one in slices:
         old = getattr(one.module, one.name)
         first = seen.setdefault(id(old), one)
@@ -126,10 +126,10 @@ def _replacements(slices: Sequence[Slice]) -> Iterator[_Replacement]:
             new.__dict__.update(old.__dict__)
             if old.grad is not None:
                 new.grad = old.grad.index_select(one.dim, index).contiguous()
-        yield _Replacement(old, new, one.dim, index)
+        yield _CutTensor(old, new, one.dim, index)
 
 
-def _check_owners(model: nn.Module, slices: Sequence[Slice]) -> None:
+def _check_owners(model: nn.Module, slices: Sequence[WeightSlice]) -> None:
     """ValueError where a part keeps its size, but holds a tensor that is cut."""
     cut = {(id(one.module), one.name) for one in slices}
     tensors = {id(getattr(one.module, one.name)) for one in slices}
@@ -142,7 +142,7 @@ def _check_owners(model: nn.Module, slices: Sequence[Slice]) -> None:
                 )
 
 
-def _states(optimizer: torch.optim.Optimizer, made: Sequence[_Replacement]) -> dict[int, dict[str, Any]]:
+def _states(optimizer: torch.optim.Optimizer, made: Sequence[_CutTensor]) -> dict[int, dict[str, Any]]:
     """The optimizer's state of each replaced parameter, by the old one's id, cut as it."""
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
         raise ValueError("optimizer: LBFGS has one history of all parameters, which cannot be cut; make it anew")
@@ -154,7 +154,7 @@ def _states(optimizer: torch.optim.Optimizer, made: Sequence[_Replacement]) -> d
     return found
 
 
-def _cut_state(name: str, value: Any, replacement: _Replacement) -> Any:
+def _cut_state(name: str, value: Any, replacement: _CutTensor) -> Any:
     """A moment has the parameter's shape, a factored one (Adafactor) 1 along one axis, a count of steps no axis."""
     if isinstance(value, (list, tuple, dict)):
         raise ValueError(f"optimizer: its state {name!r} is a {type(value).__name__}, which cannot be cut by heads")
@@ -174,7 +174,7 @@ def _cut_state(name: str, value: Any, replacement: _Replacement) -> Any:
 
 
 def _replace_in(
-    optimizer: torch.optim.Optimizer, made: Sequence[_Replacement], states: dict[int, dict[str, Any]]
+    optimizer: torch.optim.Optimizer, made: Sequence[_CutTensor], states: dict[int, dict[str, Any]]
 ) -> None:
     new = {id(one.old): one.new for one in made}
     for group in optimizer.param_groups:

@@ -24,7 +24,7 @@ from ..variants import (
     NystromAttention,
     SigmoidAttention,
 )
-from ._cuts import Change, Cut, Slice, head_rows, linear_cut
+from ._cuts import Change, Cut, WeightSlice, head_rows, linear_cut
 from .attention import HeadsLeft, MultiHeadAttention
 from .blocks import EncoderBlock
 from .config import AttentionConfig
@@ -90,7 +90,7 @@ def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
         *_projections(module, kept, groups),
         linear_cut(module.output, columns=columns),
         *([] if module.gate is None else [linear_cut(module.gate, rows=columns)]),
-        *([] if module.sink is None else [Cut([Slice(module, "sink", 0, tuple(kept))], [])]),
+        *([] if module.sink is None else [Cut([WeightSlice(module, "sink", 0, tuple(kept))], [])]),
         *([] if module.positions is None else [_positions(module.positions, kept)]),
         *([] if module.mechanism is None else [_mechanism(module.mechanism, kept, groups)]),
     ]
@@ -148,11 +148,11 @@ def _projections(module: MultiHeadAttention, kept: Sequence[int], groups: Sequen
 def _positions(module: nn.Module, kept: Sequence[int]) -> Cut:
     """Positions of a module's own: what they hold for each head."""
     if isinstance(module, T5Bias):
-        return Cut([Slice(module, "table", 1, tuple(kept))], [Change(module, "heads", len(kept))])
+        return Cut([WeightSlice(module, "table", 1, tuple(kept))], [Change(module, "heads", len(kept))])
     if isinstance(module, AlibiBias):
         beginnings = tuple(module.beginnings[head] for head in kept)
         changes = [Change(module, "heads", len(kept)), Change(module, "beginnings", beginnings)]
-        return Cut([Slice(module, "slopes", 0, tuple(kept))], changes)
+        return Cut([WeightSlice(module, "slopes", 0, tuple(kept))], changes)
     return Cut([], [])  # rotary: every head turns alike
 
 
@@ -177,11 +177,11 @@ def _longformer(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
 
 def _linformer(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
     held = [name for name, parameter in module.named_parameters() if len(parameter) > 1]
-    return Cut([Slice(module, name, 0, tuple(groups)) for name in held], [])
+    return Cut([WeightSlice(module, name, 0, tuple(groups)) for name in held], [])
 
 
 def _nystrom(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
-    return Cut([] if module.convolution is None else [Slice(module, "convolution", 0, tuple(kept))], [])
+    return Cut([] if module.convolution is None else [WeightSlice(module, "convolution", 0, tuple(kept))], [])
 
 
 def _nothing(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:

@@ -16,7 +16,7 @@ from ..intervention import Patch
 from ..intervention._edit import Edit
 from ..monitoring import KeptCall, Observations, watch
 from ._heads import CallHeads
-from ._runs import Probe, by_query_head, edited, gradients, no_gradient, run_model, scalar
+from ._runs import GradientProbe, by_query_head, edited, gradients, no_gradient, run_model, scalar
 
 Metric = Callable[[Any], Any]
 NO_GRADIENT = no_gradient("metric", "exact")
@@ -98,7 +98,7 @@ def exact_change(runs: PatchRuns, call: str, head: int) -> float:
 
 def first_order(runs: PatchRuns) -> Mapping[str, Tensor]:
     """(H,) by call: what the metric changes by when a head is patched, to first order, in one backward pass."""
-    probe = Probe(runs.what)
+    probe = GradientProbe(runs.what)
     with torch.enable_grad():
         found = gradients(runs.value(probe), probe.zeros, NO_GRADIENT)
     return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}

@@ -18,7 +18,7 @@ from ..intervention._edit import Edit
 from ..monitoring import watch
 from ._patching_result import Receiver
 from ._patching_runs import NO_GRADIENT, PatchRuns
-from ._runs import Probe, edited, gradients, run_model
+from ._runs import GradientProbe, edited, gradients, run_model
 
 KINDS = ("query", "key", "value")  # of a receiver
 UNREACHED = "through: nothing that the heads before the receivers give reaches them"
@@ -48,12 +48,12 @@ def _frozen(runs: PatchRuns, receivers: Sequence[Receiver]) -> dict[str, Edit]:
 def path_first_order(runs: PatchRuns, receivers: Sequence[Receiver]) -> Mapping[str, Tensor]:
     """(H,) by call: the same to first order: the metric's gradient by the receivers, times theirs by the heads."""
     told = {what: {one.call: one.heads for one in receivers if one.what == what} for what in KINDS}
-    probes = {what: Probe(what, heads) for what, heads in told.items()}
+    probes = {what: GradientProbe(what, heads) for what, heads in told.items()}
     with torch.enable_grad():
         value = runs.value(*probes.values())
         zeros = {(what, name): zero for what, probe in probes.items() for name, zero in probe.zeros.items()}
         slopes = gradients(value, zeros, NO_GRADIENT)
-        heads, readers = Probe("output"), {what: Probe(what, heads) for what, heads in told.items()}
+        heads, readers = GradientProbe("output"), {what: GradientProbe(what, heads) for what, heads in told.items()}
         runs.value(_frozen(runs, receivers), heads, *readers.values())
         products = [
             (readers[what].seen[name] * slope)[:, told[what][name]].sum() for (what, name), slope in slopes.items()

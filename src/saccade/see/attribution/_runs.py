@@ -18,7 +18,7 @@ from ...operator._call import AttentionCall
 from ...operator._masks._data import describe
 from ..intervention import Intervention
 from ..intervention._choice import Choice
-from ..intervention._edit import CallPlace, Edit, Part, Stage
+from ..intervention._edit import CallPart, CallPlace, Edit, Stage
 from ..intervention._intervene import CallName
 from ._heads import CallHeads
 
@@ -124,7 +124,7 @@ class Gates(Edit):
 
 
 @dataclass(frozen=True, eq=False)
-class Probe(Edit):
+class GradientProbe(Edit):
     """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is the result.
 
     Args:
@@ -147,7 +147,7 @@ class Probe(Edit):
     def _stage(self) -> Stage:
         return {"output": Stage.OUTPUT, "value": Stage.VALUES}.get(self.what, Stage.PRODUCTS)
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         return [replace(part, call=self._probed(part.call, place))]
 
     def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:

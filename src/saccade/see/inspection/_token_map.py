@@ -302,7 +302,7 @@ def _keep(best: dict[str, list[WordLink]], links: Iterable[WordLink]) -> None:
             heapq.heappop(best[link.kind])
 
 
-class WordRow(NamedTuple):
+class MapRow(NamedTuple):
     """The exact weights of one word of a head on all words of the text, (W,), and those of looking alike."""
 
     layer: int
@@ -324,7 +324,7 @@ class WordWeights:
     columns: tuple[int, ...]
     weights: np.ndarray
     alike: np.ndarray
-    rows: tuple[WordRow, ...]
+    rows: tuple[MapRow, ...]
     outside: tuple[tuple[int, int, float], ...]
 
 
@@ -345,7 +345,7 @@ def look_again(
     evens = UniformCalls()
     wanted = sorted(set(rows))
     starts = np.array([word.first for word in whole.words])
-    exact: list[WordRow] = []
+    exact: list[MapRow] = []
     outside: list[tuple[int, int, float]] = []
 
     def row(call: ObservedCall, head: int, query: int) -> np.ndarray:
@@ -360,7 +360,7 @@ def look_again(
             found = found if of is call else found.mean(0, keepdim=True)
             out[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()
         exact.extend(
-            WordRow(layer, one, query, row(call, one, query), row(even, 0, query))
+            MapRow(layer, one, query, row(call, one, query), row(even, 0, query))
             for at, one, query in wanted
             if at == layer
         )

@@ -24,7 +24,7 @@ from ._findings import (
     looks,
     sinks_of,
 )
-from ._token_map import TokenMap, WordLink, WordRow, WordWeights
+from ._token_map import MapRow, TokenMap, WordLink, WordWeights
 
 
 def find_in_whole(
@@ -62,7 +62,7 @@ def name_in_whole(whole: TokenMap, i: int) -> str:
     return f"'{word.label}'" if word.special else f"'{word.label}' (word {whole.number(i):,})"
 
 
-def _link(whole: TokenMap, link: WordLink, row: WordRow, copying: set[tuple[int, int]]) -> Iterator[MapFinding]:
+def _link(whole: TokenMap, link: WordLink, row: MapRow, copying: set[tuple[int, int]]) -> Iterator[MapFinding]:
     q, k, layer, head = link.query, link.key, link.layer, link.head
     value, alike = float(row.weights[k]), row.alike[k]
     if value < MAIN or above_chance(row.weights[k], alike) < CLEAR_OF:

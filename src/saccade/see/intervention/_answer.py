@@ -23,7 +23,7 @@ from ...operator._weights import attention_weights
 from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows
 from ._choice import hiding
-from ._edit import CallPlace, Chosen, Edit, Part, Stage, together
+from ._edit import CallPart, CallPlace, Chosen, Edit, Stage, together
 from ._edits import FORWARD_ONLY
 from ._place import BlockEdits
 from ._tiles_of_weights import TileValues, WeightTiles, tiles_of_rows
@@ -80,7 +80,7 @@ class EditsOfCall:
             shown = self._shown(self._parts(call), None, self._heads_by_function(call) is not None)
         return EditedOutput(self._output(out, call), shown)
 
-    def _shown(self, parts: list[Part], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
+    def _shown(self, parts: list[CallPart], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
         """The call that observers receive; None, and counted, where no single call describes it."""
         if by_functions or len(parts) > 1:
             not_shown(self._source, SEVERAL)
@@ -88,9 +88,9 @@ class EditsOfCall:
         hidden = _hidden(parts[0], unused)
         return parts[0].call if hidden is None else hidden
 
-    def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[Part]:
+    def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[CallPart]:
         """The call after the edits of some stages, those of `Weights` left out."""
-        parts = [Part(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
+        parts = [CallPart(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
         for edit, place in self._edits:
             if first <= edit._stage <= last:
                 parts = [new for part in parts for new in edit._parts(part, place)]
@@ -160,7 +160,7 @@ def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
     return (logits > above).any(-1, keepdim=True)
 
 
-def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
+def _hidden(part: CallPart, unused: Tensor | None) -> AttentionCall | None:
     """The part's call with what nobody uses hidden; None where all of it is used."""
     used = part.covered.any(2, keepdim=True)
     if unused is not None:
@@ -172,7 +172,7 @@ def _hidden(part: Part, unused: Tensor | None) -> AttentionCall | None:
     return replace(part.call, mask=mask if own is None else own & mask)
 
 
-def _computed(part: Part, unused: Tensor | None, compute: Compute) -> Tensor:
+def _computed(part: CallPart, unused: Tensor | None, compute: Compute) -> Tensor:
     """(B, Hq, Lq, Dv), of which what the part covers is used."""
     hidden = _hidden(part, unused)
     query, value = part.call.query, part.call.value
@@ -188,7 +188,7 @@ def _native(call: AttentionCall) -> bool:
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
 
 
-def dense_weights(call: AttentionCall, parts: Sequence[Part], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
+def dense_weights(call: AttentionCall, parts: Sequence[CallPart], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
     """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
     everything = Chosen(list(range(call.query.shape[1])), torch.arange(call.query.shape[2], device=call.query.device))
     found = together(

@@ -52,14 +52,14 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CallPart:
     """Some heads, items and rows of a call, and the call that gives them."""
 
     call: AttentionCall
     covered: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; each place is covered by one part
 
 
-def split(part: Part, covered: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[Part]:
+def split(part: CallPart, covered: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[CallPart]:
     """The part with `change` where `covered` is, and as it was elsewhere."""
     inside, outside = part.covered & covered, part.covered & ~covered
     found = [replace(part, call=change(part.call), covered=inside)] if bool(inside.any()) else []
@@ -67,7 +67,7 @@ def split(part: Part, covered: Tensor, change: Callable[[AttentionCall], Attenti
 
 
 def together(
-    parts: Sequence[Part], heads: list[int], of_part: Callable[[Part], Tensor], rows: Tensor | None = None
+    parts: Sequence[CallPart], heads: list[int], of_part: Callable[[CallPart], Tensor], rows: Tensor | None = None
 ) -> Tensor:
     """(B, n, ., .) of some heads, from each part what it covers; of the query rows `rows`, where these are some."""
     found = None
@@ -104,7 +104,7 @@ class Edit(ABC):
         """Whether the output of an item depends on what the call gives for others."""
         return False
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         """A part of a call, changed before anything is computed."""
         return [part]
 

@@ -20,7 +20,7 @@ from ...operator._checks import make_call
 from ...operator._masks import Mask, Padding, as_mask
 from ...operator._masks._algebra import And
 from ...operator._masks._data import describe, whole
-from ._edit import CallPlace, Chosen, HeadEdit, Part, Stage, WeightsFunction, split
+from ._edit import CallPart, CallPlace, Chosen, HeadEdit, Stage, WeightsFunction, split
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class Scale(HeadEdit):
     def _stage(self) -> Stage:
         return Stage.PRODUCTS if self.what == "logits" else Stage.OUTPUT
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         if self.what == "output":
             return [part]
         return [replace(part, call=replace(part.call, query=self._scaled(part.call.query, part.call, place)))]
@@ -214,7 +214,7 @@ class EditMask(HeadEdit):
             raise TypeError("mask: expected a mask value or a boolean tensor, got none")
         object.__setattr__(self, "mask", as_mask(self.mask))
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         own, here = as_mask(part.call.mask), self._placed(part.call)
         return [replace(part, call=replace(part.call, mask=here if own is None else own & here))]
 
@@ -270,7 +270,7 @@ class EditBias(HeadEdit):
                 f"bias must be of floating point (a mask of True and False is EditMask), got {describe(self.bias)}"
             )
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         return split(part, self.choice.covered(part.call), lambda call: replace(call, bias=self._added(call)))
 
     def _added(self, call: AttentionCall) -> Bias | Tensor | None:

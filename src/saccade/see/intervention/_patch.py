@@ -16,7 +16,7 @@ from ...operator._biases import TensorBias
 from ...operator._call import AttentionCall
 from ..monitoring import CallSite, KeptCall, Observations
 from ._choice import Choice, indices
-from ._edit import CallPlace, Chosen, Edit, Heads, Part, Stage, split
+from ._edit import CallPart, CallPlace, Chosen, Edit, Heads, Stage, split
 from ._edits import with_heads
 
 WHAT = ("output", "weights", "query", "key", "value")
@@ -88,7 +88,7 @@ class Patch(Edit):
         stages = {"weights": Stage.WEIGHTS, "output": Stage.OUTPUT, "value": Stage.VALUES}
         return stages.get(self.what, Stage.PRODUCTS)
 
-    def _parts(self, part: Part, place: CallPlace) -> list[Part]:
+    def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         if self.what == "weights":
             return self._with_weights(part, place)
         if self.what == "output":
@@ -168,7 +168,7 @@ class Patch(Edit):
             return replace(call, key=self._patched(call.key, call, place, heads))
         return replace(call, value=self._patched(call.value, call, place, heads))
 
-    def _with_weights(self, part: Part, place: CallPlace) -> list[Part]:
+    def _with_weights(self, part: CallPart, place: CallPlace) -> list[CallPart]:
         kept = self._kept(part.call, place)
         places = self._places(part.call, kept, "rows", place)
         covered = self.choice.covered(part.call)

@@ -95,7 +95,7 @@ class Piece(NamedTuple):
         return shape[::-1] if self.transposed else shape
 
 
-class Plan(NamedTuple):
+class KeyPlan(NamedTuple):
     """What a file's tensors are used for."""
 
     pieces: list[Piece]
@@ -131,7 +131,7 @@ def plan(
     relabelled: bool = False,
     drawn: Collection[str] = (),
     where: str,
-) -> Plan:
+) -> KeyPlan:
     """How to fill our tensors from the stored ones, by names and shapes alone.
 
     Args:
@@ -146,7 +146,7 @@ def plan(
     names = {_modern(name, keys.endings): name for name in stored}
     prefixed = bool(keys.prefix) and any(name.startswith(keys.prefix) for name in names)
     taken: set[str] = set()
-    result, wrong = Plan([], [], [], []), []
+    result, wrong = KeyPlan([], [], [], []), []
     others = {primary: _others(key, keys.prefix if prefixed else "") for key, primary in _primaries(keys, prefixed)}
     resolved = {
         name: (pieces, [_resolve(piece, names, others) for piece in pieces])
@@ -193,7 +193,7 @@ def _shown(wrong: list[str]) -> list[str]:
 
 
 def _place(
-    name: str, keys: KeyMap, prefixed: bool, names: dict[str, str], result: Plan, wrong: list[str], shape: object
+    name: str, keys: KeyMap, prefixed: bool, names: dict[str, str], result: KeyPlan, wrong: list[str], shape: object
 ) -> None:
     """Where a tensor belongs that no parameter is filled from."""
     prefix = keys.prefix if prefixed else ""

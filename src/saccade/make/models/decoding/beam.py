@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....support._shared_cores import shared_cores
 from .constraints import Constraints, told_by
-from .step import Generated, Step
+from .step import DecodingStep, Generated
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BeamSearch:
 @torch.no_grad()
 @shared_cores()
 def search(
-    step: Step,
+    step: DecodingStep,
     start: Tensor,
     beams: BeamSearch,
     constraints: Constraints,

@@ -14,12 +14,12 @@ from torch import Tensor
 from ....support._shared_cores import shared_cores
 from .constraints import Constraints, told_by
 from .sampling import Draws, Sampling
-from .step import Generated, Step
+from .step import DecodingStep, Generated
 
 
 @torch.no_grad()
 def tokens_after(
-    step: Step,
+    step: DecodingStep,
     ids: Tensor,
     sampling: Sampling,
     constraints: Constraints,
@@ -73,7 +73,7 @@ def tokens_after(
 
 
 @torch.no_grad()
-def draw(step: Step, start: Tensor, sampling: Sampling, constraints: Constraints, pad: int = 0) -> Generated:
+def draw(step: DecodingStep, start: Tensor, sampling: Sampling, constraints: Constraints, pad: int = 0) -> Generated:
     """One text for each item, and its score. Items that have ended leave the batch.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ....operator.nn import KVCache
 
 
-class Step(Protocol):
+class DecodingStep(Protocol):
     """What a loop of decoding needs of a model: it holds everything that came before."""
 
     def step(self, ids: Tensor) -> Tensor:

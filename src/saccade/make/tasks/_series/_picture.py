@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....support._tables import Table
-from ._table import Window, Windows
+from ._table import SeriesWindow, Windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def _spread(errors: Sequence[float]) -> list[int]:
     return [order[place] for place in places]
 
 
-def _draw(axes: Axes, window: Window, series: int, forecasts: Mapping[str, np.ndarray], scale: Scale) -> None:
+def _draw(axes: Axes, window: SeriesWindow, series: int, forecasts: Mapping[str, np.ndarray], scale: Scale) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     table, (means, deviations) = window.table, scale

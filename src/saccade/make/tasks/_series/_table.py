@@ -101,7 +101,7 @@ def _check_rows(path: Path, count: int, window: Mapping[str, int]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Window:
+class SeriesWindow:
     """A piece of a table: S rows to read and F to forecast, which are beyond the table where nobody knows them.
 
     Args:
@@ -125,7 +125,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Windows(Sequence[Window]):
+class Windows(Sequence[SeriesWindow]):
     """Windows of a table, by their first rows."""
 
     table: SeriesTable
@@ -137,15 +137,15 @@ class Windows(Sequence[Window]):
         return len(self.starts)
 
     @overload
-    def __getitem__(self, number: int) -> Window: ...
+    def __getitem__(self, number: int) -> SeriesWindow: ...
 
     @overload
     def __getitem__(self, number: slice) -> Windows: ...
 
-    def __getitem__(self, number: int | slice) -> Window | Windows:
+    def __getitem__(self, number: int | slice) -> SeriesWindow | Windows:
         if isinstance(number, slice):
             return dataclasses.replace(self, starts=self.starts[number])
-        return Window(self.table, self.starts[number], self.past, self.horizon)
+        return SeriesWindow(self.table, self.starts[number], self.past, self.horizon)
 
 
 LARGEST = 1e305  # a value; forecasts beyond the training rows have to stay below 1.8e308

@@ -27,7 +27,7 @@ from .._models import LayerObserver, TextModel, weights_of
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearStep:
     """x -> W x + b; W (out, in), b (out,) or None."""
 
     weight: np.ndarray
@@ -87,14 +87,14 @@ class Surroundings:
     written: np.ndarray  # (E,) what the attention module gave
     placement: str  # of the norm: "pre", "post" or "parallel"
     norm: Norm | None  # None where it is of another kind
-    query: Linear
-    key: Linear
-    value: Linear
+    query: LinearStep
+    key: LinearStep
+    value: LinearStep
     query_norm: Norm | None
     key_norm: Norm | None
     rotation: Rotation | None
-    gate: Linear | None
-    output: Linear
+    gate: LinearStep | None
+    output: LinearStep
     context: Tensor | None = None  # (Lk, C) what keys and values are made of in cross-attention; None: the stream
 
 
@@ -313,7 +313,7 @@ def _with_surroundings(inputs: HeadInputs, stack: Stack, tensors: dict[str, Tens
     return replace(inputs, around=around)
 
 
-def _of_head(attention: MultiHeadAttention, inputs: HeadInputs) -> tuple[Linear, Linear, Linear]:
+def _of_head(attention: MultiHeadAttention, inputs: HeadInputs) -> tuple[LinearStep, LinearStep, LinearStep]:
     """The rows of the projections that make this head's query, key and value."""
     shape, group = attention.shape, inputs.kv_head
     (wq, bq), (wk, bk), (wv, bv) = attention.matrices()
@@ -323,14 +323,14 @@ def _of_head(attention: MultiHeadAttention, inputs: HeadInputs) -> tuple[Linear,
         (wv, bv, group * shape.value_head, shape.value_head),
     )
     query, key, value = (
-        Linear(numbers(w[start : start + size]), None if b is None else numbers(b[start : start + size]))
+        LinearStep(numbers(w[start : start + size]), None if b is None else numbers(b[start : start + size]))
         for w, b, start, size in places
     )
     return query, key, value
 
 
-def _linear(layer: nn.Linear) -> Linear:
-    return Linear(numbers(layer.weight), None if layer.bias is None else numbers(layer.bias))
+def _linear(layer: nn.Linear) -> LinearStep:
+    return LinearStep(numbers(layer.weight), None if layer.bias is None else numbers(layer.bias))
 
 
 def _norm(module: nn.Module) -> Norm | None:

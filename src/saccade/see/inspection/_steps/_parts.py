@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ._inputs import HeadInputs, Surroundings, numbers
-from ._scores import Scores, Softmax
+from ._scores import Scores, SoftmaxStep
 
 _BLOCK = 4096  # rows
 
@@ -153,7 +153,7 @@ class HeadNumbers:
         )
 
     @cached_property
-    def softmax(self) -> Softmax:
+    def softmax(self) -> SoftmaxStep:
         return self.scores.softmax()
 
     def mixed(self, weights: np.ndarray) -> np.ndarray | None:

@@ -16,7 +16,7 @@ SWITCHES = ("scale", "mask", "position", "shift")
 
 
 @dataclass(frozen=True, eq=False)
-class Softmax:
+class SoftmaxStep:
     """The softmax of one row, every number of it; (L,) each."""
 
     maximum: float  # what was subtracted: 0 without the shift
@@ -63,7 +63,7 @@ class Scores:
             out = out + self.bias
         return out if self.visible is None or "mask" in without else np.where(self.visible, out, -np.inf)
 
-    def softmax(self, without: Collection[str] = ()) -> Softmax:
+    def softmax(self, without: Collection[str] = ()) -> SoftmaxStep:
         """In float64; without the shift in the model's own dtype, where it may overflow."""
         logits = self.logits(without)
         if "shift" in without:
@@ -73,17 +73,17 @@ class Scores:
         maximum = maximum if np.isfinite(maximum) else 0.0
         exponentials = np.exp(logits - maximum)
         total = float(exponentials.sum()) + (0.0 if self.sink is None else float(np.exp(self.sink - maximum)))
-        return Softmax(maximum, exponentials, total, exponentials / (total or 1.0))
+        return SoftmaxStep(maximum, exponentials, total, exponentials / (total or 1.0))
 
 
-def unshifted(logits: np.ndarray, sink: float | None, dtype: torch.dtype) -> Softmax:
+def unshifted(logits: np.ndarray, sink: float | None, dtype: torch.dtype) -> SoftmaxStep:
     """exp(s_j) / sum exp(s_j) with every number rounded to ``dtype``: inf and NaN where it overflows."""
     exponentials = torch.exp(torch.tensor(logits).to(dtype))
     total = exponentials.sum()
     if sink is not None:
         total = total + torch.exp(torch.tensor(sink).to(dtype))
     weights = exponentials / total
-    return Softmax(0.0, exponentials.double().numpy(), float(total), weights.double().numpy())
+    return SoftmaxStep(0.0, exponentials.double().numpy(), float(total), weights.double().numpy())
 
 
 def largest_exponent(dtype: torch.dtype) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ._canvas import Canvas, formula_width
 from ._graph_layer import draw_graph_layer, is_graph_layer, told_of_graph_layer
-from ._modules import Part
+from ._modules import DiagramPart
 from ._shapes import Box, arrow, node
 from ._stack import draw_block, draw_box, title_of
 
@@ -15,7 +15,7 @@ _GUTTER = 150.0
 _PILL = 34.0
 
 
-def draw_blocks(canvas: Canvas, blocks: Sequence[Part], title: str) -> str:
+def draw_blocks(canvas: Canvas, blocks: Sequence[DiagramPart], title: str) -> str:
     """The blocks beside one another; returns the description."""
     x = bottom = 0.0
     for block in blocks:
@@ -47,13 +47,13 @@ def _draw_context(canvas: Canvas, entry: tuple[float, float], x: float) -> None:
     canvas.text(left - 6, entry[1] + 13, "encoder", size=13, fill="key", anchor="end")
 
 
-def _draw_part(canvas: Canvas, part: Part, x: float, y: float, width: float) -> float:
+def _draw_part(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
     if part.kind in ("attention", "cross"):
         return _draw_attention(canvas, part, x, y, width)
     return _draw_feed_forward(canvas, part, x, y, width) if part.facts else draw_box(canvas, part, x, y, width)
 
 
-def _frame(canvas: Canvas, part: Part, where: Box, role: str) -> None:
+def _frame(canvas: Canvas, part: DiagramPart, where: Box, role: str) -> None:
     canvas.rect(*where, fill=f"{role}-wash", stroke=role, radius=10)
     canvas.text(where.x + 14, where.y + 24, part.label, size=15, bold=True)
     canvas.text(where.right - 14, where.y + 24, f"{part.parameters:,}", size=13, fill="soft", anchor="end")
@@ -66,7 +66,7 @@ def _pill(canvas: Canvas, where: Box, text: str, stroke: str) -> None:
     canvas.formula(x, y + 4.5, text, size=size, anchor="middle")
 
 
-def _draw_attention(canvas: Canvas, part: Part, x: float, y: float, width: float) -> float:
+def _draw_attention(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
     """Three projections, the heads, the projection of the output."""
     facts = part.facts
     where = Box(x, y, width, 172)
@@ -93,7 +93,7 @@ def _draw_attention(canvas: Canvas, part: Part, x: float, y: float, width: float
     return where.bottom
 
 
-def _draw_feed_forward(canvas: Canvas, part: Part, x: float, y: float, width: float) -> float:
+def _draw_feed_forward(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
     """Up, activation, down; or gated: two ways that are multiplied."""
     facts = part.facts
     grown, act = f"{facts['width']:,} → {facts['hidden']:,}", facts["activation"]
@@ -122,7 +122,7 @@ def _draw_feed_forward(canvas: Canvas, part: Part, x: float, y: float, width: fl
         return where.bottom
 
 
-def _description(blocks: Sequence[Part], title: str) -> str:
+def _description(blocks: Sequence[DiagramPart], title: str) -> str:
     if all(map(is_graph_layer, blocks)):
         return f"{title}. From top to bottom. {'. '.join(map(told_of_graph_layer, blocks))}."
     told = []

@@ -22,20 +22,20 @@ _SUBSCRIPT = 0.72  # of the font size
 _MARKUP = re.compile(r"([_^])\{([^}]*)\}")
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """A part of a text: on the line, or a subscript (-1) or superscript (1)."""
 
     text: str
     place: int
 
 
-def runs_of(markup: str) -> list[Run]:
+def runs_of(markup: str) -> list[TextRun]:
     """``QK^{T}`` as runs; everything but ``_{}`` and ``^{}`` is text."""
     out, at = [], 0
     for found in _MARKUP.finditer(markup):
-        out += [Run(markup[at : found.start()], 0), Run(found[2], 1 if found[1] == "^" else -1)]
+        out += [TextRun(markup[at : found.start()], 0), TextRun(found[2], 1 if found[1] == "^" else -1)]
         at = found.end()
-    return [run for run in [*out, Run(markup[at:], 0)] if run.text]
+    return [run for run in [*out, TextRun(markup[at:], 0)] if run.text]
 
 
 def formula_width(markup: str, size: float, *, bold: bool = False) -> float:

@@ -8,7 +8,7 @@ from ....support._numbers import size as bytes_of, typeset
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
 from ._shapes import NUMBER, Box, arrow, column_labels, heat, node, row_labels, vectors
-from ._step_numbers import Reading, StepNumbers
+from ._step_numbers import StepNumbers, StepReading
 
 _SHOWN = 3
 _CELL = (46.0, 28.0)
@@ -45,7 +45,7 @@ def draw_step(canvas: Canvas, numbers: StepNumbers, head: int, source_head: int 
     return _description(numbers, head, source_head, facts)
 
 
-def _room(reading: Reading) -> float:
+def _room(reading: StepReading) -> float:
     return min(84.0, max(width_of(label, NUMBER) for label in reading.labels))
 
 
@@ -58,7 +58,7 @@ def _draw_facts(canvas: Canvas, x: float, y: float, facts: str, place: str) -> N
     canvas.text(x, y + 22, place, size=14, fill="soft")
 
 
-def _facts_of_source(source: Reading, layers: int) -> str:
+def _facts_of_source(source: StepReading, layers: int) -> str:
     kept = bytes_of(len(source.labels) * source.token_bytes)
     shape = " × ".join(map(str, source.shape))
     return f"Keys of a layer: {shape}, in every step the same; values likewise. {kept} in {layers} layers, made once."
@@ -92,7 +92,7 @@ def _draw_source(
     return end
 
 
-def _draw_encoder(canvas: Canvas, source: Reading, token: Box, caches: tuple[Box, Box], new: float) -> None:
+def _draw_encoder(canvas: Canvas, source: StepReading, token: Box, caches: tuple[Box, Box], new: float) -> None:
     """Where keys and values of the source come from."""
     keys, values = caches
     middle = (keys.middle[1] + values.middle[1]) / 2
@@ -120,7 +120,7 @@ def _draw_token(canvas: Canvas, label: str, token: Box, below: str) -> None:
         canvas.text(token.middle[0], token.bottom + 24, below, size=13, fill="soft", anchor="middle")
 
 
-def _draw_new(canvas: Canvas, own: Reading, head: int, token: Box, rows: tuple[Box, Box, Box]) -> None:
+def _draw_new(canvas: Canvas, own: StepReading, head: int, token: Box, rows: tuple[Box, Box, Box]) -> None:
     """The new token and its three vectors; key and value go into the last row of their caches."""
     query, keys, values = rows
     step = _CELL[1]
@@ -171,7 +171,7 @@ def _draw_cache(
 
 
 def _draw_reading(
-    canvas: Canvas, reading: Reading, head: int, query: Box, keys: Box, values: Box
+    canvas: Canvas, reading: StepReading, head: int, query: Box, keys: Box, values: Box
 ) -> tuple[float, float]:
     """Scores against all keys, one row of weights, the sum of the values; returns where the output is."""
     x, y = keys.right + _WAY, keys.middle[1]
@@ -236,5 +236,5 @@ def _description(numbers: StepNumbers, head: int, source_head: int | None, facts
     )
 
 
-def _told(reading: Reading, head: int) -> str:
+def _told(reading: StepReading, head: int) -> str:
     return ", ".join(f"{label} {typeset(w)}" for label, w in zip(reading.labels, reading.weights[head], strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....support._numbers import counted
 from ._canvas import Canvas, formula_width
-from ._modules import Part
+from ._modules import DiagramPart
 from ._shapes import Box, arrow
 
 _HIGH, _GAP = 34.0, 20.0
@@ -14,11 +14,11 @@ _LOGITS = {
 }
 
 
-def is_graph_layer(part: Part) -> bool:
+def is_graph_layer(part: DiagramPart) -> bool:
     return "graph" in part.facts
 
 
-def draw_graph_layer(canvas: Canvas, part: Part, x: float, width: float) -> float:
+def draw_graph_layer(canvas: Canvas, part: DiagramPart, x: float, width: float) -> float:
     """From the vectors of nodes to those that have read their neighbours; returns the lower edge."""
     facts = part.facts
     heads, head, middle = facts["heads"], facts["head"], x + width / 2
@@ -50,7 +50,7 @@ def draw_graph_layer(canvas: Canvas, part: Part, x: float, width: float) -> floa
     return frame.bottom + 44
 
 
-def told_of_graph_layer(part: Part) -> str:
+def told_of_graph_layer(part: DiagramPart) -> str:
     """The layer in words."""
     facts = part.facts
     heads = counted(facts["heads"], "head")

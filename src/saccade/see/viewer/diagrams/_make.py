@@ -30,7 +30,7 @@ from ._head import LayerNumbers, in_words, layer_numbers, module_numbers, spread
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head
 from ._plain import NARROW, draw_plain_attention, draw_plain_heads
-from ._step_numbers import Reading, step_numbers
+from ._step_numbers import StepReading, step_numbers
 from ._transformer import draw_transformer
 from ._variants import all_variants, draw_variants, of_mask, of_mechanism
 
@@ -144,7 +144,7 @@ def _decoder_step(source: Any, text: str | None, head: Head, theme: str, target:
     return Diagram("decoder-step", title, description, theme, facts, canvas)
 
 
-def _shown_head(reading: Reading | None, asked: int | None) -> int:
+def _shown_head(reading: StepReading | None, asked: int | None) -> int:
     """The head that is asked for where there is one, else the one that weighs several words most evenly."""
     if reading is None or (asked is not None and asked < len(reading.weights)):
         return asked or 0

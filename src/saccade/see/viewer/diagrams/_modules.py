@@ -52,7 +52,7 @@ _ATOMIC = re.compile(r"Attention$|MLP$|Mlp$|FeedForward|SelfAttention|LayerFF")
 
 
 @dataclass
-class Part:
+class DiagramPart:
     """A box of a picture.
 
     Attributes:
@@ -66,7 +66,7 @@ class Part:
     label: str
     details: list[str] = field(default_factory=list)
     parameters: int = 0
-    parts: list[Part] = field(default_factory=list)
+    parts: list[DiagramPart] = field(default_factory=list)
     repeat: int = 1
     placement: str = ""
     name: str = ""
@@ -87,14 +87,14 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def tree_of(module: nn.Module) -> list[Part]:
+def tree_of(module: nn.Module) -> list[DiagramPart]:
     """The parts of a model in the order in which they are registered."""
     module = bare(module)
     parts = _Reader().read(module, "")
     table = _table_of_logits(module)
     if table is not None:
         details = [_shape_of(table, turned=True) + ", the token embedding again"]
-        parts.append(Part("head", "Linear to vocabulary", details, 0, name="head", shared=True))
+        parts.append(DiagramPart("head", "Linear to vocabulary", details, 0, name="head", shared=True))
     return parts
 
 
@@ -118,7 +118,7 @@ class _Reader:
         self._seen: set[int] = set()
         self._positions: str | None = None  # of the stack that is being read, which holds them for its layers
 
-    def read(self, module: nn.Module, name: str) -> list[Part]:
+    def read(self, module: nn.Module, name: str) -> list[DiagramPart]:
         if is_block(module):
             found = self.block(module, name)
             return [] if found is None else [found]
@@ -136,13 +136,13 @@ class _Reader:
         return parts
 
     @staticmethod
-    def _side(key: str, inner: list[Part]) -> list[Part]:
+    def _side(key: str, inner: list[DiagramPart]) -> list[DiagramPart]:
         """An encoder or a decoder with a stack of layers is a part of its own."""
         if key in ("encoder", "decoder") and any(part.kind == "stack" for part in inner):
-            return [Part("side", key.capitalize(), parts=inner, name=key)]
+            return [DiagramPart("side", key.capitalize(), parts=inner, name=key)]
         return inner
 
-    def block(self, module: nn.Module, name: str) -> Part | None:
+    def block(self, module: nn.Module, name: str) -> DiagramPart | None:
         if isinstance(module, EncoderBlock):
             return self._own_block(module, name)
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
@@ -151,7 +151,7 @@ class _Reader:
 
     # --- blocks ---------------------------------------------------------------------------------------------------
 
-    def _own_block(self, module: EncoderBlock, name: str) -> Part:
+    def _own_block(self, module: EncoderBlock, name: str) -> DiagramPart:
         config = module.config
         parts = [self._attention(module.attention, "attention", norm=module.attention_norm)]
         if isinstance(module, DecoderBlock) and config.cross is not None:
@@ -164,9 +164,9 @@ class _Reader:
         label = "Decoder block" if decodes else "Encoder block"
         facts = {"width": config.width}
         total = sum(part.parameters + sum(norm.parameters for norm in part.parts) for part in parts)
-        return Part("block", label, [], total, parts, placement=config.placement, name=name, facts=facts)
+        return DiagramPart("block", label, [], total, parts, placement=config.placement, name=name, facts=facts)
 
-    def _torch_block(self, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, name: str) -> Part:
+    def _torch_block(self, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, name: str) -> DiagramPart:
         parts = [self._torch_attention(module.self_attn, "attention", module.norm1)]
         last = module.norm2
         if isinstance(module, nn.TransformerDecoderLayer):
@@ -182,21 +182,21 @@ class _Reader:
         }
         details = [f"{width:,} → {hidden:,} → {width:,}, {facts['activation']}"]
         count = self._count(module.linear1) + self._count(module.linear2)
-        inner = Part("feed-forward", "Feed-forward", details, count, self._norm(last, "norm"), facts=facts)
+        inner = DiagramPart("feed-forward", "Feed-forward", details, count, self._norm(last, "norm"), facts=facts)
         label = "Decoder block" if isinstance(module, nn.TransformerDecoderLayer) else "Encoder block"
         placement = "pre" if module.norm_first else "post"
         parts.append(inner)
         total = sum(part.parameters + sum(norm.parameters for norm in part.parts) for part in parts)
-        return Part("block", label, [], total, parts, placement=placement, name=name, facts={"width": width})
+        return DiagramPart("block", label, [], total, parts, placement=placement, name=name, facts={"width": width})
 
-    def _torch_attention(self, module: nn.MultiheadAttention, kind: str, norm: nn.Module) -> Part:
+    def _torch_attention(self, module: nn.MultiheadAttention, kind: str, norm: nn.Module) -> DiagramPart:
         heads, width = module.num_heads, module.head_dim
         details = [f"{counted(heads, 'head')} × {width}"]
         facts = {"heads": heads, "kv_heads": heads, "head": width, "width": module.embed_dim, "positions": None}
         label = "Cross-attention" if kind == "cross" else "Self-attention"
-        return Part(kind, label, details, self._count(module), self._norm(norm, "norm"), facts=facts)
+        return DiagramPart(kind, label, details, self._count(module), self._norm(norm, "norm"), facts=facts)
 
-    def _attention(self, module: MultiHeadAttention, kind: str, norm: nn.Module | None = None) -> Part:
+    def _attention(self, module: MultiHeadAttention, kind: str, norm: nn.Module | None = None) -> DiagramPart:
         config, shape = module.config, module.config.shape
         details = [f"{counted(config.heads, 'head')} × {shape.head}"]
         if shape.kv_heads != config.heads:
@@ -217,26 +217,26 @@ class _Reader:
         }
         label = "Cross-attention" if kind == "cross" else "Self-attention"
         inner = [] if norm is None else self._norm(norm, "norm")
-        return Part(kind, label, [", ".join([*details, *more])], self._count(module), inner, facts=facts)
+        return DiagramPart(kind, label, [", ".join([*details, *more])], self._count(module), inner, facts=facts)
 
-    def _feed_forward(self, module: FeedForward) -> Part:
+    def _feed_forward(self, module: FeedForward) -> DiagramPart:
         width, hidden = module.down.out_features, module.down.in_features
         name = _ACTIVATIONS.get(module.activation, module.activation)
         gate = _ACTIVATIONS[GATED[module.activation]] if module.gated else name
         facts = {"gated": module.gated, "activation": gate, "width": width, "hidden": hidden}
         details = [f"{width:,} → {hidden:,} → {width:,}, {name}"]
         label = "Gated feed-forward" if module.gated else "Feed-forward"
-        return Part("feed-forward", label, details, self._count(module), facts=facts)
+        return DiagramPart("feed-forward", label, details, self._count(module), facts=facts)
 
-    def _norm(self, module: nn.Module, name: str) -> list[Part]:
+    def _norm(self, module: nn.Module, name: str) -> list[DiagramPart]:
         if isinstance(module, nn.Identity):
             return []
-        return [Part("norm", _norm_name(module), [], self._count(module), name=name)]
+        return [DiagramPart("norm", _norm_name(module), [], self._count(module), name=name)]
 
     # --- all else -------------------------------------------------------------------------------------------------
 
-    def _list(self, module: nn.Module, name: str) -> list[Part]:
-        out: list[Part] = []
+    def _list(self, module: nn.Module, name: str) -> list[DiagramPart]:
+        out: list[DiagramPart] = []
         last = None
         for key, child in module._modules.items():
             if child is None:
@@ -251,7 +251,7 @@ class _Reader:
             last = form
             if inner:
                 title = inner[0].label if len(inner) == 1 else _words(type(child).__name__)
-                out.append(Part("stack", title, [], sum(part.total() for part in inner), inner, name=name))
+                out.append(DiagramPart("stack", title, [], sum(part.total() for part in inner), inner, name=name))
             else:
                 last = None
         # One layer alone needs no frame, unless it is a block.
@@ -265,7 +265,7 @@ class _Reader:
         bare = not any(child is not None for child in module._modules.values())
         return bare or isinstance(module, kinds) or bool(_ATOMIC.search(type(module).__name__))
 
-    def _leaf(self, module: nn.Module, name: str) -> list[Part]:
+    def _leaf(self, module: nn.Module, name: str) -> list[DiagramPart]:
         if isinstance(module, MultiHeadAttention):
             return [self._attention(module, "attention")]
         if isinstance(module, FeedForward):
@@ -274,7 +274,9 @@ class _Reader:
         again = _tied_embedding(module)
         if not everything and again is None:
             shown = _CLASSES.get(type(module).__name__)
-            return [] if shown is None else [Part("embedding", shown, ["nothing to learn"], name=name, shared=True)]
+            return (
+                [] if shown is None else [DiagramPart("embedding", shown, ["nothing to learn"], name=name, shared=True)]
+            )
         tied = again is not None or any(p.ndim > 1 and id(p) in self._seen for p in everything)
         count, short = self._count(module), name.rpartition(".")[2]
         kind, label = ("head", _head_name(module)) if short in ("head", "lm_head") else _named(module, short, name)
@@ -284,13 +286,17 @@ class _Reader:
         if tied:
             details[0] += ", the token embedding again" if kind == "head" else ", shared"
         facts = _facts_of_graph(module) if isinstance(module, GraphAttention) else {}
-        return [Part(kind, label, [d for d in details if d], count, name=name, shared=tied and not count, facts=facts)]
+        return [
+            DiagramPart(
+                kind, label, [d for d in details if d], count, name=name, shared=tied and not count, facts=facts
+            )
+        ]
 
-    def _parameter(self, name: str, parameter: nn.Parameter) -> Part:
+    def _parameter(self, name: str, parameter: nn.Parameter) -> DiagramPart:
         count = 0 if id(parameter) in self._seen else parameter.numel()
         self._seen.add(id(parameter))
         label = next((label for label, names in _EMBEDDINGS.items() if name in names), _words(name))
-        return Part("embedding", label, [" × ".join(f"{n:,}" for n in parameter.shape)], count, name=name)
+        return DiagramPart("embedding", label, [" × ".join(f"{n:,}" for n in parameter.shape)], count, name=name)
 
     def _count(self, module: nn.Module) -> int:
         fresh = [p for p in module.parameters() if id(p) not in self._seen]
@@ -388,7 +394,7 @@ def _words(name: str) -> str:
     return apart[:1].upper() + apart[1:].lower()
 
 
-def walk(parts: list[Part]) -> Iterator[Part]:
+def walk(parts: list[DiagramPart]) -> Iterator[DiagramPart]:
     for part in parts:
         yield part
         yield from walk(part.parts)

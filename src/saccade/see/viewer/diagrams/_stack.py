@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
-from ._modules import Part
+from ._modules import DiagramPart
 from ._shapes import Box, Point, arrow, node
 
 GAP = 20.0  # between two boxes: room for an arrow
@@ -15,7 +15,7 @@ PLUS = 9.0  # radius of a sum
 FRAME = 14.0  # from a frame to the residual stream in it
 RESIDUAL = 26.0  # from the boxes to the line around them
 _ROLES = {"attention": "weight", "cross": "key", "feed-forward": "head6", "head": "head4", "embedding": "head5"}
-DrawBox = Callable[[Canvas, Part, float, float, float], float]
+DrawBox = Callable[[Canvas, DiagramPart, float, float, float], float]
 ADDED = (
     "Position embedding",
     "Segment embedding",
@@ -34,7 +34,7 @@ class Drawn:
 
 
 def draw_parts(
-    canvas: Canvas, parts: Sequence[Part], x: float, y: float, width: float, axes: Sequence[float] | None = None
+    canvas: Canvas, parts: Sequence[DiagramPart], x: float, y: float, width: float, axes: Sequence[float] | None = None
 ) -> Drawn:
     """Draw ``parts`` from ``y`` downward, each ``width`` wide from ``x``; an arrow leads to each but the first.
 
@@ -58,7 +58,7 @@ def draw_parts(
     return drawn
 
 
-def _joint(canvas: Canvas, before: Part, part: Part, x: float, y: float) -> float:
+def _joint(canvas: Canvas, before: DiagramPart, part: DiagramPart, x: float, y: float) -> float:
     """Between two parts: a plus where they are added, nothing between tables beside one another, else an arrow."""
     if before.kind == part.kind == "embedding":
         if part.label not in ADDED:
@@ -74,7 +74,7 @@ def draw_plus(canvas: Canvas, x: float, y: float) -> float:
     return y + 24
 
 
-def draw_box(canvas: Canvas, part: Part, x: float, y: float, width: float) -> float:
+def draw_box(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
     """One part: name and count on a line, its shape below; returns its lower edge."""
     high = 32.0 if part.kind == "norm" else 48.0 if part.details else 34.0
     role = _ROLES.get(part.kind)
@@ -92,7 +92,7 @@ def draw_box(canvas: Canvas, part: Part, x: float, y: float, width: float) -> fl
     return y + high
 
 
-def draw_frame(canvas: Canvas, part: Part, x: float, y: float, width: float) -> Drawn:
+def draw_frame(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> Drawn:
     """Layers that are alike, drawn once: a frame with how many there are and what they hold together."""
     top = y + 40
     # The frame goes behind: its height is known when its content is drawn.
@@ -111,7 +111,7 @@ def draw_frame(canvas: Canvas, part: Part, x: float, y: float, width: float) -> 
     return Drawn(bottom, _draw_inside(canvas, part.parts, x, top, width, known).entries)
 
 
-def _draw_inside(canvas: Canvas, parts: Sequence[Part], x: float, y: float, width: float, known: bool) -> Drawn:
+def _draw_inside(canvas: Canvas, parts: Sequence[DiagramPart], x: float, y: float, width: float, known: bool) -> Drawn:
     """The parts of a layer; without arrows where only their names are known, and not in which order they act."""
     if known:
         return draw_parts(canvas, parts, x, y, width)
@@ -120,17 +120,19 @@ def _draw_inside(canvas: Canvas, parts: Sequence[Part], x: float, y: float, widt
     return Drawn(y - 6)
 
 
-def _block_title(part: Part) -> str:
+def _block_title(part: DiagramPart) -> str:
     inner = part.parts[0]
     return title_of(inner) if inner.kind == "block" else f"{part.label}, its parts" if part.parts[1:] else part.label
 
 
-def title_of(block: Part) -> str:
+def title_of(block: DiagramPart) -> str:
     """With how it is normalised."""
     return f"{block.label}, {block.placement}-norm" if block.placement != "parallel" else f"{block.label}, parallel"
 
 
-def draw_block(canvas: Canvas, block: Part, x: float, y: float, width: float, draw: DrawBox | None = None) -> Drawn:
+def draw_block(
+    canvas: Canvas, block: DiagramPart, x: float, y: float, width: float, draw: DrawBox | None = None
+) -> Drawn:
     """Attention and feed-forward with their norms and the residual stream around them; ``draw`` draws each box."""
     draw = draw or draw_box
     x, width = x + RESIDUAL, width - 2 * RESIDUAL
@@ -145,7 +147,7 @@ def draw_block(canvas: Canvas, block: Part, x: float, y: float, width: float, dr
 
 
 def _draw_sublayer(
-    canvas: Canvas, part: Part, placement: str, where: Box, entries: list[Point], draw: DrawBox
+    canvas: Canvas, part: DiagramPart, placement: str, where: Box, entries: list[Point], draw: DrawBox
 ) -> float:
     x, y, width, _ = where
     middle, right = x + width / 2, x + width + RESIDUAL
@@ -170,7 +172,7 @@ def _draw_sublayer(
     return at
 
 
-def _draw_parallel(canvas: Canvas, block: Part, x: float, y: float, width: float, draw: DrawBox) -> Drawn:
+def _draw_parallel(canvas: Canvas, block: DiagramPart, x: float, y: float, width: float, draw: DrawBox) -> Drawn:
     """One norm, both layers beside one another, their sum, and the residual stream added to it."""
     middle, right = x + width / 2, x + width + RESIDUAL
     arrow(canvas, [(middle, y), (middle, y + GAP + 4)])

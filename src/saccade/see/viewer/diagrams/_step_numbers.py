@@ -28,7 +28,7 @@ _BEST = 3  # next tokens that are shown
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class StepReading:
     """What the new token's query reads in one layer, in float64.
 
     Attributes:
@@ -64,8 +64,8 @@ class StepNumbers:
         following: the most probable next tokens and their probabilities.
     """
 
-    own: Reading
-    source: Reading | None
+    own: StepReading
+    source: StepReading | None
     layer: int
     layers: int
     before: tuple[int, ...]
@@ -150,9 +150,9 @@ def _short(target: Target) -> tuple[list[int], list[str]]:
     return target.ids[:stop], list(target.labels[:stop])
 
 
-def _reading(call: ObservedCall, labels: list[str], layers: int) -> Reading:
+def _reading(call: ObservedCall, labels: list[str], layers: int) -> StepReading:
     array = {name: getattr(call, name)[0].double().cpu().numpy() for name in ("query", "key", "value", "out")}
-    return Reading(
+    return StepReading(
         labels=labels,
         query=array["query"][:, 0],
         key=array["key"],

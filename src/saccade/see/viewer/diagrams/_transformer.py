@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ._canvas import Canvas
-from ._modules import Part, tree_of, walk
+from ._modules import DiagramPart, tree_of, walk
 from ._shapes import arrow
 from ._stack import ADDED, FRAME, GAP, draw_parts, draw_plus
 
@@ -22,18 +22,18 @@ _FIRST = ("Patch embedding", "Token embedding", "Embedding: nodes", "Class token
 class Flow:
     """The parts of a model in the order in which numbers pass them."""
 
-    inputs: list[Part] = field(default_factory=list)  # of both sides
-    encoder: list[Part] = field(default_factory=list)
-    decoder: list[Part] = field(default_factory=list)  # where there are two sides
-    outputs: list[Part] = field(default_factory=list)
+    inputs: list[DiagramPart] = field(default_factory=list)  # of both sides
+    encoder: list[DiagramPart] = field(default_factory=list)
+    decoder: list[DiagramPart] = field(default_factory=list)  # where there are two sides
+    outputs: list[DiagramPart] = field(default_factory=list)
 
 
-def flow_of(parts: Sequence[Part]) -> Flow:
+def flow_of(parts: Sequence[DiagramPart]) -> Flow:
     """Modules are registered in about the order in which they are used; embeddings and heads are put where they act."""
     sides = [part for part in parts if part.kind == "side"]
     flow, begun = Flow(), False
-    source: list[Part] = []
-    target: list[Part] = []
+    source: list[DiagramPart] = []
+    target: list[DiagramPart] = []
     for part in parts:
         if part.kind == "side":
             begun = True
@@ -55,7 +55,7 @@ def flow_of(parts: Sequence[Part]) -> Flow:
     return flow
 
 
-def _ordered(parts: list[Part]) -> list[Part]:
+def _ordered(parts: list[DiagramPart]) -> list[DiagramPart]:
     """Embeddings that are added stand together, the others behind; layers that read a signal keep their order."""
     if all(part.kind in ("embedding", "norm") for part in parts):
         return sorted(parts, key=_rank)
@@ -65,7 +65,7 @@ def _ordered(parts: list[Part]) -> list[Part]:
     return [*rest[:at], *masks, *rest[at:]]
 
 
-def _rank(part: Part) -> int:
+def _rank(part: DiagramPart) -> int:
     if part.kind == "norm":
         return len(_FIRST) + 2
     if part.label in _FIRST:
@@ -139,7 +139,7 @@ def _join(canvas: Canvas, bottom: float, entries: Sequence[tuple[float, float]],
         canvas.text(gutter - 14, bottom + 42, "keys and values", size=13, fill="key", anchor="end")
 
 
-def _description(parts: Sequence[Part], flow: Flow, title: str, total: int) -> str:
+def _description(parts: Sequence[DiagramPart], flow: Flow, title: str, total: int) -> str:
     told = []
     for side, inner in (
         ("", flow.inputs),
@@ -156,7 +156,7 @@ def _description(parts: Sequence[Part], flow: Flow, title: str, total: int) -> s
     )
 
 
-def _told(part: Part) -> str:
+def _told(part: DiagramPart) -> str:
     if part.kind == "stack":
         inner = "; ".join(_told(p) for p in part.parts)
         return f"{part.repeat} times ({inner}), {part.parameters:,} parameters together"

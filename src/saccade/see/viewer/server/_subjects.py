@@ -18,7 +18,7 @@ FORMS = "a text, several texts, a look, or what watch kept (or the file that it 
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """How texts are read.
 
     Attributes:
@@ -39,7 +39,7 @@ class Reading:
     progress: Callable[[int, int], None] | None = None
 
 
-def runs_of(subject: Any, models: Sequence[Any], reading: Reading) -> list[Run]:
+def runs_of(subject: Any, models: Sequence[Any], reading: TextReading) -> list[Run]:
     """A run for each text and model, or for what was watched; for errors see `saccade.view`."""
     subjects = list(subject) if isinstance(subject, list | tuple) else [subject]
     if not subjects:
@@ -78,7 +78,7 @@ def _watched(subject: Any, number: int, words: Sequence[str] | None) -> Run:
     return from_watch(load(path), words, path.name)
 
 
-def _check_watched(all_of_them: bool, models: Sequence[Any], reading: Reading) -> None:
+def _check_watched(all_of_them: bool, models: Sequence[Any], reading: TextReading) -> None:
     if not all_of_them:
         raise ValueError("subject: what watch kept and texts are not shown together")
     given = {"model": bool(models), "target": reading.target is not None, "generate": bool(reading.generate)}
@@ -108,7 +108,7 @@ def reader_of(model: Any) -> TextModel:
     return as_text_model(model)
 
 
-def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> Run:
+def _read(text: str, reader: TextModel, name: str | None, reading: TextReading) -> Run:
     how: dict[str, Any] = {
         "name": name,
         "budget": reading.budget,
@@ -126,7 +126,7 @@ def _read(text: str, reader: TextModel, name: str | None, reading: Reading) -> R
     return read_text(text, reader, **how)
 
 
-def notes_of(runs: Sequence[Run], reading: Reading) -> list[str]:
+def notes_of(runs: Sequence[Run], reading: TextReading) -> list[str]:
     """What is to be said of how texts were read."""
     return [
         f"generate: {reading.generate:,} tokens were asked for; {run.model} reads {run.source.context:,} at once, "
@@ -140,7 +140,7 @@ def notes_of(runs: Sequence[Run], reading: Reading) -> list[str]:
     ]
 
 
-def _with_what_is_left(reading: Reading, runs: Sequence[Run]) -> Reading:
+def _with_what_is_left(reading: TextReading, runs: Sequence[Run]) -> TextReading:
     """The budget without what earlier runs keep in memory."""
     if reading.budget is None:
         return reading

@@ -17,7 +17,7 @@ from ._serve import MOST_IDLE, OTHERS, Viewer
 if TYPE_CHECKING:
     from ..maps import Run
     from ._session import Session
-    from ._subjects import Reading
+    from ._subjects import TextReading
 
 SHORT = 60  # characters of a text in a title
 
@@ -122,12 +122,12 @@ def view(
 
 
 def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int] | None = None, **how: Any) -> Session:
-    """What `view` shows: everything is read now. ``how``: the fields of `Reading`."""
+    """What `view` shows: everything is read now. ``how``: the fields of `TextReading`."""
     from ...inspection import Look
     from ._session import Session
-    from ._subjects import Reading, notes_of, runs_of
+    from ._subjects import TextReading, notes_of, runs_of
 
-    reading = _checked(Reading(**how))
+    reading = _checked(TextReading(**how))
     models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
     runs = runs_of(subject, models, reading)
     if head is None and isinstance(subject, Look):
@@ -158,7 +158,7 @@ def announce(viewer: Viewer, *, browser: bool) -> None:
         print("No browser could be opened here; open this address in one.", file=sys.stderr, flush=True)
 
 
-def _checked(reading: Reading) -> Reading:
+def _checked(reading: TextReading) -> TextReading:
     """The reading, before minutes of it; for errors see `view`."""
     if not isinstance(reading.generate, int) or isinstance(reading.generate, bool) or reading.generate < 0:
         raise ValueError(f"generate: expected a number of tokens, at least 0, got {reading.generate!r}")
