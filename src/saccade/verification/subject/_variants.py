@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -22,7 +22,7 @@ from ._reading import MaskReading, Reading
 from ._shortened import LARGE, size_of
 from ._source import rates_of, with_rates
 from ._steady import exact, repeated, steady, tolerance, vivid
-from ._subject import Subject
+from ._subject import CallResult, Subject
 from .discovery._signature import TargetArgument, arguments_of
 
 _MOST, _MOST_WHOLE = 6, 32  # calls that are tried
@@ -76,7 +76,7 @@ class _Situation:
 
     def output(self, subject: Subject) -> Tensor | None:
         """(B, L, E), (B, L, V) or (B, H, L, D) with 0 where it is padded; None where no such call is taken."""
-        run = repeated if subject.form == "tokens" else steady
+        run: Callable[..., CallResult] = repeated if subject.form == "tokens" else steady
         try:
             with subject.training() if self.training else nullcontext():
                 out = run(subject, self.inputs, **self.masks).out
@@ -84,8 +84,8 @@ class _Situation:
             return None
         if "padding" not in self.masks:
             return out
-        rows = self.masks["padding"].to(out.device)[(slice(None), *[None] * (out.dim() - 3), slice(None), None)]
-        return out.masked_fill(~rows, 0.0)
+        real = self.masks["padding"].to(out.device).unsqueeze(-1)
+        return out.masked_fill(~(real if out.dim() == 3 else real[:, None]), 0.0)
 
 
 def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
