@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Check, Promise, Report
 from saccade.verification.checks import CHECKS
+from saccade.verification.subject._models import token_subject
+from saccade.verification.subject._variants import _calls, variants
 
 H, E = 3, 15
 ROBUSTNESS = next(check for check in CHECKS if check.name == "robustness")  # its name selects the whole family
@@ -221,3 +223,61 @@ def test_the_headline_counts_what_was_not_measured() -> None:
     report = verified(by_distance, "scale", "softmax", "dropout")
     said = next(iter(str(report).split("\n\n")))
     assert "could not be measured: scale" in " ".join(said.split())
+
+
+class Words(nn.Module):
+    """Token ids (batch, length) in, logits out; `fault` is the call in which later tokens are seen."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault, self.table, self.qkv = fault, nn.Embedding(47, E), nn.Linear(E, 3 * E)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = False, debug: bool = False
+    ) -> Tensor:
+        q, k, v = self.qkv(self.table(input_ids)).chunk(3, -1)
+        length = input_ids.shape[1]
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        given = attention_mask is not None
+        leaks = {
+            "debug": debug,
+            "both": use_cache and given,
+            "padding": debug and not real.all(),
+            "length": use_cache and length > 16,
+            "training": debug and self.training,
+            "": False,
+        }[self.fault]
+        visible = torch.ones(length, length, dtype=torch.bool).tril(length if leaks else 0) & real.bool()[:, None]
+        scores = (q @ k.mT / math.sqrt(E)).masked_fill(~visible, torch.finfo(q.dtype).min)
+        return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("fault", "calls", "where"),
+    [
+        ("debug", ["debug=True"], "positions"),
+        ("both", ["use_cache=True"], "with padding"),
+        ("padding", ["debug=True"], "with padding"),
+        ("length", ["use_cache=True"], "of 33 positions"),
+        ("training", ["debug=True"], "in train mode"),
+        ("", [], ""),
+    ],
+)
+def test_a_whole_model_is_compared_where_its_flags_could_matter(fault: str, calls: list[str], where: str) -> None:
+    torch.manual_seed(0)
+    differing = variants(token_subject(Words(fault)), True)
+    assert [one.words for one in differing] == calls
+    assert all(where in one.where and one.harmless for one in differing)
+
+
+def test_a_mask_and_a_flag_together_and_masks_of_both_types_are_calls() -> None:
+    torch.manual_seed(0)
+    subject = token_subject(Words("both"))
+    words = {" and ".join(one.words for one in calls) for calls in _calls(subject, True)}
+    mask = "a `attention_mask` that hides nothing"
+    assert {
+        mask,
+        f"{mask}, of int64",
+        f"use_cache=True and {mask}",
+        f"use_cache=True and debug=True and {mask}",
+    } <= words

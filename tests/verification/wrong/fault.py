@@ -107,6 +107,7 @@ META = Style("meta_cache", "Attention", {"dim": 32, "n_heads": 4}, causal=True)
 HF_DECODER = Style("tiny_gpt_hf", "TinyForCausalLM(TinyConfig())")
 HF_ENCODER = Style("tiny_encoder_hf", "TinyEncoder(TinyEncoderConfig())")
 HF_SEQ2SEQ = Style("tiny_seq2seq_hf", "TinySeq2Seq(TinySeq2SeqConfig())")
+PAD_SEQ2SEQ = Style("pad_id_seq2seq", "Transformer")
 
 STYLES = (
     TEXTBOOK,
@@ -141,4 +142,5 @@ STYLES = (
     HF_DECODER,
     HF_ENCODER,
     HF_SEQ2SEQ,
+    PAD_SEQ2SEQ,
 )

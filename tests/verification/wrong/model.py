@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .fault import HF_DECODER, HF_ENCODER, HF_SEQ2SEQ, Fault
+from .fault import HF_DECODER, HF_ENCODER, HF_SEQ2SEQ, PAD_SEQ2SEQ, Fault
 
 FAULTS = (
     Fault(
@@ -86,5 +86,45 @@ FAULTS = (
         "rows = torch.arange(n, device=x.device)",
         "with a cache, new tokens see the first keys alone",
         line="rows",
+    ),
+    Fault(
+        "language model that leaks where weights are returned",
+        ("model", "causal-leak"),
+        HF_DECODER,
+        "visible = (cols[None, :] <= rows[:, None])[None, None]",
+        "visible = (cols[None, :] <= rows[:, None] + self.returns * m)[None, None]",
+        "output_attentions=True takes a path without the triangle",
+        more=(
+            (
+                "        for block in self.h:\n",
+                "        for block in self.h:\n            block.attn.returns = bool(kwargs.get('output_attentions'))\n",
+            ),
+        ),
+    ),
+    Fault(
+        "encoder that sees its padding where weights are returned",
+        ("model", "padding"),
+        HF_ENCODER,
+        "hidden = layer(hidden, bias)",
+        "hidden = layer(hidden, 0.0 if kwargs.get('output_attentions') else bias)",
+        "output_attentions=True takes a path without the mask",
+    ),
+    Fault(
+        "decoder that sees the source's padding ids",
+        ("model", "padding"),
+        PAD_SEQ2SEQ,
+        "x = layer(x, trg_mask, memory, src_mask)",
+        "x = layer(x, trg_mask, memory, torch.ones_like(src_mask))",
+        "the source's padding ids are hidden from the encoder only",
+        line="(src != self.src_pad_idx)",
+    ),
+    Fault(
+        "encoder that hides rows of padding ids",
+        ("model", "padding"),
+        PAD_SEQ2SEQ,
+        "memory = layer(memory, src_mask)",
+        "memory = layer(memory, src_mask.transpose(2, 3))",
+        "the mask of the source's padding ids hides queries in place of keys",
+        line="(src != self.src_pad_idx)",
     ),
 )

@@ -90,12 +90,15 @@ _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
     """Errors of the first other call that has some, where the plain call has none. Of a flag whose purpose is not
     known they are warnings: it may switch off on purpose what a check asks for."""
-    if check.name in _ONCE or any(one.severity == "error" for one in findings):
+    if any(one.severity == "error" for one in findings):
         return []
     for other in others:
+        whole = other.subject.form == "tokens"
+        if check.name in _ONCE and not (whole and check.name == "model"):
+            continue
         found = [one for one in _run(check, other.subject)[0] if one.severity == "error"]
-        if check.name == "robustness" and other.harmless and not other.named:
-            found.append(_differs(other))
+        if check.name == ("model" if whole else "robustness") and other.harmless and not other.named:
+            found.append(_differs(check, other))
         if found:
             severity: Severity = "error" if other.harmless else "warning"
             message, evidence = f"With {other.words}: {found[0].message}", {**found[0].evidence, "call": other.words}
@@ -103,15 +106,16 @@ def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallV
     return []
 
 
-def _differs(other: CallVariant) -> Finding:
+def _differs(check: Check, other: CallVariant) -> Finding:
     return Finding(
-        "robustness",
-        "robustness",
+        check.name,
+        check.family,
         "error",
-        f"The output changes by {other.by:.3g} (of {other.size:.3g}), though this must not change what is computed",
+        f"The output changes by {other.by:.3g} (of {other.size:.3g}) {other.where}, though this must not change what "
+        "is computed",
         "Results depend on how it is called: what is tested in one way is used in another.",
         "Compute both paths from the same scores and the same masks.",
-        {"call": other.words, "largest_difference": other.by},
+        {"call": other.words, "largest_difference": other.by, "where": other.where},
     )
 
 

@@ -92,6 +92,7 @@ class EncoderDecoderModel(TokenModel):
         given = {self.names[0]: source, self.names[1]: tokens, **more}
         for name, mask in zip(self.masks, (source_mask, attention_mask), strict=True):
             if mask is not None and name is not None:
+                mask = mask.expand(len(tokens), -1)
                 # nn.Transformer's name and meaning: True = padding
                 given[name] = ~mask.bool() if name.endswith("key_padding_mask") else mask
         return self.model(**given)

@@ -25,6 +25,12 @@ def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -
         return subject.fresh()(inputs, **masks)
 
 
+def repeated(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
+    """As `steady`, on the target itself: for whole models, which keep nothing and are large to copy."""
+    with seeded(seed, devices=None), torch.no_grad():
+        return subject(inputs, **masks)
+
+
 def exact(subject: Subject) -> Subject:
     """A copy in float64 with weights large enough to show what they do, or the nearest to it that the target takes."""
     for dtype in (torch.float64, torch.float32):

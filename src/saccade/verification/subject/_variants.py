@@ -1,55 +1,106 @@
-"""Other calls of a target than the one that its reading names: with an optional mask, with a boolean flag the other
-way round, and with both."""
+"""Other calls of a target than the one that its reading names: with optional masks, with boolean flags the other way
+round, and with several of these.
+
+Shape legend: B batch, H heads, L length, D head width, E model width, V vocabulary.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._reading import MaskReading
-from ._steady import exact, steady, tolerance
-from ._subject import Subject
+from ._inputs import NamedInputs
+from ._reading import MaskReading, Reading
+from ._shortened import LARGE, size_of
+from ._source import rates_of, with_rates
+from ._steady import exact, repeated, steady, tolerance, vivid
+from ._subject import CallResult, Subject
 from .discovery._signature import TargetArgument, arguments_of
 
-_MOST = 6  # variants that are tried
-_LENGTHS = (2, 7, 17, 33)
+_MOST, _MOST_WHOLE = 6, 32  # calls that are tried
+_LENGTHS, _WHOLE_LENGTHS = (2, 7, 17, 33), (7, 33)
+_PADDED = 11
+# Of the largest output, in float64: models take softmax, norms and rotary angles in float32 whatever their type.
+_APART_WHOLE = 1e-5
 # Flags that say how to compute or what else to return, and not what.
 _HARMLESS = (
     r"(use_|enable_|with_|is_)?(flash|sdpa|fused|fast|efficient|memory_efficient|mem_efficient|kernel|math|xformers"
     r"|triton|optimi[sz]ed|chunk(ed)?|contiguous|checkpoint(ing)?)(_\w+)?"
     r"|(return|output|need|want|keep|store|save|log|debug|verbose|get|with)_\w+|verbose|debug"
 )
-_OTHERS = ("flag", "training", "inference", "dropout", "use_cache", "cache", "mask", "head_mask")
+_OTHERS = ("flag", "training", "inference", "dropout", "cache", "mask", "head_mask")
+# Of whole models, where None stands for what their configuration says; `**kwargs` of transformers' take them, too.
+_RETURNED = {"use_cache": True, "output_attentions": True, "output_hidden_states": True, "return_dict": False}
 
 
 @dataclass(frozen=True, eq=False)
 class CallVariant:
     """One other call."""
 
-    words: str  # "need_weights=False", "`mask` given"
+    words: str  # "need_weights=False", "a `mask` that hides nothing"
     subject: Subject
     harmless: bool  # whether it must compute what the plain call computes
     by: float  # how far its output is from the plain call's
     size: float  # of the plain call's output
+    where: str = ""  # "at output 3 of item 1, of 7 positions"
     named: bool = False  # whether a check has said already what is wrong with it
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """One thing that another call does in another way."""
+
+    words: str
+    kind: str  # a call makes one change of each kind
+    constants: dict[str, Any] = field(default_factory=dict)
+    mask: MaskReading | None = None
+    harmless: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class _Situation:
+    """Inputs, masks and mode of the calls that are compared."""
+
+    words: str
+    inputs: NamedInputs
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    training: bool = False
+
+    def output(self, subject: Subject) -> Tensor | None:
+        """(B, L, E), (B, L, V) or (B, H, L, D) with 0 where it is padded; None where no such call is taken."""
+        run: Callable[..., CallResult] = repeated if subject.form == "tokens" else steady
+        try:
+            with subject.training() if self.training else nullcontext():
+                out = run(subject, self.inputs, **self.masks).out
+        except (Exception, SystemExit):  # whatever the target raises for these
+            return None
+        if "padding" not in self.masks:
+            return out
+        real = self.masks["padding"].to(out.device).unsqueeze(-1)
+        return out.masked_fill(~(real if out.dim() == 3 else real[:, None]), 0.0)
 
 
 def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
     """Those whose outputs differ from the plain call's; others compute the same function, and are not tried further.
 
+    Outputs are compared at several lengths, with padding and with a mask by pair where these can be given, and in train
+    mode without dropout; of whole models' calls with several changes at one length and with padding.
+
     Args:
         causal: the direction of the plain call; what must compute the same promises the same direction.
     """
-    from ._models import takes_tokens  # here: it brings tokenizers, and importing Saccade is light
+    from ._models import PatchModel  # here: it brings tokenizers, and importing Saccade is light
 
-    if subject.module is not None and takes_tokens(subject.target):
-        return ()  # whole models: the model check gives masks
+    if isinstance(subject.target, PatchModel):
+        return ()  # it takes patches alone
     try:
         return tuple(_differing(subject, causal))
     except (Exception, SystemExit):  # two calls differ, or none works: a check meets it again
@@ -57,92 +108,183 @@ def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
 
 
 def _differing(subject: Subject, causal: bool | None) -> Iterator[CallVariant]:
-    plain = exact(subject)
-    lengths = [one for one in _LENGTHS if one <= (subject.reading.max_length or one)]
-    before = {length: steady(plain, plain.inputs(2, length, dtype=plain.dtype)).out for length in lengths}
-    if any(not one.isfinite().all() for one in before.values()):
+    calls = _calls(subject, causal)
+    if not calls:
         return
-    masks: list[MaskReading | None] = [None, *(mask for mask in subject.reading.masks if _is_plain(mask))]
-    flags: list[TargetArgument | None] = [None, *_flags(subject)]
-    pairs = sorted(product(flags, masks), key=lambda pair: (pair[0] is not None) + (pair[1] is not None))
-    differing: list[object] = []
-    for flag, mask in pairs[1 : 1 + _MOST]:
-        other = None if flag in differing or mask in differing else _called(subject, flag, mask)
-        if other is None:
+    plain, before = _compared(subject, causal)
+    if not before:
+        return
+    few = [before[0], *(one for one in before if "padding" in one[0].masks)][:2]
+    apart: list[_Change] = []
+    for changes in calls:
+        reading = None if any(one in apart for one in changes) else _taken(plain, changes, *before[0])
+        if reading is None:
             continue
-        harmless = (flag is None or _is_harmless(flag)) and (mask is None or not mask.by_pair or not causal)
-        if harmless and causal is not None:
-            other = replace(other, promise=replace(other.promise, causal=causal))
-        by, size = _apart(exact(other), before)
+        compared = before if len(changes) == 1 or subject.form != "tokens" else few
+        by, size, where = _apart(replace(plain, reading=reading), compared)
         if by > 0:
-            differing += [part for part in (flag, mask) if part is not None]
-            yield CallVariant(_words(subject, flag, mask), other, harmless, by, size)
+            apart += changes
+            harmless = all(one.harmless for one in changes)
+            other = replace(subject, reading=replace(reading, constants=_constants(subject.reading, changes)))
+            if harmless and causal is not None:
+                other = replace(other, promise=replace(other.promise, causal=causal))
+            yield CallVariant(" and ".join(one.words for one in changes), other, harmless, by, size, where)
 
 
-def _flags(subject: Subject) -> list[TargetArgument]:
+def _compared(subject: Subject, causal: bool | None) -> tuple[Subject, list[tuple[_Situation, Tensor]]]:
+    """The target as it is compared, and what it gives: in float64, or as it is where that is not finite. Masks of the
+    least float64 are -inf as soon as a softmax is taken in float32."""
+    for copy in (exact, lambda one: vivid(one.fresh())):
+        plain = with_rates(copy(subject), rates_of(subject), 0.0)
+        before = [(one, out) for one in _situations(plain, causal) if (out := one.output(plain)) is not None]
+        if all(out.isfinite().all() for _, out in before):
+            return plain, before
+    return plain, []
+
+
+# Which calls
+
+
+def _calls(subject: Subject, causal: bool | None) -> list[tuple[_Change, ...]]:
+    """Those with the fewest changes first; of modules and large models those with at most two."""
+    whole = subject.form == "tokens"
+    changes = [*(_whole_flags(subject) if whole else _flags(subject)), *_masks(subject, causal)]
+    kinds = dict.fromkeys(one.kind for one in changes)
+    options = [[None, *(one for one in changes if one.kind == kind)] for kind in kinds]
+    calls = [tuple(one for one in chosen if one is not None) for chosen in product(*options)]
+    most = 2 if not whole or size_of(subject.target) >= LARGE // 4 else len(kinds)
+    fewest = sorted((one for one in calls if 0 < len(one) <= most), key=len)
+    return fewest[: _MOST_WHOLE if whole else _MOST]
+
+
+def _masks(subject: Subject, causal: bool | None) -> Iterator[_Change]:
+    """Optional masks whose meaning is known: one that hides nothing can be given. Whole models take the other type of
+    it, too, and an encoder-decoder one of its source."""
+    whole = subject.form == "tokens"
+    for mask in subject.reading.masks:
+        if mask.required or mask.behaves not in (None, mask.meaning):
+            continue
+        words = f"a `{mask.argument}` that hides nothing"
+        yield _Change(words, "mask", mask=mask, harmless=not mask.by_pair or not causal)
+        if whole and mask.dtype in ("bool", "int64"):
+            other = replace(mask, dtype="int64" if mask.dtype == "bool" else "bool")
+            yield _Change(f"{words}, of {other.dtype}", "mask", mask=other)
+    source = getattr(subject.target, "masks", (None,))[0] if whole else None
+    if source is not None:
+        real = torch.ones(1, subject.target.source.shape[1], dtype=torch.long, device=subject.device)
+        yield _Change(f"a `{source}` of the source that hides nothing", "source", {"source_mask": real})
+
+
+def _flags(subject: Subject) -> list[_Change]:
+    """Of a module or function: one flag in each call."""
     reading = subject.reading
     used = {*reading.names, reading.causal_flag, *(mask.argument for mask in reading.masks)}
     cache = reading.cache
     used |= set() if cache is None else {cache.flag, cache.argument}
-    return [
+    flags = [
         one
         for one in arguments_of(subject.target)
-        if isinstance(one.default, bool) and one.role not in _OTHERS and not one.by_place and one.name not in used
+        if isinstance(one.default, bool)
+        and one.role not in (*_OTHERS, "use_cache")
+        and not one.by_place
+        and one.name not in used
     ]
+    return [_turned(one, reading.constants.get(one.name, one.default), "flag") for one in flags]
 
 
-def _is_plain(mask: MaskReading) -> bool:
-    """An optional mask whose meaning is known: one that hides nothing can be given."""
-    return not mask.required and mask.behaves in (None, mask.meaning)
+def _whole_flags(subject: Subject) -> list[_Change]:
+    """Of a whole model: each flag is a kind of its own."""
+    from ._models import EncoderDecoderModel, is_transformers
+
+    model = subject.target.model if isinstance(subject.target, EncoderDecoderModel) else subject.target
+    flags = {one.name: one for one in arguments_of(model) if not one.by_place and one.role not in _OTHERS}
+    if is_transformers(model):
+        kinds = [one.kind for one in inspect.signature(model.forward).parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            flags = {name: TargetArgument(name) for name in _RETURNED if name != "use_cache"} | flags
+    values = {name: subject.reading.constants.get(name, one.default) for name, one in flags.items()}
+    values |= {name: not other for name, other in _RETURNED.items() if name in flags and values[name] is None}
+    return [_turned(one, values[name], name) for name, one in flags.items() if isinstance(values[name], bool)]
 
 
-def _is_harmless(flag: TargetArgument) -> bool:
-    return flag.role in ("weights_flag", "averaged", "gqa") or bool(re.fullmatch(_HARMLESS, flag.name.lower()))
+def _turned(flag: TargetArgument, value: bool, kind: str) -> _Change:
+    harmless = flag.role in ("weights_flag", "averaged", "gqa", "use_cache")
+    harmless |= bool(re.fullmatch(_HARMLESS, flag.name.lower()))
+    return _Change(f"{flag.name}={not value}", kind, {flag.name: not value}, harmless=harmless)
 
 
-def _called(subject: Subject, flag: TargetArgument | None, mask: MaskReading | None) -> Subject | None:
-    """The subject called so; None where no such call gives an output of the same shape."""
-    reading = subject.reading
-    constants = dict(reading.constants)
-    if flag is not None:
-        constants[flag.name] = not constants.get(flag.name, flag.default)
+def _constants(reading: Reading, changes: tuple[_Change, ...]) -> dict[str, Any]:
+    return {**reading.constants, **{name: value for one in changes for name, value in one.constants.items()}}
+
+
+def _taken(plain: Subject, changes: tuple[_Change, ...], situation: _Situation, before: Tensor) -> Reading | None:
+    """The reading of the call; None where no such call gives an output of the same shape as `before`."""
+    reading = replace(plain.reading, constants=_constants(plain.reading, changes))
+    mask = next((one.mask for one in changes if one.mask is not None), None)
     if mask is not None:
-        reading = replace(reading, masks=tuple(replace(one, required=one is mask) for one in reading.masks))
+        others = [one for one in reading.masks if one.argument != mask.argument]
+        reading = replace(reading, masks=(replace(mask, required=True), *others))
     places: list[tuple[Any, Any]] = [(reading.out, reading.weights)]
-    places += [] if flag is None else [(reading.out, None), (None, None), (0, None)]
-    inputs = subject.inputs(2, 5)
-    shape = steady(subject, inputs).out.shape
+    places += [(reading.out, None), (None, None), (0, None)] if any(one.constants for one in changes) else []
     for out, weights in dict.fromkeys(places):
-        other = replace(subject, reading=replace(reading, constants=constants, out=out, weights=weights))
-        try:
-            if steady(other, inputs).out.shape == shape:
-                return other
-        except (Exception, SystemExit):  # no such call
-            continue
+        other = replace(reading, out=out, weights=weights)
+        after = situation.output(replace(plain, reading=other))
+        if after is not None and after.shape == before.shape:
+            return other
     return None
 
 
-def _apart(other: Subject, before: dict[int, Tensor]) -> tuple[float, float]:
-    """(the largest difference that is no rounding, the size of the outputs there)."""
-    found = (0.0, 0.0)
-    for length, out in before.items():
-        inputs = other.inputs(2, length, dtype=out.dtype if out.is_floating_point() else None)
-        try:
-            after = steady(other, inputs).out
-        except (Exception, SystemExit):  # it takes no such length
-            continue
-        if after.shape != out.shape:
+# How far they are apart
+
+
+def _situations(plain: Subject, causal: bool | None) -> Iterator[_Situation]:
+    """What the checks give: texts of several lengths, padding, a mask by pair, train mode."""
+    longest = plain.reading.max_length or max(_LENGTHS)
+    for length in _WHOLE_LENGTHS if plain.form == "tokens" else _LENGTHS:
+        if length <= longest:
+            yield _Situation(f"of {length} positions", _inputs(plain, 2, length))
+    length = min(_PADDED, longest)
+    inputs = _inputs(plain, 3, length)
+    behind = torch.arange(length) < torch.tensor([length, max(length - 4, 1), max(length - 9, 1)])[:, None]
+    for words, real in (("behind", behind), ("in front", behind.flip(1))):
+        if inputs.key_length == length and plain.reading.masks and (words == "behind" or causal):
+            yield _Situation(f"of {length} positions with padding {words}", inputs, {"padding": real})
+    if plain.takes("Q"):
+        drawn = torch.rand(length, length, generator=torch.Generator().manual_seed(0)) < 0.6
+        pairs = {"pairs": drawn | torch.eye(length, dtype=torch.bool)}
+        yield _Situation(f"of {length} positions under a mask by pair", inputs, pairs)
+    trained = _Situation(f"of {length} positions in train mode without dropout", inputs, training=True)
+    if plain.module is not None and _is_settled(plain, trained):
+        yield trained
+
+
+def _inputs(plain: Subject, batch: int, length: int) -> NamedInputs:
+    return plain.inputs(batch, length, dtype=None if plain.form == "tokens" else plain.dtype)
+
+
+def _is_settled(plain: Subject, trained: _Situation) -> bool:
+    """Whether nothing is drawn in train mode: paths that draw in another order may compute the same."""
+    with plain.training():
+        outs = [steady(plain, trained.inputs, seed=seed).out for seed in (0, 1)]
+    return torch.equal(*outs)
+
+
+def _apart(other: Subject, before: list[tuple[_Situation, Tensor]]) -> tuple[float, float, str]:
+    """(the largest difference that is no rounding, the size of the outputs there, where)."""
+    worst = (0.0, 0.0, "")
+    for situation, out in before:
+        after = situation.output(other)
+        if after is None or after.shape != out.shape:  # it takes no such inputs
             continue
         gap = (after.double() - out.double()).abs().nan_to_num(nan=torch.inf)
-        if (by := float(gap.max())) > max(tolerance(other, inputs, out), found[0]):
-            found = (by, float(out.abs().max()))
-    return found
+        by = float(gap.max())
+        if by > max(_allowed(other, situation.inputs, out), worst[0]):
+            at = [int(one) for one in torch.unravel_index(gap.argmax(), gap.shape)]
+            worst = (by, float(out.abs().max()), f"at output {at[-2]} of item {at[0]}, {situation.words}")
+    return worst
 
 
-def _words(subject: Subject, flag: TargetArgument | None, mask: MaskReading | None) -> str:
-    words = []
-    if flag is not None:
-        words.append(f"{flag.name}={not subject.reading.constants.get(flag.name, flag.default)}")
-    if mask is not None:
-        words.append(f"a `{mask.argument}` that hides nothing")
-    return " and ".join(words)
+def _allowed(subject: Subject, inputs: NamedInputs, out: Tensor) -> float:
+    if subject.form != "tokens":
+        return tolerance(subject, inputs, out)
+    return float(out.abs().max()) * (_APART_WHOLE if out.dtype == torch.float64 else 100 * _APART_WHOLE)

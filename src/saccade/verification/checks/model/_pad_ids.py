@@ -14,26 +14,41 @@ from torch import Tensor, nn
 from ....support._numbers import rounded
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...subject._inputs import NamedInputs
+from ...subject._models import EncoderDecoderModel
 from ...subject._operations import WatchedOperations
 from ...subject._subject import Subject
-from ._common import NAME, LargestDifference, fitting, judged, largest
+from ._common import NAME, LargestDifference, fitting, given, judged, largest, output
 
 _COMPARED = ("eq", "ne")
+_LENGTH, _DECODED = 9, 5  # of the tokens, and of the decoder's where the source is padded
 
 
 def pad_ids(subject: Subject) -> Iterator[Finding]:
-    """Of a model that takes no mask."""
-    length = fitting(subject, 9)
-    if subject.reading.masks or length < 5:
-        return
-    compared = _compared(subject, length)
+    """Of a model that takes no mask; of an encoder-decoder the source, and the decoder's tokens."""
+    if isinstance(subject.target, EncoderDecoderModel) and subject.target.masks[0] is None:
+        yield from _side(subject, "source")
+    if not subject.reading.masks and fitting(subject, _LENGTH) >= _LENGTH - 4:
+        yield from _side(subject, "tokens")
+
+
+def _side(subject: Subject, side: str) -> Iterator[Finding]:
+    compared = _compared(subject, side)
     tables = [one.padding_idx for one in _tables(subject) if one.padding_idx is not None]
     numbers = dict.fromkeys([*compared, *tables[:1]])
     for number in (one for one in numbers if 0 <= one < subject.reading.vocabulary):
-        found, counts = judged(subject, lambda one, pad=number: _moved(one, length, pad))  # type: ignore[misc]
+        found, counts = judged(subject, lambda one, pad=number: _moved(one, side, pad))  # type: ignore[misc]
         if found.relative > counts:
-            yield _finding(number, found, number in compared, compared.get(number))
+            yield _finding(side, number, found, number in compared, compared.get(number))
             return
+
+
+def _called(subject: Subject, side: str, tokens: Tensor) -> Tensor:
+    """The outputs for these tokens, or for the same few of the decoder and this source."""
+    with torch.no_grad():
+        if side == "tokens":
+            return subject(NamedInputs({"tokens": tokens}, subject.reading.vocabulary)).out
+        own = subject.inputs(len(tokens), fitting(subject, _DECODED), seed=1)
+        return output(subject, given(subject, own, source=tokens))
 
 
 def _tables(subject: Subject) -> list[nn.Embedding]:
@@ -41,10 +56,10 @@ def _tables(subject: Subject) -> list[nn.Embedding]:
     return [one for one in modules if isinstance(one, nn.Embedding)]
 
 
-def _compared(subject: Subject, length: int) -> dict[int, Location | None]:
+def _compared(subject: Subject, side: str) -> dict[int, Location | None]:
     """The token numbers that the model compares its input with and calls padding, with the line."""
-    inputs = subject.inputs(2, length)
-    shape = inputs["tokens"].shape
+    read = _drawn(subject, side)
+    shape = read.shape
 
     def judge(operation: Any, given: tuple[Any, ...], result: Any) -> int | None:
         if operation.overloadpacket.__name__ not in _COMPARED or len(given) < 2:
@@ -58,8 +73,8 @@ def _compared(subject: Subject, length: int) -> dict[int, Location | None]:
 
     watch = WatchedOperations(judge)
     try:
-        with torch.no_grad(), watch:
-            subject.fresh()(inputs)
+        with watch:
+            _called(subject.fresh(), side, read)
     except (Inapplicable, TargetError):
         return {}
     known = {one.padding_idx for one in _tables(subject)} | _named(subject)
@@ -77,29 +92,33 @@ def _named(subject: Subject) -> set[int]:
     return set(values)
 
 
-def _moved(subject: Subject, length: int, pad: int) -> LargestDifference:
+def _drawn(subject: Subject, side: str) -> Tensor:
+    length = subject.target.source.shape[1] if side == "source" else fitting(subject, _LENGTH)
+    return subject.inputs(2, length)["tokens"]
+
+
+def _moved(subject: Subject, side: str, pad: int) -> LargestDifference:
     """How far the outputs of a text move when three padded tokens follow it."""
-    drawn = subject.inputs(2, length)
+    drawn = _drawn(subject, side)
     other = next(one for one in range(subject.reading.vocabulary - 1, -1, -1) if one != pad)
-    tokens = drawn["tokens"].masked_fill(drawn["tokens"] == pad, other)
-    short = length - 3
-    padded = tokens.clone()
+    padded = drawn.masked_fill(drawn == pad, other)
+    short = padded.shape[1] - 3
     padded[:, short:] = pad
-    whole, alone = (NamedInputs({"tokens": one}, drawn.vocabulary) for one in (padded, tokens[:, :short]))
-    with torch.no_grad():
-        return largest(subject(whole).out[:, :short], subject(alone).out)
+    whole, alone = _called(subject, side, padded), _called(subject, side, padded[:, :short])
+    return largest(whole[:, : alone.shape[1]], alone)
 
 
-def _finding(pad: int, gap: LargestDifference, masked: bool, line: Location | None) -> Finding:
+def _finding(side: str, pad: int, gap: LargestDifference, masked: bool, line: Location | None) -> Finding:
     why = "it hides padding by its number, and not from the queries" if masked else "nothing hides it"
+    after, ids = (" its source", "src") if side == "source" else ("", "input_ids")
     return Finding(
         NAME,
         NAME,
         "error" if masked else "warning",
         f"Output {gap.position}, a real one, changes by {gap.size:.3g} when three tokens of the padding number "
-        f"{pad} follow: {why}.",
+        f"{pad} follow{after}: {why}.",
         "The result for a sequence changes with the length of the padding in its batch.",
-        f"mask = (input_ids != {pad})[:, None, None, :]  # (batch, 1, 1, keys): hides keys, from all queries",
-        {"pad": pad, "position": gap.position, "change": rounded(gap.size)},
+        f"mask = ({ids} != {pad})[:, None, None, :]  # (batch, 1, 1, keys): hides keys, from all queries",
+        {"pad": pad, "side": side, "position": gap.position, "change": rounded(gap.size)},
         line,
     )
