@@ -27,8 +27,7 @@ from saccade.benchmark.attention import (
 from saccade.benchmark.attention.limits import own_limit
 from saccade.benchmark.attention.results import LimitReadings
 
-FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.append(FOLDER)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import attention_targets
 from targets import judging
@@ -41,7 +40,7 @@ from targets.requirements import ExtraMemory, LimitShare, NeverSlower, Requireme
 from targets.runtimes import OnnxRuntimeAttention
 from targets.subject import EMPTY_CALL, SubjectAttention, empty_call
 
-sys.path.remove(FOLDER)  # its tasks.py would be found in place of the folder tests/tasks
+sys.path.pop()  # its tasks.py would be found in place of the folder tests/tasks
 
 CASE = Case(96, 96, heads=2, kv_heads=1, width=5, value_width=5)  # 2 * 10 * 96^2 * 2 = 368,640 operations
 ADDS = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (7.3728e9,) * 3)  # of which they take 50 us

@@ -10,12 +10,11 @@ from hypothesis import given, strategies as st
 
 from saccade.benchmark.attention import Case
 
-FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.append(FOLDER)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from targets.tiles import multiplied_pairs, visited, visited_tiles
 
-sys.path.remove(FOLDER)  # its tasks.py would be found in place of the folder tests/tasks
+sys.path.pop()  # its tasks.py would be found in place of the folder tests/tasks
 
 MASKS = ["full", "causal", "window:1", "window:7", "prefix:3", "documents:3", "padding:half", "window:5+documents:3"]
 
