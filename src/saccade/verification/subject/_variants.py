@@ -247,7 +247,9 @@ def _situations(plain: Subject, causal: bool | None) -> Iterator[_Situation]:
     inputs = _inputs(plain, 3, length)
     behind = torch.arange(length) < torch.tensor([length, max(length - 4, 1), max(length - 9, 1)])[:, None]
     for words, real in (("behind", behind), ("in front", behind.flip(1))):
-        if inputs.key_length == length and plain.reading.masks and (words == "behind" or causal):
+        # In front only of whole models, whose positions are counted: modules compose masks where a row sees no key.
+        in_front = causal and plain.form == "tokens"
+        if inputs.key_length == length and plain.reading.masks and (words == "behind" or in_front):
             yield _Situation(f"of {length} positions with padding {words}", inputs, {"padding": real})
     if plain.takes("Q"):
         drawn = torch.rand(length, length, generator=torch.Generator().manual_seed(0)) < 0.6
