@@ -336,5 +336,5 @@ def test_errors_are_one_line(files, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["train", "classify", data, "--out", str(tmp_path / "out"), "--search", "2"]) == 2
-    install = 'pip install "optuna>=4.0" "accelerate>=1.0" "filelock>=3.32" "matplotlib>=3.9" "scikit-learn>=1.5"'
+    install = 'pip install "optuna>=4.0" "accelerate>=1.0" "matplotlib>=3.9" "scikit-learn>=1.5"'
     assert capsys.readouterr().err == f"saccade: error: search needs optuna, which is not installed: {install}\n"

@@ -190,6 +190,6 @@ def test_texts_are_values_of_the_types_of_fields(task, option, text, value):
 def test_what_is_not_installed_is_told_before_any_work(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     assert cli.main(command(files, tmp_path / "out")) == 2
-    install = 'pip install "accelerate>=1.0" "filelock>=3.32" "matplotlib>=3.9" "scikit-learn>=1.5"'
+    install = 'pip install "accelerate>=1.0" "matplotlib>=3.9" "scikit-learn>=1.5"'
     expected = f"classify needs sklearn, which is not installed: {install}"
     assert capsys.readouterr().err == f"saccade: error: {expected}\n"

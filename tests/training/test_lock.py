@@ -15,10 +15,10 @@ from saccade.training.folder import make_folder
 from saccade.training.lock import FileLock
 from training.test_run import files_of
 
-# The module alone, without PyTorch: a process that starts at once.
+# The module alone, which needs only the standard library: a process that starts at once.
 HOLDER = f"""
-import os, pathlib, runpy, sys, time
-held = runpy.run_path({locking.__file__!r})["FileLock"](pathlib.Path(sys.argv[1]))
+import os, runpy, signal, sys, time
+held = runpy.run_path({locking.__file__!r})["FileLock"](sys.argv[1])
 if "fork" not in sys.argv or os.fork() == 0:
     print(os.getpid(), flush=True)
 time.sleep(60)
@@ -48,6 +48,20 @@ def test_a_lock_lives_as_long_as_its_process_and_no_longer(tmp_path, worker):
     assert not path.exists()
 
 
+def test_a_lock_whose_file_is_removed_while_it_is_taken(tmp_path, monkeypatch):
+    path, take, taken = tmp_path / "lock", locking._take, []
+
+    def late(handle):
+        if not taken:
+            taken.append(path.unlink())  # by the one who had it
+        take(handle)
+
+    monkeypatch.setattr(locking, "_take", late)
+    lock = FileLock(path)
+    assert taken and refused(path)
+    lock.close()
+
+
 def test_a_lock_within_one_process(tmp_path):
     first = FileLock(tmp_path / "lock")
     assert refused(tmp_path / "lock")
@@ -57,12 +71,12 @@ def test_a_lock_within_one_process(tmp_path):
 
 
 def test_a_system_without_locks_is_told(make_run, monkeypatch):
-    def fail(lock):
+    def fail(handle):
         raise OSError(95, "Operation not supported")
 
     warnings, reporter = [], Reporter()
     reporter.warned = warnings.append
-    monkeypatch.setattr("filelock.FileLock.acquire", fail)
+    monkeypatch.setattr(locking, "_take", fail)
     run = make_run()
     train_language_model(run, reporter)
     assert warnings == [f"{run.out} cannot be locked (Operation not supported); let no other run write there meanwhile"]

@@ -6,13 +6,17 @@ What a killed run leaves is the file, which says nothing: who locks it has it.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import sys
+import weakref
 from pathlib import Path
+
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # of flock; of msvcrt
 
 
 class FileLock:
     """The lock on a file, taken as it is made; `close` gives it up and removes the file.
-
-    Two in one process are two, and forked processes do not hold it.
 
     Args:
         path: the file; it is made, and its folder has to be there.
@@ -21,27 +25,79 @@ class FileLock:
         failure: why the system has no lock for this file, None if it has one: some file systems of networks.
 
     Raises:
-        BlockingIOError: another one holds it. OSError: the file cannot be made.
+        BlockingIOError: somebody has it. OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path):
-        import filelock  # of an extra, which `import saccade.training` does without
-
         self.failure: str | None = None
         self._path = path
-        path.touch()  # before the lock: what fails after it is a system without locks
-        self._lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._handle: int | None = None
+        while self._handle is None:
+            self._handle = self._opened()
+        _HELD.add(self)
+
+    def _opened(self) -> int | None:
+        """The locked file; None where the one who had it has removed it since: another may be locked by that name."""
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._lock.acquire()
-        except filelock.Timeout:
-            raise BlockingIOError(f"{path}: locked by another process") from None
-        except (OSError, NotImplementedError) as error:
-            self.failure = getattr(error, "strerror", None) or str(error)
+            _take(handle)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                os.close(handle)
+                raise BlockingIOError(f"{self._path}: locked by another process") from None
+            self.failure = error.strerror or str(error)
+        if _is_at(self._path, handle):
+            return handle
+        os.close(handle)
+        return None
 
     def close(self) -> None:
         """Give it up."""
-        if not self._lock.is_locked and self.failure is None:
+        if self._handle is None:
             return
         with contextlib.suppress(OSError):  # Windows removes no open file
-            self._path.unlink()  # while it is held: a file made later by this name is another run's
-        self._lock.release()
+            self._path.unlink()
+        self.let_go()
+        with contextlib.suppress(OSError):
+            if sys.platform == "win32":
+                self._path.unlink()
+
+    def let_go(self) -> None:
+        """Close the file of this process. Where others were forked from it or it from them, theirs keeps the lock."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _take(handle: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        return
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOLCK, "this system has no flock") from None
+    # By open file and not, as lockf is, by process: two runs in one process are two runs.
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_HELD: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked worker would keep the lock of a run that was killed for as long as it lives itself."""
+    for lock in _HELD:
+        lock.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
