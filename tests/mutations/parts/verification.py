@@ -175,4 +175,20 @@ FAULTS = (
         ("tests/cli/test_errors.py", "tests/cli"),
         "Ctrl-C ends with a traceback.",
     ),
+    Fault(
+        "padded-calls",
+        "src/saccade/verification/subject/_variants.py",
+        'if inputs.key_length == length and plain.reading.masks and (words == "behind" or causal):',
+        'if words == "in front" and causal is None:',
+        (TESTS + "test_other_calls.py",),
+        "Calls with flags are compared without padding alone.",
+    ),
+    Fault(
+        "calls-with-several-changes",
+        "src/saccade/verification/subject/_variants.py",
+        "(one for one in calls if 0 < len(one) <= most)",
+        "(one for one in calls if len(one) == 1)",
+        (TESTS + "test_other_calls.py",),
+        "A mask and a flag are never given together.",
+    ),
 )
