@@ -178,8 +178,8 @@ FAULTS = (
     Fault(
         "padded-calls",
         "src/saccade/verification/subject/_variants.py",
-        "if inputs.key_length == length and plain.reading.masks:",
-        "if not length:",
+        'if inputs.key_length == length and plain.reading.masks and (words == "behind" or in_front):',
+        "if in_front and not length:",
         (TESTS + "test_other_calls.py",),
         "Calls with flags are compared without padding alone.",
     ),
