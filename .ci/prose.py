@@ -1,5 +1,5 @@
 """Checks the English of the documentation: phrases to avoid, long sentences, long guides, missing introductions.
-Docstrings and messages of the library are searched for phrases only, its signatures for vague names.
+Docstrings and messages of the library and of benchmarks are searched for phrases only, its signatures for vague names.
 
 `python .ci/prose.py` prints `file:line: words: advice` for each violation and exits with 1 if there is one.
 `python .ci/prose.py --readability` prints, for each page, its words of prose, mean sentence length and reading ease.
@@ -214,7 +214,8 @@ def pages() -> Iterator[Path]:
 
 
 def modules() -> Iterator[Path]:
-    yield from sorted((ROOT / "src").rglob("*.py"))
+    for top in ("src", "benchmarks"):
+        yield from sorted((ROOT / top).rglob("*.py"))
 
 
 def syllables(word: str) -> int:

@@ -290,13 +290,13 @@ times: `{data}`.
 """
 
 
-def line(found: dict[str, Any]) -> str:
-    plain, ours = (1e3 * statistics.median(found[name]) for name in ("plain", "accelerated"))
-    stage = found["stage"] + (", padded" if found["padded"] else "")
+def line(row: dict[str, Any]) -> str:
+    plain, ours = (1e3 * statistics.median(row[name]) for name in ("plain", "accelerated"))
+    stage = row["stage"] + (", padded" if row["padded"] else "")
     return (
-        f"| {found['model']} | {found['dtype']} | {found['length']:,} | {found['batch']} | {found['layers']} | "
-        f"{stage} | {plain:,.1f} ms | {ours:,.1f} ms | {found['factor']:.2f} | {100 * found['share']:.0f} % | "
-        f"{found['taken']} of {found['calls']} |"
+        f"| {row['model']} | {row['dtype']} | {row['length']:,} | {row['batch']} | {row['layers']} | "
+        f"{stage} | {plain:,.1f} ms | {ours:,.1f} ms | {row['factor']:.2f} | {100 * row['share']:.0f} % | "
+        f"{row['taken']} of {row['calls']} |"
     )
 
 

@@ -143,8 +143,8 @@ def answer(question: str) -> int:
     return growth(make(case))[0]
 
 
-def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
-    return median_ratio(seconds[one], seconds[other])
+def ratio(seconds: dict[str, list[float]], name: str, other: str) -> float:
+    return median_ratio(seconds[name], seconds[other])
 
 
 def times_table(rounds: int) -> list[str]:

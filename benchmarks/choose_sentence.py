@@ -10,8 +10,8 @@ A sentence is as clear as the least clear of the three things a newcomer should 
     rest    the largest share that any head gives to the start token, averaged over the words
 
 First come those of which `saccade look` tells all three in its sentences, with a map whose cells hold digits in a
-terminal of 80 columns. Printed beside: how many of the three are told, the strongest link between two different words
-that is told, how many heads rest on the start, and how many columns such a map needs.
+terminal of 80 columns. Printed beside: how many of the three it shows, the strongest link between two different words
+that it shows, how many heads rest on the start, and how many columns such a map needs.
 """
 
 from __future__ import annotations
@@ -67,29 +67,29 @@ CANDIDATES = (
 )
 
 
-def clarity(seen: Look) -> dict[str, float]:
+def clarity(look: Look) -> dict[str, float]:
     """The three numbers, the least of them as ``clear``, and what is printed beside them."""
-    habits, words = seen.habits, seen.seen.words
-    links = [f.value for f in seen.findings if f.kind == "look"]
-    out = {"back": float(habits["previous"].max()), "copy": copying(seen), "rest": float(habits["sink"].max())}
+    habits, words = look.habits, look.seen.words
+    links = [f.value for f in look.findings if f.kind == "look"]
+    out = {"back": float(habits["previous"].max()), "copy": copying(look), "rest": float(habits["sink"].max())}
     return out | {
         "clear": min(out.values()),
-        "told": len({"previous", "copy", "sink"} & {f.kind for f in seen.findings}),
+        "told": len({"previous", "copy", "sink"} & {f.kind for f in look.findings}),
         "link": max(links, default=0.0),
         "resting": int((habits["sink"] > 0.5).sum()),
         "columns": 1 + max(len(w.label) for w in words) + 4 * len(words),
     }
 
 
-def copying(seen: Look) -> float:
+def copying(look: Look) -> float:
     """The largest weight from a repeated word on the word after its earlier occurrence, by a head measured as "repeat"
     or by any head where the model has none."""
-    words = seen.seen.words
-    targets = [(q, j + 1) for q, j in np.argwhere(occurrences(seen.seen)) if j + 1 < q]
+    words = look.seen.words
+    targets = [(q, j + 1) for q, j in np.argwhere(occurrences(look.seen)) if j + 1 < q]
     targets = [(q, k) for q, k in targets if not words[k].is_delimiter]
-    heads = [h for h in (seen.roles or {}).get("heads", ()) if h["role"] == "repeat"]
-    places = [(h["layer"], h["head"]) for h in heads] or list(np.ndindex(seen.seen.layers, seen.seen.heads))
-    weights = [seen.seen.weights[(*place, q, k)] for place in places for q, k in targets]
+    heads = [h for h in (look.roles or {}).get("heads", ()) if h["role"] == "repeat"]
+    places = [(h["layer"], h["head"]) for h in heads] or list(np.ndindex(look.seen.layers, look.seen.heads))
+    weights = [look.seen.weights[(*place, q, k)] for place in places for q, k in targets]
     return float(max(weights, default=0.0))
 
 

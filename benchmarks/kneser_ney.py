@@ -11,13 +11,13 @@ The trigram: interpolated modified Kneser-Ney (Chen and Goodman, "An Empirical S
 Language Modeling", 1998), three discounts for each order from counts of counts, trained on the words of the same
 texts as the language model. Two figures:
 
-known words   Only held-out words that occur in the training texts are scored. The trigram is told that nothing else
+known words   Only held-out words that occur in the training texts are scored. The trigram knows that nothing else
               can come: below its unigrams stands the even distribution over the training vocabulary.
 all words     Below its unigrams stands a spelling model, a Kneser-Ney 6-gram over the characters of the training
               vocabulary, so that every word has a probability.
 
-The language model's probability of a word is the product over its pieces, the spaces before it included: it is told
-neither that a word is known nor where spaces are, which is to its disadvantage.
+The language model's probability of a word is the product over its pieces, the spaces before it included: it knows
+neither which words occur nor where spaces are, which is to its disadvantage.
 """
 
 from __future__ import annotations

@@ -227,8 +227,8 @@ def by_length(lengths: tuple[int, ...], rounds: int) -> list[str]:
     return [*head, *rows, "", *fits]
 
 
-def against(found: list[Contender], rounds: int) -> list[str]:
-    contenders = [OURS, PLAIN, EXACT, *found]
+def against(others: list[Contender], rounds: int) -> list[str]:
+    contenders = [OURS, PLAIN, EXACT, *others]
     check(contenders)
     times = take_turns([both_ways(one.read, LONG) for one in track(contenders, "contenders")], rounds)
     rows = [

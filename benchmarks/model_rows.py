@@ -155,10 +155,10 @@ def encoding(
     held = contextlib.ExitStack()
     held.enter_context(packed_weights(model))
 
-    def running(one: models.Model) -> peers.Run:
+    def running(model: models.Model) -> peers.Run:
         @torch.inference_mode()
         def run() -> list[Tensor]:
-            return [one(**batch).last_hidden_state for batch in batches]
+            return [model(**batch).last_hidden_state for batch in batches]
 
         return run
 

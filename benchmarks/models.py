@@ -127,25 +127,25 @@ def _timed(run: peers.Run) -> float:
     return time.perf_counter() - began
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    whole, shared = found["whole"], found["work"] and found["limit"]
+def lines(row: dict[str, Any]) -> list[str]:
+    whole, shared = row["whole"], row["work"] and row["limit"]
     of = "bandwidth" if whole is not None else "peak"
-    made = [f"## {found['row']}", "", f"| | {found['unit']}/s | ms | against transformers |", "|---|---|---|---|"]
+    made = [f"## {row['row']}", "", f"| | {row['unit']}/s | ms | against transformers |", "|---|---|---|---|"]
     if shared:
         made[2:] = [made[2] + f" of {of} |", made[3] + "---|"]
     if whole is not None:
         made[2:] = [made[2] + " prompt and all, s | against transformers |", made[3] + "---|---|"]
-    for name, seconds in found["seconds"].items():
+    for name, seconds in row["seconds"].items():
         median = statistics.median(seconds)
-        line = f"| {name} | {found['amount'] / median:,.1f} | {1e3 * median:,.1f} | {_factor(found['seconds'], name)} |"
+        line = f"| {name} | {row['amount'] / median:,.1f} | {1e3 * median:,.1f} | {_factor(row['seconds'], name)} |"
         if shared:
             half = 0.5 if "bfloat16" in name else 1.0
-            shares = [half * found["work"] / s / limit for s, limit in zip(seconds, found["limit"], strict=True)]
+            shares = [half * row["work"] / s / limit for s, limit in zip(seconds, row["limit"], strict=True)]
             line += f" {statistics.median(shares):.0%} |"
         if whole is not None:
             line += f" {statistics.median(whole[name]):,.2f} | {_factor(whole, name)} |"
         made.append(line)
-    products, attention = found["shares"]
+    products, attention = row["shares"]
     made += [
         "",
         f"Saccade's time: {products:.0%} in matrix products, {attention:.0%} in attention, "
@@ -194,19 +194,19 @@ def main(arguments: list[str] | None = None) -> None:
     options.out.write_text(page(seen, versions, found, options.rounds))
 
 
-def page(seen: dict[str, Any], versions: dict[str, str], found: list[Any], rounds: int) -> str:
+def page(run: dict[str, Any], versions: dict[str, str], rows: list[Any], rounds: int) -> str:
     head = [
         "# Whole models",
         "",
         "    python benchmarks/models.py",
         "",
-        f"{seen['processor']}, {seen['threads']} thread(s), PyTorch {seen['torch']}, Saccade {seen['saccade']}, "
-        f"{', '.join(f'{name} {number}' for name, number in versions.items())}; {seen['date']}. float32. Medians of "
+        f"{run['processor']}, {run['threads']} thread(s), PyTorch {run['torch']}, Saccade {run['saccade']}, "
+        f"{', '.join(f'{name} {number}' for name, number in versions.items())}; {run['date']}. float32. Medians of "
         f"{rounds} rounds in turns; factors are medians of the ratios. Shares of peak count the multiply-adds of real "
         "tokens, shares of bandwidth the bytes of the weights; both limits are measured in every round.",
         "",
     ]
-    return "\n".join(head + [line for one in found for line in lines(one)])
+    return "\n".join(head + [line for one in rows for line in lines(one)])
 
 
 def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]]:

@@ -259,10 +259,10 @@ rounding in another order does. In the first {exact} steps native is {ratio:.2f}
 """
 
 
-def page(every: list[Trained], dtype: str, losses: str, command: str, seen: dict[str, Any]) -> str:
+def page(every: list[Trained], dtype: str, losses: str, command: str, measured: dict[str, Any]) -> str:
     setting, model = every[0].setting, every[0].contenders[0].model
     return PAGE.format(
-        **{**dataclasses.asdict(setting), **seen},
+        **{**dataclasses.asdict(setting), **measured},
         count=model.parameter_count(),
         dtype="bfloat16 autocast" if dtype == "bf16" else dtype,
         losses=losses,

@@ -130,7 +130,7 @@ class Sentence(NamedTuple):
 
 
 def sentence(model: TextModel, kind: Kind, frame: str, nouns: Sequence[str], decides: str, first: int) -> Sentence:
-    """``frame`` with ``nouns[first]`` in the place of {a}, and the other one in that of {b}."""
+    """``frame`` with ``nouns[first]`` for {a}, and the other one for {b}."""
     text, at = "", {}
     for part in re.split(r"(\{\w\}|\bit\b)", frame):
         word = {"{a}": nouns[first], "{b}": nouns[1 - first], "{d}": decides}.get(part, part)

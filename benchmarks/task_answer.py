@@ -173,8 +173,8 @@ class Shown(Reporter):
         print(f"  step {step}: training loss {training_loss:.4f}, {dict(evaluation.metrics)}", flush=True)
 
 
-def page(folder: Path, found: list[Figures]) -> Iterator[str]:
-    first = found[0]
+def page(folder: Path, figures: list[Figures]) -> Iterator[str]:
+    first = figures[0]
     parameters = sum(weight.numel() for weight in first.report.tested.model.parameters())
     yield "# Questions about stories, and the head that looks at the fact"
     yield ""
@@ -187,7 +187,7 @@ def page(folder: Path, found: list[Figures]) -> Iterator[str]:
     yield ""
     yield "| seed | exact match | F1 | baseline: exact match | minutes | best epoch |"
     yield "|---|---|---|---|---|---|"
-    for one in found:
+    for one in figures:
         ((name, simple),) = one.report.baselines.items()
         mine = one.report.metrics
         yield (
@@ -200,7 +200,7 @@ def page(folder: Path, found: list[Figures]) -> Iterator[str]:
     yield ""
     yield "| seed | looked at from | head | validation | test |"
     yield "|---|---|---|---|---|"
-    for one in found:
+    for one in figures:
         for row, ((layer, head), known, share) in one.heads.items():
             yield f"| {one.seed} | {ROWS[row]} | {layer}.{head} | {known:.3f} | {share:.3f} |"
     share = statistics.mean(_share_of_facts(folder))

@@ -64,21 +64,21 @@ class Split:
     test: Path
 
 
-def known_speakers(found: list[Recording], folder: Path) -> Split:
+def known_speakers(recordings: list[Recording], folder: Path) -> Split:
     def table(name: str, wanted: Callable[[Recording], bool]) -> Path:
-        return write_table(folder / f"{name}.csv", [one for one in found if wanted(one)])
+        return write_table(folder / f"{name}.csv", [one for one in recordings if wanted(one)])
 
     training, test = table("training", lambda one: one.index >= TESTED), table("test", lambda one: one.index < TESTED)
     return Split("known speakers", training, None, test)
 
 
-def left_out(found: list[Recording], folder: Path, speaker: str) -> Split:
+def left_out(recordings: list[Recording], folder: Path, speaker: str) -> Split:
     """The next speaker in the alphabet judges while the model learns."""
-    speakers = sorted({one.speaker for one in found})
+    speakers = sorted({one.speaker for one in recordings})
     judge = speakers[(speakers.index(speaker) + 1) % len(speakers)]
 
     def table(name: str, wanted: Callable[[Recording], bool]) -> Path:
-        return write_table(folder / f"{name}-without-{speaker}.csv", [one for one in found if wanted(one)])
+        return write_table(folder / f"{name}-without-{speaker}.csv", [one for one in recordings if wanted(one)])
 
     return Split(
         f"without {speaker}",

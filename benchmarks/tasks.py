@@ -107,12 +107,12 @@ def table(rows: list[Row]) -> str:
     return head + "\n".join(lines) + "\n" + _NOTES
 
 
-def _line(kind: str, scheme: str, task: str, found: list[Row]) -> str:
-    solved = sum(row["right"] == 1.0 for row in found)
-    middle = {name: statistics.median(row[name] for row in found) for name in ("steps", "cpu_seconds")}
-    least = min(row["right"] for row in found)
+def _line(kind: str, scheme: str, task: str, rows: list[Row]) -> str:
+    solved = sum(row["right"] == 1.0 for row in rows)
+    middle = {name: statistics.median(row[name] for row in rows) for name in ("steps", "cpu_seconds")}
+    least = min(row["right"] for row in rows)
     return (
-        f"| {kind} | {scheme} | {task} | {solved} of {len(found)} | {'' if solved == len(found) else 'at least '}"
+        f"| {kind} | {scheme} | {task} | {solved} of {len(rows)} | {'' if solved == len(rows) else 'at least '}"
         f"{least:.1%} | {middle['steps']:g} | {middle['cpu_seconds']:.1f} |"
     )
 

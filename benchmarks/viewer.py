@@ -7,7 +7,7 @@ tokens of a novel. Then a client asks over HTTP, as the page does: for the overv
 ("first picture"), for its exact tile, and for tiles along a walk through every zoom. Each length has a process of its
 own; memory is what it holds more than before reading, without queries and keys. Numbers are compared with
 `attention_weights` in float64. With Chromium and playwright the page itself is panned, every address but its own
-refused, and the frames are counted.
+blocked, and the frames are counted.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def _outcomes(target: PerformanceTarget, group: MeasurementGroup) -> list[Requir
     return [ask.outcome(target.title, group) for ask in target.asks]
 
 
-def median_outcome(target: MedianTarget, found: dict[str, list[RequirementOutcome]]) -> RequirementOutcome | None:
+def median_outcome(target: MedianTarget, outcomes: dict[str, list[RequirementOutcome]]) -> RequirementOutcome | None:
     """Of the members whose readings decide something; None where none of them was measured yet."""
-    members = [found[title][0] for title in target.members if title in found]
+    members = [outcomes[title][0] for title in target.members if title in outcomes]
     if not members:
         return None
     numbers = [one.measured for one in members if one.verdict in DECIDED and one.measured is not None]

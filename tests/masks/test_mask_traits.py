@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import saccade
 from looped import looped
 from saccade.operator._masks import (
     Blocks,
@@ -148,3 +149,16 @@ def test_operations_have_the_same_numbers_in_python_and_in_cpp():
     header = (Path(__file__).parents[2] / "native" / "mask_program.h").read_text(encoding="utf-8")
     theirs = {name.upper(): int(number) for name, number in re.findall(r"^    (\w+) = (\d+),", header, re.MULTILINE)}
     assert theirs == {operation.name: operation.value for operation in Opcode}
+
+
+def test_what_a_mask_of_ones_own_defines_under_an_old_name_counts():
+    """Ignored, `children` would leave a part without its tensors, and `required_lengths` let other lengths pass."""
+    with pytest.warns(DeprecationWarning, match="Old.required_lengths: define it as _required_lengths"):
+
+        class Old(Causal):
+            def required_lengths(self):
+                return (5, 7)
+
+    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 7, 8)
+    with pytest.raises(ValueError, match=r"a slice of \(5, 7\)"):
+        saccade.attention(query, key, key, Old())

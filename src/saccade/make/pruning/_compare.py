@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...see.attribution import head_importance
+from ...support._lazy_names import renamed_arguments
 from ...support._numbers import duration
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
@@ -84,6 +85,7 @@ class Comparison:
         }
 
 
+@renamed_arguments(told="progress")
 def compare_pruned(
     model: Model,
     heads: str | None,

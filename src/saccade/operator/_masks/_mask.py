@@ -6,6 +6,7 @@ True means attend. Query row i stands at position `i + (Lk - Lq)` unless `.at(of
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 Lengths = tuple[int, int]
 Where = slice | range | tuple[int, int]
+# Of methods and traits that have an underscore now, which a user's own mask may define.
+_UNDERSCORED = frozenset(
+    {"attends", "batch_and_heads", "check_fit", "children", "from_fields", "grid", "origin", "own_batch_and_heads"}
+    | {"remember", "remembered", "required_lengths", "tables_reach_back", "throughout"}
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,14 @@ class Mask(ABC):
         >>> mask.dense(4, 5).shape
         torch.Size([1, 1, 4, 5])
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What a class defines under an old name is taken under the new one: ignored, it would be another mask."""
+        super().__init_subclass__(**options)
+        for name in sorted(_UNDERSCORED & vars(cls).keys()):
+            text = f"{cls.__name__}.{name}: define it as _{name}; the old name goes in 0.4"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            setattr(cls, f"_{name}", vars(cls)[name])
 
     @abstractmethod
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:

@@ -114,6 +114,7 @@ def find(attention: AttentionMap, roles: dict[str, Any] | None = None, limit: in
     return chosen or [_nothing(attention, bool(at_random.all()))]
 
 
+@renamed_arguments(seen="attention")
 def name_of(attention: AttentionMap, i: int) -> str:
     """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``.
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...support._lazy_names import renamed_arguments
 from ._chance import ChanceMean, mean_of
 from ._collect import AttentionMap
 
 _FLOOR = 0.01
 
 
+@renamed_arguments(seen="attention")
 def here(attention: AttentionMap) -> dict[str, np.ndarray]:
     """The habits of each head on this text: a (layers, heads) array by name.
 
