@@ -37,7 +37,7 @@ def state(model: nn.Module) -> list[object]:
     """What a block may touch."""
     hooks = [(len(one._forward_hooks), len(one._forward_pre_hooks), one.forward) for one in model.modules()]
     functions = F.scaled_dot_product_attention, checkpoints.CheckpointFunction, *vars(checkpoints).items()
-    thread = _tap.THREAD.observers, _tap.THREAD.editor, _thread.THREAD.watchers, _thread.THREAD.mode
+    thread = _tap.THREAD.observers, _tap.THREAD.editor, _thread.THREAD.held.watchers, _thread.THREAD.held.mode
     return [hooks, functions, thread, _get_current_function_mode_stack()]
 
 

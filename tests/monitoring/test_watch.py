@@ -68,7 +68,7 @@ def nothing_is_left_behind():
     yield
     assert _get_current_function_mode_stack() == modes
     assert _tap.THREAD.observers == ()
-    assert _thread.THREAD.watchers == () and _thread.THREAD.mode is None
+    assert _thread.THREAD.held.watchers == () and _thread.THREAD.held.mode is None
     after = F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.backends.mha.get_fastpath_enabled()
     assert after == before
 

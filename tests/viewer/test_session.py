@@ -17,7 +17,7 @@ from saccade.inspection._models import SaccadeModel
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
 from saccade.models.tokenizers.own import train_bpe
 from saccade.viewer.server import _heads, _steps
-from saccade.viewer.server._params import Params, RequestError
+from saccade.viewer.server._params import ParameterError, Params
 from saccade.viewer.server._session import _OPERATIONS
 from saccade.viewer.server._view import open_session
 
@@ -360,7 +360,7 @@ def test_there_is_no_tile_beyond_the_last():
 
 
 def test_a_range_of_too_many_tokens_is_refused():
-    with pytest.raises(RequestError, match="stop: expected a whole number from 7 to 10, got 3"):
+    with pytest.raises(ParameterError, match="stop: expected a whole number from 7 to 10, got 3"):
         Params({"start": 7, "stop": 3}).span(10)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,20 +57,24 @@ class _TaskSession:
     def run(self, threads: int) -> None:
         """Run what no record is of; what is done is kept, whatever happens then."""
         from ..benchmark.tasks import go_through, load, missing
+        from ..support._terminal._console import progress_bar
 
         known = [] if self.records is None else load(self.records)
         wanted = [case.described() for case in self.cases]
         self.rows = [row for row in known if row.case in wanted]
         left = missing(self.cases, self.rows)
-        with _progress(len(left), self.cases[0].budget.steps) as (begin, step, end):
+        steps, known_rows = self.cases[0].budget.steps, len(self.rows)
+        with progress_bar() as update:
+            update(total=len(left))
 
             def started(case: TrainingCase) -> Callable[[int, float], object]:
-                begin(f"{case.task.name}: {case.name}, seed {case.seed}")
-                return step
+                done = len(self.rows) - known_rows
+                update(description=f"{case.task.name}: {case.name}, seed {case.seed}")
+                return lambda step, accuracy: update(completed=done + step / steps)
 
             def ended(row: FinishedRun) -> None:
                 self._keep(row)
-                end()
+                update(completed=len(self.rows) - known_rows)
 
             go_through(left, started, ended, threads)
 
@@ -123,25 +126,6 @@ def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[Finis
     if not rows:
         raise ValueError(f"read: {path} has no run of {', '.join(titles)}")
     return rows
-
-
-@contextlib.contextmanager
-def _progress(
-    total: int, steps: int
-) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None], Callable[[], None]]]:
-    """Two bars on the terminal's standard error: runs, and the steps of the one that goes on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-    from ..support._terminal._console import progress_bar
-
-    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with progress_bar(*columns) as progress:
-        runs, own = progress.add_task("runs", total=total), progress.add_task("", total=steps)
-        yield (
-            lambda title: progress.reset(own, description=title),
-            lambda step, right: progress.update(own, completed=step),
-            lambda: progress.advance(runs),
-        )
 
 
 def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str, Path]) -> None:

@@ -101,14 +101,12 @@ def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
 
 @contextlib.contextmanager
 def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on the terminal's standard error; what it gives is called with the name of each piece that is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
+    """A progress bar on standard error; yields the function to call with the name of each finished piece."""
     from ..support._terminal._console import progress_bar
 
-    with progress_bar(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}")) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda what: bar.update(task, advance=1, description=what)
+    with progress_bar() as update:
+        update(description=title, total=total)
+        yield lambda piece: update(advance=1, description=piece)
 
 
 def result_console() -> Console:

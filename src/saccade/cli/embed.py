@@ -158,20 +158,15 @@ def _column(path: Path, content: str, column: str | None) -> list[str]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar with texts/s on standard error, where that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     from ..support._terminal._console import progress_bar
 
-    left = TextColumn("left"), TimeRemainingColumn()
-    rate = TextColumn("{task.fields[rate]}")
-    with progress_bar(TextColumn("texts"), BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn(), *left) as bar:
-        task = bar.add_task("", total=None, rate="")
-        first: list[float] = []  # the time and the texts at the first call: what is there already took no time
+    with progress_bar() as update:
+        first: list[float] = []  # time and number of texts at the first call: texts of an earlier run took no time
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             first.extend([] if first else [time.monotonic(), done])
             seconds = time.monotonic() - first[0]
-            rate = f"{(done - first[1]) / seconds:,.0f} texts/s" if seconds > 0.5 else ""
-            bar.update(task, completed=done, total=total, rate=rate)
+            rate = f", {(done - first[1]) / seconds:,.0f} a second" if seconds > 0.5 else ""
+            update(completed=done, total=total, description=f"texts{rate}")
 
-        yield told
+        yield report

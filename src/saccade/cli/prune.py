@@ -222,10 +222,7 @@ def _of_groups(layer: Any, side: int) -> str:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on standard error, where that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
     from ..support._terminal._console import progress_bar
 
-    with progress_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    with progress_bar() as update:
+        yield lambda what, done, total: update(description=what, completed=done, total=total)

@@ -249,14 +249,11 @@ def _checked(outputs: ReportOptions, target: str) -> dict[str, Path]:
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error where that is a terminal, with what is being done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
     from ..support._terminal._console import progress_bar
 
-    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with progress_bar(*columns, quiet=quiet) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+    with progress_bar("{task.description:<18}", quiet=quiet) as update:
+        update(description="starting")
+        yield lambda done, total, name: update(completed=done, total=total, description=name)
 
 
 # What goes out

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ...support._terminal._console import Console
+from ...support._terminal._console import Console, progress_bar
 from .objective import Evaluation
 from .prepared import COMMON, CurveEntry, PreparedRun, Reporter, RunRequest
 from .processes import joined
@@ -109,15 +109,6 @@ class ConsoleReporter(Reporter):
 @contextlib.contextmanager
 def rates_shown(steps: int, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
     """A bar for a range test, in a terminal; the function it yields takes each rate and its loss."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("", total=steps, rate=math.nan, loss=math.nan)
-        yield lambda rate, loss: progress.update(task, advance=1, rate=rate, loss=loss)
+    title = "rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"
+    with progress_bar(title, quiet=quiet, rate=math.nan, loss=math.nan) as update:
+        yield lambda rate, loss: update(total=steps, advance=1, rate=rate, loss=loss)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -44,12 +43,8 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
         >>> study.texts
         ('owl',)
     """
-    left = TextColumn("left"), TimeRemainingColumn()
-    with progress_bar(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, quiet=quiet
-    ) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with progress_bar(what, quiet=quiet) as update:
+        yield lambda done, total: update(completed=done, total=total)
 
 
 # Many texts

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
-from rich.progress import Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 
 from . import printable, uncleaned
@@ -32,20 +42,33 @@ class Console(rich.console.Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
-def progress_bar(*columns: ProgressColumn, quiet: bool = False) -> Progress:
-    """A bar on standard error where that is a terminal; it is gone when its block ends. In a pipe: few plain lines."""
+@contextlib.contextmanager
+def progress_bar(
+    title: str = "{task.description}", *, quiet: bool = False, **fields: Any
+) -> Iterator[Callable[..., None]]:
+    """A bar on standard error where that is a terminal, gone when the block ends; in a pipe, a few plain lines.
+
+    Yields rich's `Progress.update` for this bar: `update(completed=3, total=7, description="...")`.
+
+    Args:
+        title: the text before the bar, in rich's format.
+        fields: first values of `{task.fields[name]}` in the title.
+    """
     console = Console(stderr=True, **({"file": io.StringIO()} if quiet else {}))
     kind = Progress if quiet or console.is_terminal else _ProgressLines
-    return kind(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+    disable = quiet or not console.is_terminal
+    with kind(*columns, TimeRemainingColumn(), console=console, disable=disable, transient=True) as bar:
+        yield functools.partial(bar.update, bar.add_task("", total=None, **fields))
 
 
 class _ProgressLines(Progress):
     """A line after `FIRST` seconds, and whenever the time has doubled."""
 
-    def __init__(self, *columns: ProgressColumn, **options: Any):
-        super().__init__(*columns, **options)
+    def __init__(self, title: TextColumn, *columns: ProgressColumn, **options: Any):
+        super().__init__(title, *columns, **options)
         self._began, self._due = time.monotonic(), FIRST
-        self._named = next((one.text_format for one in columns if isinstance(one, TextColumn)), "")
+        self._title = title.text_format
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
@@ -53,7 +76,7 @@ class _ProgressLines(Progress):
         if seconds < self._due or not task.total or task.completed >= task.total:
             return
         self._due = 2 * seconds
-        name = self._named.format(task=task).strip()
-        with contextlib.suppress(OSError):  # nobody reads them any more
-            text = f"saccade: {name}: {task.completed:,.0f} of {task.total:,.0f}, {seconds:.0f} s"
+        title = self._title.format(task=task).strip()
+        with contextlib.suppress(OSError):  # the pipe is closed
+            text = f"saccade: {title}: {task.completed:,.0f} of {task.total:,.0f}, {seconds:.0f} s"
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)

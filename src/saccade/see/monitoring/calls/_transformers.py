@@ -38,7 +38,7 @@ def attention_functions() -> Iterator[None]:
 def _telling(function: Function) -> Function:
     @functools.wraps(function)
     def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
-        if not _thread.THREAD.watchers or not _tap.THREAD.observers:
+        if not _thread.THREAD.held.watchers or not _tap.THREAD.observers:
             return function(module, query, key, value, attention_mask, **more)
         edits = _tap.edits_of(_name(function))
         with _tap.aside() as observers:

@@ -21,7 +21,7 @@ from ...inspection import TextModel
 from ...intervention import Ablate
 from ..heads import patching_sentences
 from ..maps import MapClosed, Run
-from ._params import RequestError
+from ._params import ParameterError
 from ._rereading import Predictions, Rereading, in_order_of_run, rereading_of
 from ._steps import READING, check_again
 
@@ -86,7 +86,7 @@ def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> 
         except ValueError as error:
             raise _refusal(error) from None
     if row is not None and row >= len(again.tokens):
-        raise RequestError(f"row: expected a token of the {again.side}, 0 to {len(again.tokens) - 1}, got {row}")
+        raise ParameterError(f"row: expected a token of the {again.side}, 0 to {len(again.tokens) - 1}, got {row}")
     if isinstance(again.predicts, str):
         change = (after - before).norm(dim=-1) / before.norm(dim=-1)
         header = {"loss": None, "next": None, "masked": False, "reason": again.predicts}
@@ -102,9 +102,9 @@ def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> 
     }, [tokens]
 
 
-def _refusal(error: ValueError) -> RequestError:
+def _refusal(error: ValueError) -> ParameterError:
     """In one sentence why a model's heads cannot be switched off."""
-    return error if isinstance(error, RequestError) else RequestError(f"heads: {error}")
+    return error if isinstance(error, ParameterError) else ParameterError(f"heads: {error}")
 
 
 def _of_tokens(again: Rereading, predicted: Predictions, given: Tensor) -> np.ndarray:
@@ -138,9 +138,9 @@ def importance_of(run: Run) -> Answer:
         try:
             again = _readings(run).again
             if isinstance(again.predicts, str):
-                raise RequestError(f"importance: there is no loss; {again.predicts}")
+                raise ParameterError(f"importance: there is no loss; {again.predicts}")
             if not again.predicts.tokens:
-                raise RequestError("importance: a text of one token has no loss, as no token comes before it")
+                raise ParameterError("importance: a text of one token has no loss, as no token comes before it")
             found = head_importance(again.module, [again.predicts], lambda _, predicted: _loss(again, predicted))
         except ValueError as error:
             raise _refusal(error) from None
@@ -171,13 +171,13 @@ def patched_from(
 
     check_again(run, "patching")
     if not isinstance(run.source, TextModel):
-        raise RequestError(f"patching: expected one text, and {run.model} read a source and a target")
+        raise ParameterError(f"patching: expected one text, and {run.model} read a source and a target")
     with READING:
         try:
             places = listed_positions(positions)
             made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=told)
         except ValueError as error:
-            raise RequestError(str(error)) from None
+            raise ParameterError(str(error)) from None
         finally:
             run.progress = None
     found = made.found

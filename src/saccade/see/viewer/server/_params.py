@@ -9,7 +9,7 @@ MOST_TOKENS = 20_000  # in one list of a request
 LONGEST = 200  # characters of a value that a message shows
 
 
-class RequestError(ValueError):
+class ParameterError(ValueError):
     """What is wrong with a request, as one sentence for whoever sent it."""
 
 
@@ -18,12 +18,12 @@ class Params:
 
     def __init__(self, given: object):
         if not isinstance(given, dict):
-            raise RequestError(f"params: expected an object, got {_shown(given)}")
+            raise ParameterError(f"params: expected an object, got {_shown(given)}")
         self._given: dict[Any, Any] = given
 
     def _value(self, name: str) -> Any:
         if name not in self._given:
-            raise RequestError(f"{name}: is missing")
+            raise ParameterError(f"{name}: is missing")
         return self._given[name]
 
     def integer(self, name: str, low: int, high: int) -> int:
@@ -34,7 +34,7 @@ class Params:
         """Whole numbers from 0, at least one and at most 20,000, sorted and each once."""
         given = self._value(name)
         if not isinstance(given, list) or not 1 <= len(given) <= MOST_TOKENS:
-            raise RequestError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
+            raise ParameterError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
         return sorted({_integer(name, one, 0, below - 1) for one in given})
 
     def integer_or_none(self, name: str, low: int, high: int) -> int | None:
@@ -45,11 +45,11 @@ class Params:
         """Pairs of a call and a head of it, sorted and each once; `heads`: how many each call has."""
         given = self._value(name)
         if not isinstance(given, list) or len(given) > sum(heads.values()):
-            raise RequestError(f"{name}: expected a list of pairs [call, head], got {_shown(given)}")
+            raise ParameterError(f"{name}: expected a list of pairs [call, head], got {_shown(given)}")
         found = set()
         for pair in given:
             if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or pair[0] not in heads:
-                raise RequestError(f"{name}: expected a call of this run and a head, got {_shown(pair)}")
+                raise ParameterError(f"{name}: expected a call of this run and a head, got {_shown(pair)}")
             found.add((pair[0], _integer(name, pair[1], 0, heads[pair[0]] - 1)))
         return sorted(found)
 
@@ -62,26 +62,26 @@ class Params:
         given = self._value(name)
         if not isinstance(given, str) or given not in among:
             wanted = ", ".join(among[:12]) + (", ..." if len(among) > 12 else "")
-            raise RequestError(f"{name}: expected one of {wanted}, got {_shown(given)}")
+            raise ParameterError(f"{name}: expected one of {wanted}, got {_shown(given)}")
         return given
 
     def text(self, name: str, most: int) -> str:
         """A text of at most so many characters."""
         given = self._value(name)
         if not isinstance(given, str) or len(given) > most:
-            raise RequestError(f"{name}: expected a text of at most {most:,} characters, got {_shown(given)}")
+            raise ParameterError(f"{name}: expected a text of at most {most:,} characters, got {_shown(given)}")
         return given
 
     def flag(self, name: str) -> bool:
         given = self._value(name)
         if not isinstance(given, bool):
-            raise RequestError(f"{name}: expected true or false, got {_shown(given)}")
+            raise ParameterError(f"{name}: expected true or false, got {_shown(given)}")
         return given
 
 
 def _integer(name: str, given: object, low: int, high: int) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
-        raise RequestError(f"{name}: expected a whole number from {low:,} to {high:,}, got {_shown(given)}")
+        raise ParameterError(f"{name}: expected a whole number from {low:,} to {high:,}, got {_shown(given)}")
     return given
 
 

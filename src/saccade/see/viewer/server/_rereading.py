@@ -23,7 +23,7 @@ from ...inspection._targets import target_tokenizer
 from ...intervention import Scale, intervene
 from ...intervention._edit import Edit
 from ..maps import ReadPair, Run
-from ._params import RequestError
+from ._params import ParameterError
 from ._steps import check_again
 
 
@@ -85,9 +85,9 @@ class Rereading:
             output = self.forward()
         names = list(seen.changed)
         if any("#" in name for name in names):  # the first of them is called as the module, which is all of them
-            raise RequestError(f"heads: layers of {self.name} share a module, and cannot be told apart")
+            raise ParameterError(f"heads: layers of {self.name} share a module, and cannot be told apart")
         if len(names) != len(self.calls):
-            raise RequestError(f"heads: {len(names)} of the {len(self.calls)} calls of {self.name} can be changed")
+            raise ParameterError(f"heads: {len(names)} of the {len(self.calls)} calls of {self.name} can be changed")
         return output, dict(zip(self.calls, names, strict=True))
 
     def edited(self, edits: dict[int | str, Edit | Sequence[Edit]]) -> Tensor:
@@ -97,7 +97,7 @@ class Rereading:
 
 
 def rereading_of(run: Run) -> Rereading:
-    """RequestError for a run that holds no model, or whose text is too long to be read for each change."""
+    """ParameterError for a run that holds no model, or whose text is too long to be read for each change."""
     check_again(run, "heads")
     return _of_pair(run, run.source) if isinstance(run.source, ReadPair) else _of_text(run, run.source)
 
@@ -106,7 +106,7 @@ def in_order_of_run(run: Run, values: HeadValues) -> np.ndarray:
     """A number for each head of the run's calls, from a map of the calls that one forward of the model made."""
     calls = calls_in_order(run)
     if len(values.calls) != len(calls):
-        raise RequestError(f"heads: {len(values.calls)} of the {len(calls)} calls of {run.model} can be changed")
+        raise ParameterError(f"heads: {len(values.calls)} of the {len(calls)} calls of {run.model} can be changed")
     parts = dict(zip(calls, values.by_call().values(), strict=True))
     return np.concatenate([parts[call.id].numpy() for call in run.calls])
 

@@ -22,7 +22,7 @@ from ....support._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
 from ._heads import forget, importance_of, patched_from, without_heads
-from ._params import MOST_TOKENS, Params, RequestError
+from ._params import MOST_TOKENS, ParameterError, Params
 from ._steps import check_again, steps_of_row, why_not_again
 
 VERSION = 1  # of the protocol
@@ -82,7 +82,7 @@ class Session:
         try:
             header, buffers = operation(self, Params(params))
             return Reply(plain_values(header), [np.ascontiguousarray(values, "<f4").tobytes() for values in buffers])
-        except RequestError as error:
+        except ParameterError as error:
             return Reply({"error": str(error)}, status=400)
         except MapClosed:
             return CLOSED
@@ -192,7 +192,7 @@ def _words(session: Session, params: Params) -> Answer:
     side = session._side(params)
     start, stop = params.span(side.tokens)
     if stop - start > MOST_TOKENS:
-        raise RequestError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
+        raise ParameterError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
     return {"words": [[*word[:4], int(word.special), *word[5:]] for word in side.span(start, stop)]}, []
 
 
@@ -255,7 +255,7 @@ def _column(session: Session, params: Params) -> Answer:
 def _chosen(params: Params, chosen: int, others: int) -> list[int]:
     tokens = params.integers("tokens", chosen)
     if len(tokens) * others > MOST_PAIRS:
-        raise RequestError(f"tokens: {len(tokens):,} are too many at once; this map allows {MOST_PAIRS // others:,}")
+        raise ParameterError(f"tokens: {len(tokens):,} are too many at once; this map allows {MOST_PAIRS // others:,}")
     return tokens
 
 

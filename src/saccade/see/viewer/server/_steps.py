@@ -17,7 +17,7 @@ from ...inspection import (
 )
 from ...inspection._collect import read
 from ..maps import MapCall, ReadPair, Run
-from ._params import RequestError
+from ._params import ParameterError
 
 MOST_STEPS = 4096  # tokens: the text is read again for each row, and all its logits are held twice
 
@@ -40,10 +40,10 @@ def why_not_again(run: Run) -> str | None:
 
 
 def check_again(run: Run, op: str) -> None:
-    """RequestError for a run whose text no model reads again."""
+    """ParameterError for a run whose text no model reads again."""
     why = why_not_again(run)
     if why is not None:
-        raise RequestError(f"{op}: {why}")
+        raise ParameterError(f"{op}: {why}")
 
 
 def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]:
