@@ -1,4 +1,4 @@
-"""`saccade.accelerate()`: a switch of the thread, and what it counted.
+"""`saccade.accelerate()`: switches acceleration on for the current thread and counts the calls.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
@@ -22,7 +22,7 @@ _LOCK = threading.RLock()  # one may be switched off by another thread than the 
 
 
 class Acceleration(CallCounts):
-    """A switch, and the counts of what it did; `saccade.accelerate()` returns it.
+    """Switches acceleration on and off, and counts accelerated calls; `saccade.accelerate()` returns it.
 
     It is on inside its `with` block, or between `install()` and `uninstall()`, for the calls of the thread that
     switched it on. Switched on again, it goes on counting.
@@ -49,12 +49,12 @@ class Acceleration(CallCounts):
 
     @property
     def taken(self) -> int:
-        """How many calls Saccade computed."""
+        """Number of attention calls that Saccade computed."""
         return self.backends.total()
 
     @property
     def calls(self) -> int:
-        """How many calls of attention there were."""
+        """Number of attention calls, computed by Saccade or not."""
         return self.taken + self.left.total()
 
     def install(self) -> Acceleration:
@@ -80,7 +80,7 @@ class Acceleration(CallCounts):
         return self
 
     def uninstall(self) -> None:
-        """Switch it off; from whatever thread.
+        """Switch it off; any thread may do so.
 
         Raises:
             RuntimeError: it is not on.
@@ -108,7 +108,7 @@ class Acceleration(CallCounts):
         return f"<saccade.accelerate(), {state}: {self.taken} of {self.calls} calls of attention taken>"
 
     def explain(self, every: bool = False) -> str:
-        """What became of the modules of the model, and of the calls of attention.
+        """A report on which modules and attention calls were accelerated, and why the others were not.
 
         Args:
             every: whether each module has a line of its own; otherwise those of alike layers share one.

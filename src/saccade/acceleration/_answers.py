@@ -1,4 +1,4 @@
-"""The calls of a thread that is accelerated: taken, or left to who would have had them.
+"""Attention calls on an accelerated thread: computed by Saccade, or passed on to PyTorch.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
@@ -67,7 +67,7 @@ def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | 
 
 
 def _computed(meaning: SdpaMeaning) -> Tensor | str:
-    """(B, Hq, Lq, Dv), or why the kernels cannot."""
+    """The output (B, Hq, Lq, Dv), or the reason why the kernels do not support the call."""
     query, key, value = meaning.query, meaning.key, meaning.value
     if meaning.bias is None and not meaning.dropout:
         quickly = native.quick(query, key, value, meaning.mask, meaning.scale)
@@ -79,7 +79,7 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
 
 
 def _told(meaning: SdpaMeaning) -> Tensor | str:
-    """The same, and the observers of this thread receive the call, which they do not see anywhere else."""
+    """As `_computed`, and notifies the observers of this thread, which do not see the call anywhere else."""
     edits = _tap.edits_of(SOURCE)
     with _tap.aside() as observers:
         if edits is not None:
@@ -92,7 +92,7 @@ def _told(meaning: SdpaMeaning) -> Tensor | str:
 
 
 def _computed_by_any(call: AttentionCall) -> Tensor:
-    """(B, Hq, Lq, Dv) of a call that may not be the model's own."""
+    """The output (B, Hq, Lq, Dv) of an edited call, by Saccade's kernels or else by PyTorch."""
     return attention(call.query, call.key, call.value, **call.arguments())
 
 
@@ -104,7 +104,7 @@ def _count(backend: str | None, reason: str) -> None:
 
 
 def _count_traced(backend: str | None, reason: str) -> None:
-    """Run while the compiler traces, and no part of the graph: it would count on the way."""
+    """Count a call that the compiler traces; it runs at tracing time and is no part of the graph."""
     counted(backend, reason, True)
 
 

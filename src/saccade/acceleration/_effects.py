@@ -1,4 +1,4 @@
-"""What a call of a module changes beside its result: attributes, lists, random numbers.
+"""Side effects of a module's call: changed attributes, lists and random states.
 
 A module that changes anything is computed the plain way. Every further computation, of samples or to compare, runs on
 a copy that shares the weights.
@@ -28,7 +28,7 @@ _SKIPPED = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"
 
 
 class Effects:
-    """What a module holds and its arguments are, before a call of it.
+    """A snapshot of a module's state and its arguments before a call.
 
     Args:
         module: or another callable.
@@ -40,7 +40,7 @@ class Effects:
         self._before = self._now()
 
     def seen(self) -> bool:
-        """Whether anything has changed since then."""
+        """Whether the state or the arguments have changed since the snapshot."""
         now = self._now()
         return len(now) != len(self._before) or not all(map(_same, self._before, now))
 
@@ -50,7 +50,7 @@ class Effects:
 
 
 def shadow(module: Any, keep: Callable[[Any], bool] = lambda forward: False) -> Any:
-    """A copy with the same weights; what its calls write stays in it. Raises what copying raises.
+    """A copy that shares the weights and whose calls write to the copy alone. Raises what `deepcopy` raises.
 
     Args:
         module: or another callable.
@@ -73,7 +73,7 @@ def shadow(module: Any, keep: Callable[[Any], bool] = lambda forward: False) -> 
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """What is drawn within it leaves the random generators as they were."""
+    """Restores the random generators at the end of the block."""
     numpy = sys.modules.get("numpy")
     states = random.getstate(), None if numpy is None else numpy.random.get_state()
     try:
@@ -86,7 +86,7 @@ def same_random_numbers() -> Iterator[None]:
 
 
 def _held(roots: Iterable[Any]) -> Iterator[Any]:
-    """Every object in the attributes of modules and what those refer to, and the state of each tensor."""
+    """All objects that the modules' attributes hold, directly or through containers, and each tensor's version."""
     waiting, known = list(roots), set()
     while waiting:
         value = waiting.pop()
@@ -124,14 +124,14 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _classes(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """What is defined in the classes of a module that are not PyTorch's."""
+    """Attributes defined by the module's classes, except by PyTorch's own."""
     for kind in type(module).__mro__:
         if kind is not object and not kind.__module__.startswith("torch."):
             yield {name: value for name, value in vars(kind).items() if name == "__call__" or name[:2] != "__"}
 
 
 def reaches_outside(module: Any) -> bool:
-    """Whether a module, or another callable, reads what a copy of it shares: variables of its file or its class."""
+    """Whether a callable reads state that a copy of it would share: variables of its source file or its class."""
     held = list(_held((module,)))
     functions = (x for x in held if isinstance(x, FunctionType))
     read = (x for function in functions for x in _read_by(function))
@@ -141,7 +141,7 @@ def reaches_outside(module: Any) -> bool:
 
 
 def _read_by(function: FunctionType) -> Iterator[Any]:
-    """What a function can write to: the variables around it, and the numbers and containers of its file."""
+    """Variables that a function can write to: of its closure, and numbers and containers among its globals."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

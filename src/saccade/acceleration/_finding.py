@@ -1,4 +1,4 @@
-"""Which modules of a model are computed another way, by what they are made of."""
+"""Finds the modules of a model that can be fused, by their structure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 
 def spots(model: nn.Module, half: bool) -> list[Spot]:
-    """Those of a model, outer modules before what is in them."""
+    """The fusible modules of a model, outer modules before inner ones."""
     linears = {module: PackedLinear(module, half) for module in model.modules() if large(module)}
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
@@ -52,7 +52,7 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
 
 
 def _join(model: nn.Module, layers: list[Spot], linears: dict[nn.Module, PackedLinear]) -> None:
-    """Linear layers side by side may be one product, where no other spot reads them."""
+    """Let linear layers that are children of one module share one product, unless another fused layer contains them."""
     spots_of = {spot.module: spot for spot in layers if isinstance(spot, _spots.Linear)}
     fused = {spot.module for spot in layers if not isinstance(spot, PaddedLayer)}
     for module in model.modules():
@@ -65,7 +65,7 @@ def _join(model: nn.Module, layers: list[Spot], linears: dict[nn.Module, PackedL
 
 
 def _layers(parts: nn.ModuleList, linears: dict[nn.Module, PackedLinear]) -> list[nn.Module]:
-    """Layers that one after another have the same kind, and of which none mixes tokens beside its attention."""
+    """Sequences of layers of one class in which only the attention mixes tokens."""
     layers = list(parts)
     alike = len({type(layer) for layer in layers}) == 1
     return layers if alike and all(_may_be_packed(layer, linears) for layer in layers) else []
@@ -111,7 +111,7 @@ def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) ->
 
 
 def _functions(module: nn.Module, children: list[nn.Module]) -> list[str] | None:
-    """The activations of a module, among its children or its attributes; None where a child is something else."""
+    """The activations among a module's children and attributes; None if another kind of child is present."""
     names = [activation_of(child) if _bare(child) else None for child in children]
     if None in names:
         return None
@@ -121,7 +121,7 @@ def _functions(module: nn.Module, children: list[nn.Module]) -> list[str] | None
 
 
 def _bare(module: nn.Module) -> bool:
-    """Without weights or a state of its own: an activation, perhaps."""
+    """Whether a module has neither parameters nor buffers nor children, so that it may be an activation."""
     return all(next(parts, None) is None for parts in (module.parameters(), module.buffers(), module.children()))
 
 
@@ -141,7 +141,7 @@ def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activati
 
 
 def _norm(name: str, module: nn.Module) -> Spot | None:
-    """A module with one weight per feature and an epsilon, which is no module of PyTorch."""
+    """A fused RMS norm for a module, not PyTorch's, with one weight per feature and an epsilon; otherwise None."""
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")
     eps = next((name for name in names if isinstance(getattr(module, name, None), float)), None)
@@ -152,7 +152,7 @@ def _norm(name: str, module: nn.Module) -> Spot | None:
 
 
 def _arguments(module: nn.Module) -> int:
-    """Positional arguments of its forward without defaults."""
+    """Number of required positional arguments of a module's `forward`."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = inspect.signature(module.forward).parameters.values()
     return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in given)

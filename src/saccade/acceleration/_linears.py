@@ -1,4 +1,4 @@
-"""Linear layers of foreign models, the copies of their weights, and activations.
+"""Linear layers with packed copies of their weights, and the activations that are fused with them.
 
 Shape legend: ... any axes, E and F widths.
 """
@@ -19,7 +19,7 @@ from ._structure import has_own_forward
 
 
 class PackedLinear:
-    """The product of one linear layer, by the copy of its weight that all spots share.
+    """Computes one linear layer with a packed copy of its weight, which all fused layers share.
 
     Args:
         module: an `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
@@ -49,7 +49,7 @@ class PackedLinear:
 
     @property
     def held(self) -> Tensor | None:
-        """The only copy of a weight that was dropped, unless the layer was given another weight or bias since then."""
+        """The packed copy of a dropped weight; None if the layer has had another weight or bias since then."""
         if self._dropped is None:
             return None
         parameter, place, copy = self._dropped
@@ -81,7 +81,7 @@ class PackedLinear:
         return multiply(x, copy.float(), bias, activation, joined)
 
     def drop(self) -> None:
-        """Keep the packed copy alone: reading the weight gives NaN until `restore`."""
+        """Keep only the packed copy and fill the weight itself with NaN until `restore`."""
         parameter: nn.Parameter = self.module.weight  # type: ignore[assignment]
         memory = parameter.untyped_storage()
         if parameter.is_shared() or memory.nbytes() > parameter.numel() * parameter.element_size():
@@ -91,7 +91,7 @@ class PackedLinear:
         self._dropped = parameter, parameter.data_ptr(), copy
 
     def restore(self) -> None:
-        """Put a dropped weight back, bit for bit: packing is a matter of order.
+        """Restore a dropped weight, bit for bit: packing only reorders its entries.
 
         A weight that was converted meanwhile gets what it was, converted; one that was given other numbers keeps them.
         """
@@ -106,7 +106,7 @@ class PackedLinear:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """`nn.Linear`, whatever it is called, or transformers' `Conv1D`; not what computes otherwise."""
+    """Whether a module computes what `nn.Linear` or transformers' `Conv1D` does, by class and forward."""
     if has_own_forward(module):
         return False
     if isinstance(module, nn.Linear):
@@ -115,7 +115,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def large(module: nn.Module) -> bool:
-    """A linear layer on a CPU, in a dtype that oneDNN multiplies, that is worth a copy."""
+    """Whether a linear layer is large enough for a packed copy, on a CPU and in a dtype that oneDNN supports."""
     weight: Any = getattr(module, "weight", None)
     return is_linear(module) and is_plain(weight) and weight.dtype in dtypes() and weight.numel() >= LARGE
 
@@ -124,7 +124,7 @@ _KNOWN = {F.gelu: "gelu", F.relu: "relu", torch.relu: "relu", F.silu: "silu"}
 
 
 def activation_of(function: Any) -> str | None:
-    """The name in `FUNCTIONS` of what computes the same; None where there is none.
+    """The name in `FUNCTIONS` of the activation that a module computes; None if there is none.
 
     PyTorch's own are known by their class. Copies of others are compared at numbers of all magnitudes and both signs:
     relative to the number, since what clips at 10 or cuts off at 1e-3 is something else.

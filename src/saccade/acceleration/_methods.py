@@ -1,4 +1,4 @@
-"""A method of a module that is replaced for a while: put back at the end, and plain in copies and pickles."""
+"""Replaces a module's method temporarily; copies and pickles of the module have the original method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_METHODS = (
 
 
 class ReplacedMethod(ABC):
-    """What stands in place of a module's method, and has what a bound method has.
+    """A replacement for a module's method, with the attributes of a bound method.
 
     Attributes:
         method: the name. own: the user's method of this name, in place of the class's.
@@ -35,10 +35,10 @@ class ReplacedMethod(ABC):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """In the module's place."""
+        """Called in place of the module's method."""
 
     def __getattr__(self, name: str) -> Any:
-        """What a bound method has: compilers and `inspect.signature` read it."""
+        """Attributes of the bound method, which compilers and `inspect.signature` read."""
         if name not in _OF_METHODS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self.plain if name == "__wrapped__" else getattr(self.plain, name)
@@ -50,26 +50,26 @@ class ReplacedMethod(ABC):
         return self.plain.__reduce_ex__(protocol)
 
     def uncopied(self) -> str | None:
-        """Why the module cannot be copied now; None where it can."""
+        """The reason why the module cannot be copied now; None if it can."""
         return None
 
     @property
     def plain(self) -> Callable[..., Any]:
-        """The module's own method, as it is now."""
+        """The module's original method, bound to its current class."""
         if self.own is not None:
             return self.own
         method: Callable[..., Any] = MethodType(getattr(type(self.module), self.method), self.module)
         return method
 
     def install(self) -> None:
-        """Take the module's place, in a way that its copies and pickles do not have."""
+        """Replace the method, except in the module's copies and pickles."""
         self.active = True
         vars(self.module)[self.method] = self
         vars(self.module).setdefault("__reduce_ex__", _PlainPickle(self.module))
         vars(self.module).setdefault("__deepcopy__", _PlainCopy(self.module))
 
     def uninstall(self) -> None:
-        """Put the module's own method back, unless somebody has set another one since then.
+        """Restore the original method, unless other code has replaced it since then.
 
         Whoever keeps the spot, to set it again or to call it, has the module's own method from now on.
         """
@@ -88,7 +88,7 @@ class ReplacedMethod(ABC):
 
 
 class _PlainPickle:
-    """`__reduce_ex__` of a module with a spot: its pickles are of the plain module."""
+    """`__reduce_ex__` of a module with a replaced method: pickles hold the original module."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -101,7 +101,7 @@ class _PlainPickle:
 
 
 class _PlainCopy(_PlainPickle):
-    """`__deepcopy__` of a module with a spot, by the way of its class: a parametrized module copies its attributes."""
+    """`__deepcopy__` of a module with a replaced method; it calls the class's own, which parametrized modules have."""
 
     def __call__(self, memo: Any) -> Any:
         attributes = vars(self.module)
@@ -117,7 +117,7 @@ class _PlainCopy(_PlainPickle):
 
 
 def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module as they are without acceleration."""
+    """The attributes of a module without those that acceleration has set."""
     plain = {}
     for name, value in attributes.items():
         if isinstance(value, ReplacedMethod):

@@ -1,4 +1,4 @@
-"""One model whose modules are computed another way, until it is put back."""
+"""The fused layers of one model, from installation to removal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._spots import PROVED, Linear, Spot, is_spot
 
 
 class AcceleratedModel:
-    """The spots of a model, put in their modules' place by `install` and taken away by `uninstall`."""
+    """The fused layers of a model: `install` replaces the modules' calls, `uninstall` restores them."""
 
     def __init__(self, model: nn.Module, weights: str | None, keep_weights: bool):
         if not isinstance(model, nn.Module):
@@ -51,7 +51,7 @@ class AcceleratedModel:
             raise
 
     def uninstall(self) -> None:
-        """Put everything back."""
+        """Restore all modules and dropped weights."""
         for spot in self.spots:
             if isinstance(spot, Linear):
                 spot.linear.restore()
@@ -64,7 +64,7 @@ class AcceleratedModel:
                 spot.padded.forget()
 
     def _drop(self) -> None:
-        """Weights that one linear layer alone reads."""
+        """Drop the weights that a single linear layer reads, and keep their packed copies."""
         readers = Counter(id(parameter) for module in self.model.modules() for parameter in module._parameters.values())
         self._refusing = self.model.register_state_dict_pre_hook(_refuse)
         for spot in self.spots:
@@ -75,7 +75,7 @@ class AcceleratedModel:
                     spot.linear.product.users = 0  # a weight that stays needs no copy
 
     def lines(self) -> list[str]:
-        """What was taken, by kind, and what was not, with the reason."""
+        """Lines of the report: accelerated modules by kind, and the others with the reason."""
         taken = Counter(spot.kind for spot in self.spots if spot.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
         left = Counter((spot.kind, spot.status()) for spot in self.spots if spot.state != PROVED)
@@ -94,7 +94,7 @@ class AcceleratedModel:
 
 
 def _joined(names: list[str]) -> str:
-    """Names that differ in their numbers as one: a.0, a.1 and a.2 are a.0-2, a.0 and a.2 are a.0,2."""
+    """Merges names that differ only in numbers: a.0, a.1 and a.2 become a.0-2, a.0 and a.2 become a.0,2."""
     parts = [re.split(r"(\d+)", name) for name in names]
     return "".join(
         _numbers([int(n) for n in column]) if i % 2 else column[0] for i, column in enumerate(zip(*parts, strict=True))

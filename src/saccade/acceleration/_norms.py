@@ -14,7 +14,7 @@ from ._spots import NOT_CALLED, OTHER, Fused
 
 
 class RootMeanSquare(Fused):
-    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) (Gemma), in one pass: the first call tells which."""
+    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) as in Gemma, in one pass; the first call decides which."""
 
     kind = "RMS norm"
 

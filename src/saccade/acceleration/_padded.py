@@ -1,4 +1,4 @@
-"""Layers of a padded batch, computed on its real tokens alone.
+"""Computes layers only on the real tokens of a padded batch.
 
 A layer does to each token the same, but for its attention, which is F.scaled_dot_product_attention's. So the real
 tokens of all items can stand in one row, each seeing its own item: padding costs nothing (Krell et al., "Efficient
@@ -40,7 +40,7 @@ _MASKS = ("attention_mask", "src_key_padding_mask")
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """What a layer gave for a row of tokens, and how to compute the same with its padding.
+    """A layer's output for the real tokens in one row, and how to compute the padded output.
 
     Attributes:
         given: the output (B, L, E), 0 where no real token stands. rows, state: it as (B L, E), and its contents.
@@ -57,7 +57,7 @@ class PackedRows:
     steps: tuple[Callable[[Tensor], Tensor], ...]
 
     def whole(self) -> Tensor:
-        """(B, L, E), padding as the layers compute it."""
+        """The output (B, L, E), with the values at padding that the original layers compute."""
         hidden = self.first
         with THREAD.uncounted(), same_random_numbers():
             for step in self.steps:
@@ -66,14 +66,14 @@ class PackedRows:
 
 
 class Padded:
-    """What the layers of a model share: the tokens of the batch at hand, and what the last layer gave."""
+    """State shared by the layers of a model: the batch's real tokens and the output of the previous layer."""
 
     def __init__(self) -> None:
         self._mask: tuple[Tensor, Any, TokenRows | None] | None = None
         self._last: PackedRows | None = None
 
     def tokens(self, mask: Tensor, name: str, batch: int, length: int) -> TokenRows | None:
-        """Of the batch with this mask; None where it is computed as it is."""
+        """The real tokens of a batch with this mask; None if the batch is computed with its padding."""
         known, now = self._mask, (name, batch, length, mask.dtype, mask.shape, mask.stride(), state(mask))
         if known is None or known[0].data_ptr() != mask.data_ptr() or known[1] != now:
             tokens = tokens_of_mask(mask, batch, length) if name == _MASKS[0] else tokens_of_padding(mask)
@@ -81,7 +81,7 @@ class Padded:
         return known[2]
 
     def packed(self, hidden: Any) -> PackedRows | None:
-        """What the layer before computed, where `hidden` is what it gave, unchanged."""
+        """The packed output of the previous layer, if `hidden` is that output and unchanged."""
         last = self._last
         if last is None or not isinstance(hidden, Tensor) or last.given() is not hidden:
             return None
@@ -89,7 +89,7 @@ class Padded:
         return last if same_memory and last.state.holds(last.rows, 0) else None
 
     def taken(self, hidden: Tensor, tokens: TokenRows) -> Tensor:
-        """(1, T, E): what the layer before gave is there already."""
+        """The real tokens of `hidden` in one row (1, T, E), from the previous layer if it has them."""
         last = None if hidden.is_inference() else self.packed(hidden)  # in-place changes of such are not counted
         return last.row if last is not None and last.tokens is tokens else tokens.take(hidden)
 
@@ -106,7 +106,7 @@ class Padded:
 
 
 class LayerStack:
-    """Layers one after another. One that is computed in a row gives 0 for padding, so the next needs the same mask.
+    """Consecutive layers. A packed layer gives 0 at padding, so the next layer needs the same mask.
 
     Attributes:
         layers: those that may be computed in a row.
@@ -120,11 +120,11 @@ class LayerStack:
         self._before = self._now = _PaddedCall(-1)
 
     def enter(self, place: int) -> None:
-        """The layer at this place is called."""
+        """Record that the layer with this index is called."""
         self._before, self._now = self._now if self._now.place < place else _PaddedCall(-1), _PaddedCall(place)
 
     def follows(self, hidden: Tensor, tokens: TokenRows | None) -> bool:
-        """Whether the layer called is given the padding of the one before it."""
+        """Whether this layer receives the padded output of the previous layer."""
         self._now.tokens = tokens
         last = self.padded.packed(hidden)
         alike = last is None or _alike(last.tokens, tokens)
@@ -135,7 +135,7 @@ class LayerStack:
         return self.padded.put(out, given, given.step(plain))
 
     def whole_of(self, hidden: Any) -> Any:
-        """Hidden states (B, L, E) with the padding that the layers before give."""
+        """Hidden states (B, L, E) with the values at padding that the previous layers compute."""
         last = self.padded.packed(hidden)
         if last is not None:
             return last.whole()
@@ -167,7 +167,7 @@ class _PaddedCall:
 
 
 class PaddedLayer(Spot):
-    """One layer of a stack, its real tokens in one row."""
+    """One layer of a stack, computed on the real tokens in one row."""
 
     kind = "layer without padding"
 
@@ -218,7 +218,7 @@ class PaddedLayer(Spot):
         return (whole, *out[1]) if out[2] else whole
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's own result, which may depend on padding."""
+        """The module's original output, which may depend on padding."""
         self.stack.whole.add(self)
         args, kwargs = self._with_padding(args, kwargs)
         return self.plain(*args, **kwargs)
@@ -231,7 +231,7 @@ class PaddedLayer(Spot):
         return given, {name: whole if x is hidden else x for name, x in kwargs.items()}
 
     def _prove(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The layer's own result. Items can only be seen to read each other where there are two."""
+        """Compare both computations and return the original output. A leak between items shows only in two or more."""
         expected = self._observed(args, kwargs)
         self.stack.whole.add(self)
         if given.tokens.items < 2 or len(given.tokens.places) == given.tokens.real.shape[1]:
@@ -280,7 +280,7 @@ class PaddedLayer(Spot):
     def _of_tokens(
         self, given: PackedArguments, plain: Callable[..., Any]
     ) -> tuple[Tensor, tuple[Any, ...], bool] | None:
-        """Of the row of tokens: the result, what is beside it, whether it came as a tuple. None sets the state."""
+        """Call the layer on the packed row: output, further outputs, whether it is a tuple. None sets the state."""
         tokens, before = given.tokens, given.tokens.attention.calls
         try:
             with THREAD.attending(tokens.attention):
@@ -301,7 +301,7 @@ class PaddedLayer(Spot):
         return first, rest, isinstance(out, tuple)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedArguments | str:
-        """The arguments with their tokens in a row; or why the layer is called as it is."""
+        """The arguments with tokens packed into a row, or the reason why the layer is called with padding."""
         if torch.is_grad_enabled():
             return GRADIENTS
         if interrupted():
@@ -331,7 +331,7 @@ class PaddedLayer(Spot):
 
 
 class PackedArguments:
-    """A call of a layer, and the same of its real tokens in one row.
+    """A layer's call with padding, and the same call for the real tokens in one row.
 
     Attributes:
         args, kwargs: as they came; `packed_args` and `packed_kwargs` with the tokens in a row.
@@ -344,7 +344,7 @@ class PackedArguments:
         self.packed_kwargs = {name: self._packed(x) for name, x in kwargs.items()}
 
     def step(self, plain: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
-        """(B, L, E) to what the layer gives, without holding the hidden states that came."""
+        """A function from hidden states (B, L, E) to the layer's output that does not keep this call's own."""
         hole = object()
         args = [hole if x is self.hidden else x for x in self.args]
         kwargs = {name: hole if x is self.hidden else x for name, x in self.kwargs.items()}
@@ -359,7 +359,7 @@ class PackedArguments:
         return first
 
     def with_hidden(self, hidden: Tensor) -> PackedArguments:
-        """The same call with another (B, L, E)."""
+        """The same call with other hidden states (B, L, E)."""
         args = [hidden if x is self.hidden else x for x in self.args]
         kwargs = {name: hidden if x is self.hidden else x for name, x in self.kwargs.items()}
         return PackedArguments(args, kwargs, hidden, self.mask, self.tokens, self.tokens.take(hidden))
@@ -384,10 +384,10 @@ class PackedArguments:
 
 
 def _drawn_like(hidden: Tensor) -> Tensor:
-    """Random numbers of the same size: the hidden states of a proof may happen to be zero or alike."""
+    """Random hidden states of the same magnitude: real ones may be zero or equal and prove nothing."""
     size = hidden.float().square().mean().sqrt().clamp(1e-3, 1e3)
     return (torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)) * size).to(hidden.dtype)
 
 
 class _Unknown(Exception):
-    """An argument that says nothing about tokens: a cache, a bias between tokens."""
+    """An argument that cannot be packed by tokens, such as a cache or a bias between tokens."""

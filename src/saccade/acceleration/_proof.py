@@ -1,4 +1,4 @@
-"""When two ways to compute a module are the same: on which inputs, how closely, and how often it is asked again."""
+"""Proofs that a fused layer equals its module: the inputs, the tolerance, and when to repeat them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _RANDOM = random.Random()  # its own: the user's numbers stay as they are
 
 
 def next_proof() -> int:
-    """Calls until a module is computed both ways again: nobody can know, so nothing can be timed to pass."""
+    """Random number of calls until the next proof, so that no module can be exact only when it is checked."""
     return _RANDOM.randint(1, 2 * _MEAN - 1)
 
 
 def samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Inputs of the same shapes, but for one batch item, that between them have all magnitudes and both signs.
+    """Inputs of the same shapes, with one batch item, that cover all magnitudes and both signs.
 
     What a module does only to large, small, negative or changing numbers (a clamp, a threshold) shows in one of them.
     """
@@ -37,7 +37,7 @@ def samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 
 def unusual_samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """The same with zeros, NaN and infinities among their numbers, for which a module may have a rule of its own."""
+    """As `samples`, with zeros, NaN and infinities, which a module may treat specially."""
     drawn = samples(inputs)[0]
     rows, kinds, found = drawn[0].numel() // drawn[0].shape[-1], len(_UNUSUAL), []
     for first in range(0, kinds, max(1, rows)):
@@ -49,14 +49,14 @@ def unusual_samples(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
 
 
 def same_where_finite(got: object, expected: object, terms: int) -> bool:
-    """As `same`, where NaN and the infinities are one: which of them comes is a matter of order, too."""
+    """As `same`, but NaN equals infinity: the order of additions decides between them."""
     if not (isinstance(got, Tensor) and isinstance(expected, Tensor)):
         return False
     return same(got.where(got.isfinite(), torch.nan), expected.where(expected.isfinite(), torch.nan), terms)
 
 
 def same(got: Tensor, expected: object, terms: int) -> bool:
-    """Whether two results differ by rounding alone: each entry is a sum of `terms` products, in another order.
+    """Whether two results differ only by rounding, if each entry is a sum of `terms` products in any order.
 
     A sum of n terms is off by n u of them at most, u the unit of float32; in half precision the result is rounded on
     the way. What has another structure differs by as much as the entries of a row (..., E) themselves.
@@ -71,6 +71,6 @@ def same(got: Tensor, expected: object, terms: int) -> bool:
 
 
 def tells(expected: Tensor) -> bool:
-    """Whether a result can prove anything: no row of it is all zeros or one number."""
+    """Whether a result can prove equality: no row is constant."""
     rows = expected.float()
     return bool((rows.amax(-1) != rows.amin(-1)).all())

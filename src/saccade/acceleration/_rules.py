@@ -1,4 +1,4 @@
-"""Which calls of F.scaled_dot_product_attention Saccade's native kernels take, and why others are left to PyTorch.
+"""Which calls of F.scaled_dot_product_attention the native kernels compute, and the reason for all others.
 
 Nothing shall be slower for being accelerated. The sizes below are where F.sdpa and the kernels were found equally fast
 (PyTorch 2.13, one core of a Xeon with AVX-512, the call's own costs included; docs/accelerating.md has the table):
@@ -48,12 +48,12 @@ _BIAS_PAIRS, _BIAS_WIDTHS = 2**21, 128  # and the least of D + Dv
 
 
 def taken(call: SdpaCall) -> SdpaMeaning | str:
-    """What the call means, where Saccade takes it; otherwise why not."""
+    """The call in Saccade's form if the kernels compute it, otherwise the reason why not."""
     return _foreign(call) or _interrupted() or small(call) or _undefined(call) or _meant(call)
 
 
 def _foreign(call: SdpaCall) -> str | None:
-    """What the kernels do not know."""
+    """The feature of the call that the kernels do not support; None if they support all."""
     if _kernels.module is None:
         return _kernels.missing
     query, key, value, mask = call[:4]
@@ -76,14 +76,14 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _dtype(query: Tensor) -> torch.dtype:
-    """Of the computation: autocast casts what F.scaled_dot_product_attention is given."""
+    """The dtype of the computation; under autocast it is the autocast dtype."""
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("cpu") and query.dtype != torch.float64:
         return torch.get_autocast_dtype("cpu")
     return query.dtype
 
 
 def small(call: SdpaCall) -> str | None:
-    """Why the kernels would not be faster, whatever the mask; None where they are."""
+    """The reason why a call is too small to be faster with any mask; None if it is large enough."""
     query, key, value = call[:3]
     if min(query.dim(), key.dim(), value.dim()) < 2:
         return None  # not what F.sdpa takes: it says so
@@ -107,7 +107,7 @@ def small(call: SdpaCall) -> str | None:
 
 
 def _group(query: Tensor, key: Tensor) -> int:
-    """Query heads of a key-value head."""
+    """Number of query heads per key-value head."""
     return query.shape[-3] // max(key.shape[-3], 1) if query.dim() == key.dim() > 2 else 1
 
 
@@ -116,7 +116,7 @@ def _trains(*tensors: Tensor) -> bool:
 
 
 def _undefined(call: SdpaCall) -> str | None:
-    """What F.sdpa does not define, or somebody wants from one of PyTorch's kernels."""
+    """The reason why only PyTorch may compute this call: undefined arguments or a kernel chosen by the user."""
     mask = call.attn_mask
     if mask is not None and call.is_causal:
         return "attn_mask and is_causal together, which F.scaled_dot_product_attention does not define"
@@ -132,7 +132,7 @@ def _undefined(call: SdpaCall) -> str | None:
 
 
 def _interrupted() -> str | None:
-    """What stands between a call and its computation, and wants to see PyTorch's function or operator."""
+    """The active mode or tensor subclass that has to see PyTorch's own function; None if there is none."""
     if torch.compiler.is_compiling():
         return None
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:

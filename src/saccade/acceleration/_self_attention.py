@@ -16,7 +16,7 @@ from ._spots import ARGUMENTS, DROPOUT, NOT_CALLED, PROVED, REPLACED, Spot
 
 
 class SelfAttention(Spot):
-    """`nn.MultiheadAttention` of one sequence with itself: one product for queries, keys and values."""
+    """Self-attention by `nn.MultiheadAttention`, with one product for queries, keys and values."""
 
     kind = "nn.MultiheadAttention"
 
@@ -87,7 +87,7 @@ class SelfAttention(Spot):
 
 
 def _merged(padding: Any, attn_mask: Any, query: Tensor, heads: int) -> Tensor | None:
-    """Both masks of nn.MultiheadAttention (True or -inf hides) as one of F.scaled_dot_product_attention."""
+    """Merges both masks of nn.MultiheadAttention (True or -inf hides) into one for F.scaled_dot_product_attention."""
     batch, length, _ = query.shape
     parts = []
     if padding is not None:

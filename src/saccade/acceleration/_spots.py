@@ -1,4 +1,4 @@
-"""Modules of a model that are computed another way: which they are, by their structure, and how.
+"""Fused layers: modules of a model whose calls are computed faster.
 
 A spot is recognised by what its module is made of, and is believed only after both ways have computed the same: from
 the tensors of its first call, from numbers of all magnitudes, and again at calls that nobody can foresee. A module in
@@ -40,7 +40,7 @@ _PATCHED = "functions of PyTorch that modules call are replaced"
 
 
 def _called() -> tuple[Any, ...]:
-    """What every module calls, and those of PyTorch's functions that are fused."""
+    """Functions that any module may call, and PyTorch's functions that are fused."""
     return nn.Module.__call__, nn.Module._call_impl, F.linear, F.gelu, F.relu, F.silu, F.layer_norm
 
 
@@ -48,7 +48,7 @@ _CALLED = nn.Module._wrapped_call_impl, *_called()[1:]  # the first may be repla
 
 
 class Spot(ReplacedMethod):
-    """A module whose call is answered another way.
+    """A module whose calls are computed by fused kernels.
 
     Attributes:
         name: of the module in its model.
@@ -72,11 +72,11 @@ class Spot(ReplacedMethod):
         self._sizes: set[tuple[int, ...]] = set()  # of calls that were computed both ways
 
     def parts(self) -> list[nn.Module]:
-        """The modules that the result depends on by more than their parameters."""
+        """Modules whose structure, not only their parameters, decides the output."""
         return list(self.module.modules())[1:]
 
     def status(self) -> str:
-        """The state, and where no call could be taken the reason."""
+        """The state; if no call could be accelerated, the reason."""
         return self.refused or self.state if self.state == NOT_CALLED else self.state
 
     def _refuse(self, reason: str | None) -> None:
@@ -84,7 +84,7 @@ class Spot(ReplacedMethod):
             self.refused = reason
 
     def _accept(self, out: Any, expected: Any) -> bool:
-        """Keep what both ways gave for one call in mind."""
+        """Whether both computations agree on a call; the state records it."""
         first = expected[0] if isinstance(expected, tuple) else expected
         if not same(out, first, self.longest):
             self.state = OTHER
@@ -95,7 +95,7 @@ class Spot(ReplacedMethod):
         return True
 
     def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's own result; what it holds is remembered, unless it may change or the call changes anything."""
+        """The original output of an observed call; the module's state is remembered, unless the call changes it."""
         self.structure.remember_values()
         effects = Effects(self.module, (*args, *kwargs.values()))
         expected = self.plain(*args, **kwargs)
@@ -107,7 +107,7 @@ class Spot(ReplacedMethod):
         return expected
 
     def _copy(self) -> Callable[..., Any]:
-        """The module's own method, of a copy for calls that the model does not make."""
+        """The original method of a copy, for calls that the model itself does not make."""
         copied = shadow(self.module, keep=lambda forward: isinstance(forward, Linear))
         method: Callable[..., Any] = MethodType(getattr(type(copied), self.method), copied)
         return method
@@ -117,24 +117,24 @@ class Spot(ReplacedMethod):
         self._new_size(*size)
 
     def _new_size(self, *size: int) -> bool:
-        """Whether no call of this size was computed both ways, to a factor of two; 1 is a size of its own."""
+        """Whether no proof exists for a call of this size, within a factor of two; size 1 needs its own."""
         rounded = tuple(map(int.bit_length, size))
         known = rounded in self._sizes
         self._sizes.add(rounded)
         return not known
 
     def _due(self) -> bool:
-        """Whether this call is computed both ways: not while somebody observes or edits what it computes."""
+        """Whether this call repeats the proof; never while observers or edits are active."""
         self._calls_left -= 1
         return self._calls_left < 0 and (self.state == NOT_CALLED or not (_tap.THREAD.observers or _tap.THREAD.editor))
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's own way, of a call that is counted already."""
+        """The original method, for a call that is counted already."""
         with THREAD.uncounted(), same_random_numbers():
             return self.plain(*args, **kwargs)
 
     def _prove_again(self, out: Any, expected: Any, new: bool = False) -> Any:
-        """The result of a later call that was computed both ways; `new`: the first of its size."""
+        """Repeat the proof on this call and return its output; `new` if it is the first call of its size."""
         first = expected[0] if isinstance(expected, tuple) else expected
         if same(out, first, self.longest):
             self._calls_left = next_proof()
@@ -151,7 +151,7 @@ class Spot(ReplacedMethod):
         return first
 
     def _why_not(self, args: tuple[Any, ...]) -> str | None:
-        """Why a call with these arguments cannot be taken; None where it can."""
+        """The reason why a call with these arguments cannot be fused; None if it can."""
         if torch.is_grad_enabled():
             return GRADIENTS
         if interrupted():
@@ -159,7 +159,7 @@ class Spot(ReplacedMethod):
         return self.watched() if all(map(is_plain, args)) else "was called with what is no plain tensor on a CPU"
 
     def watched(self) -> str | None:
-        """Who looks into the module, or what in it is drawn at random; None where nothing is."""
+        """The reason to run the original module: hooks, dropout in training and the like; None if there is none."""
         if not self.active:
             return "the block is over"
         if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
@@ -175,16 +175,16 @@ class Spot(ReplacedMethod):
 
 
 def is_spot(forward: Any) -> bool:
-    """Whether a method is Saccade's way to compute a module, inside the block."""
+    """Whether a method is one that acceleration has put in place of a module's own."""
     return isinstance(forward, Spot) and forward.active
 
 
 class Fused(Spot):
-    """A module of tensors alone, computed in fewer passes."""
+    """A module whose arguments and result are tensors, computed in fewer passes over memory."""
 
     @abstractmethod
     def compute(self, *args: Any) -> Tensor | None:
-        """What the module gives; None where these arguments are none it knows."""
+        """The module's output; None for arguments that are not supported."""
 
     def parts(self) -> list[nn.Module]:
         return list(self.module.modules())
@@ -209,7 +209,7 @@ class Fused(Spot):
         return self._prove_again(out, self._again(args, {}), new) if self._due() or new else out
 
     def _prove(self, args: tuple[Any, ...]) -> Any:
-        """The module's own result, of a call in which both are computed. What cannot compute it has lost."""
+        """Compute the call both ways and return the original output. A layer that fails is not fused any more."""
         expected = self._observed(args, {})
         if self.state != NOT_CALLED:
             return expected
@@ -244,7 +244,7 @@ class Fused(Spot):
 
 
 class Linear(Spot):
-    """x W^T + b, with a packed copy of W."""
+    """Computes x W^T + b with a packed copy of W."""
 
     kind = "linear"
 
@@ -258,7 +258,7 @@ class Linear(Spot):
         return None if self.linear.held is None else dropped
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Known by its class, so nothing is to be proved; with gradients its products are ours, too."""
+        """No proof is needed: the class is known. With gradients the packed product is used, too."""
         if not self.active:
             return self.plain(*args, **kwargs)
         linear, weight = self.linear, self.linear.weight
@@ -323,7 +323,7 @@ class FeedForward(Fused):
 
 
 class TorchFeedForward(FeedForward):
-    """The same in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`, a method of theirs."""
+    """The feed-forward method of `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`."""
 
     kind, method = "feed-forward", "_ff_block"
 

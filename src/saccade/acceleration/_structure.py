@@ -1,4 +1,4 @@
-"""What a module is made of, so that parts replaced later are noticed: adapters, other activations, own forwards."""
+"""The structure of a module, to notice parts that are replaced later: adapters, activations, forwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Structure:
         self.remember_values()
 
     def intact(self) -> bool:
-        """Whether every child, class and forward, and the names of parameters and buffers, are what they were."""
+        """Whether children, classes, forwards and the names of parameters and buffers are unchanged."""
         for part, attributes, kind, forward, call, children in self._parts:
             if type(part) is not kind or kind.forward is not forward or kind.__call__ is not call:
                 return False
@@ -64,7 +64,7 @@ class Structure:
         return True
 
     def keeps_values(self) -> bool:
-        """Whether the modules' own attributes, and what stands in their lists and configurations, are what they were.
+        """Whether the modules' plain attributes, and the entries of their lists and configurations, are unchanged.
 
         They are compared by identity, the mode (train or eval) and functions among them.
         """
@@ -80,7 +80,7 @@ class Structure:
         return all(len(items) == len(before) and all(map(is_, items, before)) for items, before in self._lists)
 
     def remember_values(self) -> None:
-        """From now on they are what they are now."""
+        """Take the present values as the ones to compare with."""
         self.unknown = None
         self._own: list[tuple[dict[str, Any], int, Callable[..., tuple[Any, ...]], tuple[Any, ...]]] = []
         self._inside: list[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = []
@@ -95,7 +95,7 @@ class Structure:
                     self.unknown = f"holds what may change unnoticed ({name}: {type(value).__name__})"
 
     def _holds(self, value: Any) -> bool:
-        """Remember what stands in a list, a dictionary or a plain object; False where that does not tell all."""
+        """Remember the entries of a list, a dictionary or a plain object; False if they do not tell its whole state."""
         if type(value) is list:
             self._lists.append((value, (*value,)))
             return all(map(_fixed, value))
@@ -110,12 +110,12 @@ class Structure:
 
 
 def _names(tensors: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[bool]]:
-    """Parameters or buffers: which there are, and which of them are None."""
+    """The names of parameters or buffers, and which of them are None."""
     return tensors, (*tensors,), [value is None for value in tensors.values()]
 
 
 def _fixed(value: Any, owner: nn.Module | None = None) -> bool:
-    """Whether a value is what it is as long as it is the same object."""
+    """Whether a value is immutable, so that the same object has the same value."""
     if isinstance(value, tuple | frozenset):
         return all(map(_fixed, value))
     if isinstance(value, MethodType):
@@ -124,11 +124,11 @@ def _fixed(value: Any, owner: nn.Module | None = None) -> bool:
 
 
 def _is_configuration(value: Any) -> bool:
-    """Of transformers, whose lists and dictionaries are no settings of a single module."""
+    """Whether a value is a configuration of transformers, whose containers do not change a single module."""
     return any(kind.__module__ == "transformers.configuration_utils" for kind in type(value).__mro__)
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether a `forward` was set on this very module, in place of its class's."""
+    """Whether a `forward` is set on the instance in place of its class's."""
     own = vars(module).get("forward")
     return own is not None and not (getattr(own, "__self__", None) is module and own.__func__ is type(module).forward)

@@ -1,4 +1,4 @@
-"""Which accelerations are on in a thread, and telling them of a call."""
+"""The active accelerations of each thread, and counting their calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..operator._masks import Causal, Documents, Mask
 
 
 class CallCounts:
-    """What went where: calls taken, by backend; calls left, by the reason; how many of both a compiler traced."""
+    """Counts of calls: accelerated ones by backend, others by reason, and those that a compiler traced."""
 
     def __init__(self) -> None:
         self.backends: Counter[str] = Counter()
@@ -21,7 +21,7 @@ class CallCounts:
 
 
 class ActiveAccelerations:
-    """The accelerations that are on in one thread, and what is undone with the last one."""
+    """The active accelerations of one thread, and what to restore when the last one ends."""
 
     def __init__(self) -> None:
         self.on: tuple[CallCounts, ...] = ()
@@ -29,12 +29,12 @@ class ActiveAccelerations:
 
 
 class NotOfTokens(Exception):
-    """A call of attention in a packed row that is not one of its tokens with each other."""
+    """Raised for an attention call in a packed row that is not self-attention of its tokens."""
 
 
 @dataclass(eq=False)
 class AttentionOfTokens:
-    """What calls of attention mean while the real tokens of a batch stand in one row.
+    """How attention calls are masked while the real tokens of a batch are packed into one row.
 
     Attributes:
         documents: which tokens belong together. tokens: how many there are.
@@ -59,7 +59,7 @@ class _Thread(threading.local):
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Calls within it are counted already."""
+        """A block in which attention calls are not counted."""
         before, self.counting = self.counting, False
         try:
             yield
@@ -68,7 +68,7 @@ class _Thread(threading.local):
 
     @contextmanager
     def attending(self, attention: AttentionOfTokens) -> Iterator[None]:
-        """Calls of F.scaled_dot_product_attention within it are of this row of tokens."""
+        """A block in which calls of F.scaled_dot_product_attention are of this packed row."""
         before, self.packed = self.packed, attention
         try:
             yield
@@ -80,7 +80,7 @@ THREAD = _Thread()
 
 
 def counted(backend: str | None, reason: str, traced: bool) -> None:
-    """One call of this thread: a backend took it, or it was left for a reason."""
+    """Count a call of this thread: accelerated by a backend, or not, for a reason."""
     for run in THREAD.held.on if THREAD.counting else ():
         if backend is not None:
             run.backends[backend] += 1

@@ -1,4 +1,4 @@
-"""Linear layers that read the same tensor, computed as one product: queries, keys and values.
+"""Linear layers with the same input, such as query, key and value projections, computed as one product.
 
 Which they are is seen when they are called: layers side by side in one module whose inputs were the same object. From
 then on the first of them computes all, and the others take their part. One that is given another tensor computes its
@@ -25,7 +25,7 @@ _ROWS = 256  # above, the parts' copies take the time that one product saves
 
 
 class Together:
-    """The linear layers side by side in one module, those that may be computed together."""
+    """The linear layers of one module that may be computed as one product."""
 
     def __init__(self, linears: list[PackedLinear]):
         self.linears = linears
@@ -36,7 +36,7 @@ class Together:
         self._misses = 0
 
     def __call__(self, place: int, x: Tensor) -> Tensor | None:
-        """The product of the layer at a place; None where it computes its own."""
+        """The product of the layer with this index; None if it has to compute its own."""
         if self._misses >= _MISSES:
             return None
         part = self._parts.pop(place, None)
@@ -63,7 +63,7 @@ class Together:
         return products[0][0]
 
     def _hooked(self, group: list[int]) -> bool:
-        """Whether something may happen to a later layer between its product and its call."""
+        """Whether hooks may change a later layer between the joint product and its own call."""
         modules = [self.linears[n].module for n in group]
         return (
             bool(_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
@@ -90,7 +90,7 @@ class _Joint:
         self.packed: Derived[Tensor] = Derived()
 
     def __call__(self, x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]] | None:
-        """A product (..., F) and its bias for each layer; None where a weight is new, or not of the others' kind.
+        """Product (..., F) and bias of each layer; None if a weight is new or unlike the others in dtype or layout.
 
         The first layer's weight is read now, and each other one's when its layer takes its part.
         """
@@ -115,7 +115,7 @@ class _Joint:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The product of one of several layers, until the layer is called."""
+    """One layer's part of a joint product, kept until the layer is called."""
 
     joint: _Joint
     place: int  # in the joint product
@@ -125,7 +125,7 @@ class _Part:
     bias: Tensor | None  # that was added
 
     def serves(self, x: Tensor) -> bool:
-        """Whether the layer, as it is now, gives this product for x."""
+        """Whether this is still the product of the layer for x: neither its weights nor x have changed."""
         linear = self.joint.linears[self.place]
         bias = linear.bias
         return (
@@ -137,7 +137,7 @@ class _Part:
 
 
 def may(linears: list[PackedLinear]) -> bool:
-    """Whether linear layers can be computed as one product: of one width and dtype, all with a bias or none."""
+    """Whether linear layers can be computed as one product: same width and dtype, all with a bias or none."""
     weights = [linear.weight for linear in linears]
     own = any(linear.half for linear in linears)
     return len(linears) > 1 and not own and _joinable(weights, [linear.bias for linear in linears])
@@ -157,7 +157,7 @@ def _joinable(weights: list[Tensor], biases: list[Tensor | None]) -> bool:
 
 
 def _state(x: Tensor) -> int | Snapshot:
-    """How often x was written to; of a tensor made in inference mode PyTorch does not count that."""
+    """The version counter of x, or a fingerprint of x if it is an inference tensor, which has no counter."""
     return Snapshot(_rows(x), brief=True) if x.is_inference() else x._version
 
 

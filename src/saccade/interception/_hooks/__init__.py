@@ -1,4 +1,4 @@
-"""Attention calls that models make without Saccade: seeing them, and answering them in PyTorch's place.
+"""Attention calls that models make to PyTorch or transformers: observing them, and computing them instead.
 
 Begin with `_replaced.py`, which replaces functions of PyTorch; `transformers` does it for that library.
 Imports the record of a call and masks.

@@ -46,7 +46,7 @@ class SdpaCall(NamedTuple):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> SdpaCall:
-        """Positional and by keyword, as PyTorch takes them. TypeError where PyTorch would raise one."""
+        """From positional and keyword arguments, as PyTorch accepts them. Raises TypeError where PyTorch does."""
         return SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def meaning(self) -> SdpaMeaning | str:
@@ -79,17 +79,17 @@ class SdpaCall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SdpaMeaning(AttentionCall):
-    """A call in Saccade's terms. Its bias is 4-D."""
+    """A call of F.scaled_dot_product_attention in Saccade's terms. Its bias is 4-D."""
 
     leading: tuple[int, ...] = ()  # (..., Hq, Lq): the output's axes but the last, as the caller counts them
 
     def shaped(self, out: Tensor) -> Tensor:
-        """(B, Hq, Lq, ...) with the axes that the caller of F.sdpa expects."""
+        """Reshape an output (B, Hq, Lq, ...) to the axes that the caller of F.sdpa expects."""
         return out if len(self.leading) == 3 else out.reshape(*self.leading, *out.shape[3:])
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    """As autocast casts what F.sdpa is given."""
+    """Cast the tensors as autocast does for F.sdpa."""
     kind = tensor.device.type
     if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(kind):
         return tensor
@@ -98,7 +98,7 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 def _hidden(given: Tensor, whole: tuple[int, ...], dtype: torch.dtype) -> tuple[Mask | None, Tensor | None] | str:
-    """attn_mask as (mask, bias), of which one is None; or why it has no meaning."""
+    """attn_mask as (mask, bias), one of which is None, or the reason why it is invalid."""
     if given.dtype == torch.bool:
         mask = mask_of(given, whole)
         return mask if isinstance(mask, str) else (mask, None)
@@ -115,7 +115,7 @@ _Tensors = tuple[Tensor, Tensor, Tensor, tuple[int, ...]]
 
 
 def _tensors(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> _Tensors | str:
-    """query, key and value with four axes, and what `SdpaMeaning` calls leading; or why there are none."""
+    """query, key and value with four axes, and their leading axes; or the reason why they are invalid."""
     if not query.layout == key.layout == value.layout == torch.strided or query.is_nested:
         return "tensors that are nested or sparse"
     if not (query.dtype == key.dtype == value.dtype and query.is_floating_point()):
@@ -134,7 +134,7 @@ def _tensors(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> _Tenso
 
 
 def _four_axes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> _Tensors | str:
-    """Leading axes broadcast and made one."""
+    """Broadcast the leading axes and flatten them into one."""
     axes = [tensor.dim() for tensor in (query, key, value)]
     if min(axes) < (3 if grouped else 2):
         return f"enable_gqa={grouped} with query, key and value of {axes[0]}, {axes[1]} and {axes[2]} axes"

@@ -1,4 +1,4 @@
-"""The attention masks of PyTorch: made to fit, and boolean ones as mask values that all layers of a model share.
+"""PyTorch's attention masks: broadcast to the call, and as Saccade masks that all layers of a model share.
 
 A mask value is worked out from the tensor (a look at all of it), and a model gives the same tensor to each layer. So
 the last values are remembered: by the tensor, or what it is a view of, by the count of in-place edits that PyTorch
@@ -53,14 +53,14 @@ def broadcast(mask: Tensor, whole: tuple[int, ...]) -> Tensor | str:
 
 
 def mask_of(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
-    """The mask value of a boolean tensor that broadcasts to `whole`, (..., Hq, Lq, Lk), or why it has none."""
+    """The Saccade mask of a boolean tensor that broadcasts to `whole`, (..., Hq, Lq, Lk), or why it has none."""
     mask = _remembered(given, whole, _made)
     assert mask is not None
     return mask
 
 
 def hiding(given: Tensor, whole: tuple[int, ...]) -> Mask | str | None:
-    """The mask value of a float tensor that hides keys and adds nothing (it holds 0 and -inf), None for any other.
+    """The Saccade mask of a float tensor that only hides keys (it holds 0 and -inf); None for any other tensor.
 
     `nn.MultiheadAttention` makes such ones of boolean masks. It is looked for where looking is cheap beside attention:
     one line for all queries, or one table for all heads.
@@ -120,7 +120,7 @@ def _made(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
 
 
 def _told_once(tensor: Tensor) -> Tensor:
-    """Without what `expand` repeats: transformers expands (B, 1, 1, Lk) to (B, 1, Lq, Lk)."""
+    """The tensor without axes that `expand` repeats: transformers expands (B, 1, 1, Lk) to (B, 1, Lq, Lk)."""
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(axis, 0, 1)

@@ -1,4 +1,4 @@
-"""Functions of torch.nn.functional replaced while somebody wants to handle their calls, with a switch for each thread.
+"""Replaces functions of torch.nn.functional while handlers are registered; each thread has its own handlers.
 
 A function is put there by the first who wants it, on whatever thread, and taken away after the last. Whom it asks is a
 matter of the thread: others' calls go straight on. PyTorch's compiler looks through it, and sees the switch of a
@@ -26,7 +26,7 @@ AnyHandler = Callable[[Any, Proceed], Any]
 
 
 def _without_fast_path() -> Callable[[], None]:
-    """Switches off PyTorch's native path through whole layers, which calls no function that could be replaced."""
+    """Disables PyTorch's native path through whole layers, which calls no replaceable function."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     return functools.partial(torch.backends.mha.set_fastpath_enabled, before)
@@ -36,7 +36,7 @@ _FAST_PATH: Blocks[None] = Blocks(_without_fast_path)
 
 
 class _Replacement:
-    """One function of torch.nn.functional: who handles its calls, and ours in its place while anybody does.
+    """One function of torch.nn.functional: its handlers, and the replacement installed while there are any.
 
     Args:
         name: of the function.
@@ -84,7 +84,7 @@ class _Replacement:
 
 
 def _handled(entered: Entered[AnyHandler], handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
-    """The last of the handlers answers; calls made meanwhile are for those below it."""
+    """Call the innermost handler; calls that it makes go to the handlers below it."""
     before, below = entered.values, handlers[:-1]
     entered.values = below
     try:
@@ -98,7 +98,7 @@ _SDPA = _Replacement("scaled_dot_product_attention", SdpaCall.of)
 
 @contextmanager
 def sdpa_handled_by(handler: Handler) -> Iterator[None]:
-    """Within it, on this thread, `F.scaled_dot_product_attention(...)` is `handler(call, proceed)`.
+    """A block in which `F.scaled_dot_product_attention(...)` on this thread calls `handler(call, proceed)`.
 
     `proceed()` computes the call the next way down: by the handler of the enclosing block, in the end by PyTorch, with
     the very arguments that were given, so that modes and subclasses of tensors see what they would have seen. A call
@@ -118,7 +118,7 @@ def sdpa_handled_by(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def mha_handled_by(handler: MhaHandler) -> Iterator[None]:
-    """The same for `F.multi_head_attention_forward`, of whose arguments the handler learns `need_weights`.
+    """As `sdpa_handled_by`, for `F.multi_head_attention_forward`; the handler receives `need_weights`.
 
     With it PyTorch forms the weights itself and calls no F.scaled_dot_product_attention; the result is (out, weights).
     """

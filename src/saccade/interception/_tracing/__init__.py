@@ -1,4 +1,4 @@
-"""Following tensors through the PyTorch functions of one call: what monitoring and verification share.
+"""Follows tensors through the PyTorch functions of a call; shared by monitoring and verification.
 
 `FunctionMode` sees each function, `TensorLabels` keeps what is known of tensors, and `EinsumSpec` is the one form of a
 product of two tensors. What a label means, and how it goes from one tensor to the next, each user says itself. Begin

@@ -1,4 +1,4 @@
-"""What a PyTorch function is, by its name and its arguments."""
+"""Classifies PyTorch functions by name and arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRITING = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow
 
 
 def is_kernel(func: Any) -> bool:
-    """Whether it is an operator (not one of PyTorch's functions) that computes attention, as its name says."""
+    """Whether a function is a custom operator that computes attention, judged by its name."""
     if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
         return False
     name = str(func).lower()
@@ -35,7 +35,7 @@ def is_kernel(func: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Those among arguments or results, in lists, tuples and dictionaries, too."""
+    """All tensors among arguments or results, including those in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What is known of tensors, by identity: the one table with which tensors are followed."""
+"""Labels of tensors by identity: the table with which tensors are followed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorLabels(Generic[Label]):
         return None if found is None else found[1]
 
     def with_views(self, tensor: Tensor) -> Label | None:
-        """The label of the tensor, else of the one that it is a view of."""
+        """The label of the tensor, or else of its base if it is a view."""
         found = self._known.get(id(tensor))
         if found is not None:
             return found[1]
@@ -49,14 +49,14 @@ class TensorLabels(Generic[Label]):
         self._known.pop(id(tensor), None)
 
     def items(self) -> Iterator[tuple[Tensor, Label]]:
-        """Of tensors that live, which may be given other labels meanwhile."""
+        """Pairs of living tensors and labels; labels may be changed during iteration."""
         for reference, label in list(self._known.values()):
             tensor = reference()
             if tensor is not None:
                 yield tensor, label
 
     def sharing(self, tensor: Tensor) -> Iterator[tuple[Tensor, Label]]:
-        """Those whose numbers lie where the tensor's do, itself among them: what is written into one is in all."""
+        """Labelled tensors that share memory with the tensor, including itself."""
         memory = memory_of(tensor)
         return ((one, label) for one, label in self.items() if memory_of(one) == memory)
 
@@ -65,5 +65,5 @@ class TensorLabels(Generic[Label]):
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where a tensor's numbers lie: the same for all its views."""
+    """The address of a tensor's storage, which all its views share."""
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""The mode that sees every PyTorch function which a thread calls.
+"""A torch-function mode that sees every PyTorch function called on a thread.
 
 F.scaled_dot_product_attention is seen however it was imported; F.multi_head_attention_forward is entered, so that what
 it calls is seen. While a mode is on, PyTorch's modules do not take their native fast path: on this thread alone.
@@ -43,13 +43,13 @@ class FunctionCall:
 
     @cached_property
     def made(self) -> list[Tensor]:
-        """The tensors of its result; what was written into, if it returned nothing."""
+        """The tensors in its result, or the tensor it wrote to if it returned nothing."""
         written = self.args[:1] if self.result is None else ()
         return list(tensors_in([self.result, *written, self.kwargs.get("out")]))
 
 
 class FunctionMode(TorchFunctionMode):
-    """Looks at each function that is called and changes nothing, but where a subclass does in `called`."""
+    """Observes every function call and changes nothing, unless a subclass does in `called`."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,21 +60,21 @@ class FunctionMode(TorchFunctionMode):
         return self.called(func, args, kwargs)
 
     def passes(self) -> bool:
-        """Whether functions are not to be looked at now: they are compiled, or their tensors stand for others."""
+        """Whether to pass calls through unobserved: under the compiler or a torch.func transform."""
         return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and look at what it gave."""
+        """Call the function and observe its result."""
         call = FunctionCall(func, args, kwargs, func(*args, **kwargs))
         with torch.no_grad(), torch._C.DisableTorchFunction():
             self.sees(call)
         return call.result
 
     def sees(self, call: FunctionCall) -> None:
-        """What a subclass does with a call that has run."""
+        """Called with each finished call; subclasses override it."""
 
     def multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, which is switched off here."""
+        """Run the body of F.multi_head_attention_forward under this mode; a plain call would switch the mode off."""
         if overridden(args, kwargs):
             return _MULTI_HEAD(*args, **kwargs)
         names = {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False}

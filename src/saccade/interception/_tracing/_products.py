@@ -1,4 +1,4 @@
-"""Products of two tensors in one form, however they were written, with views for whatever is shaped like a factor.
+"""Products of two tensors in a common form (einsum, matmul, bmm, broadcast products), with views of factors and result.
 
     out[*lead, i, j] = sum_c left[*lead, i, c] right[*lead, j, c]
 
@@ -23,7 +23,7 @@ Varies = Callable[[Tensor, int], bool]
 
 @dataclass(frozen=True)
 class EinsumSpec:
-    """A product of two tensors by letters, as torch.einsum spells it."""
+    """A product of two tensors in einsum notation."""
 
     left: Tensor
     right: Tensor
@@ -33,17 +33,17 @@ class EinsumSpec:
 
     @property
     def repeats(self) -> bool:
-        """Whether a tensor has a letter twice, as its diagonal."""
+        """Whether a factor has a letter twice, which takes its diagonal."""
         return any(len(set(axes)) != len(axes) for axes in (self.left_axes, self.right_axes, self.out_axes))
 
     def turned(self) -> EinsumSpec:
-        """The same with the factors in the other order."""
+        """The same product with the factors swapped."""
         return EinsumSpec(self.right, self.left, self.right_axes, self.left_axes, self.out_axes)
 
 
 @dataclass(frozen=True)
 class ProductLayout:
-    """Views of whatever has the shape of a factor, and from (*lead, I, J) to the shape of the result."""
+    """Views of a tensor shaped like a factor, and from (*lead, I, J) to the shape of the result."""
 
     product: EinsumSpec
     left: View  # to (*lead, I, C)
@@ -55,7 +55,7 @@ class ProductLayout:
 
 
 def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EinsumSpec | None:
-    """The product that a function of this name computes, None where it computes none that this knows."""
+    """The product that a function of this name computes; None if it is not a known product."""
     make = _SPELLINGS.get(name)
     if make is None:
         return None
@@ -64,7 +64,7 @@ def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Einsum
 
 
 def laid_out(product: EinsumSpec, left_varies: Varies, right_varies: Varies) -> ProductLayout | None:
-    """Axes that only one factor has are rows; of several, the one that varies counts and the rest lead."""
+    """The layout with one row and one column axis: an axis of one factor alone (of several the varying one)."""
     left, right, out = product.left_axes, product.right_axes, product.out_axes
     if product.repeats or set(out) - set(left + right):
         return None
@@ -225,7 +225,7 @@ _SPELLINGS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], EinsumSpec | 
 
 
 def outer(left: Tensor, right: Tensor, shape: torch.Size, summed: Sequence[int]) -> tuple[EinsumSpec, View, View]:
-    """`(left * right).sum(summed)` as a product, and what takes each factor to its own axes.
+    """`(left * right).sum(summed)` as a product, and the views that reduce each factor to its own axes.
 
     Axes along which a factor is broadcast are none of its own.
     """
@@ -245,7 +245,7 @@ def _cut(shape: torch.Size, own: list[bool]) -> View:
 
 
 def _own_axes(factor: Tensor, shape: torch.Size) -> list[bool]:
-    """For each axis of the result whether the factor has it as its own, not by broadcasting."""
+    """For each axis of the result, whether the factor has it without broadcasting."""
     missing = len(shape) - factor.dim()
     return [
         shape[at] == 1 or (at >= missing and factor.shape[at - missing] > 1 and factor.stride(at - missing) > 0)

@@ -1,4 +1,4 @@
-"""Attention calls of Hugging Face models: what an attention function is given, in Saccade's terms, and where to see it.
+"""Attention calls of Hugging Face models: their arguments in Saccade's terms, and where to intercept them.
 
 A model asks transformers' `AttentionInterface` for its function, and calls
 `function(module, query, key, value, attention_mask, scaling=, dropout=, **more)`. `meaning_of` says what that asks for,

@@ -21,11 +21,11 @@ from ....operator._masks import Causal, Documents, Mask, Padding, Window
 
 
 class UnknownMaskFunction(Exception):
-    """A mask function that nobody here knows."""
+    """Raised for a mask function that is not known here."""
 
 
 class MaskFrame(NamedTuple):
-    """The rows and keys a mask is wanted for, in absolute positions."""
+    """The query rows and keys of a mask, in absolute positions."""
 
     length_q: int
     length_k: int
@@ -38,7 +38,7 @@ class MaskFrame(NamedTuple):
         return self.start_q - self.start_k
 
     def keys_of(self, table: Tensor) -> Tensor:
-        """The columns (B, Lk) of a table (B, L) over absolute positions."""
+        """Select the columns (B, Lk) of this frame's keys from a table (B, L) over absolute positions."""
         if table.dim() != 2 or self.start_k + self.length_k > table.shape[1]:
             raise UnknownMaskFunction
         return table[:, self.start_k : self.start_k + self.length_k]
@@ -48,7 +48,7 @@ Read = Mask | None  # None: every query sees every key
 
 
 def read(function: Any, frame: MaskFrame) -> Read:
-    """The mask, with queries at `frame.offset` and not yet placed there.
+    """The mask of a mask function, before its queries are placed at `frame.offset`.
 
     Raises:
         Unreadable: a function that is not of transformers' own making, or a use of one that has no compact form.
@@ -63,7 +63,7 @@ def read(function: Any, frame: MaskFrame) -> Read:
 
 
 def of_block_mask(mask_mod: Any, length_q: int, length_k: int) -> Read:
-    """The mask of FlexAttention's `mask_mod`, where transformers made it: offsets around one of its own functions."""
+    """The mask of a FlexAttention `mask_mod` of transformers, which adds offsets around one of its mask functions."""
     from transformers import masking_utils
 
     if getattr(mask_mod, "__code__", None) is not _inner(masking_utils, "add_offsets_to_mask_function"):
@@ -74,7 +74,7 @@ def of_block_mask(mask_mod: Any, length_q: int, length_k: int) -> Read:
 
 
 def placed(mask: Read, frame: MaskFrame) -> Read:
-    """The mask with its queries where the frame says."""
+    """The mask with its queries placed at the frame's offset."""
     if mask is None or mask.placement() is None or frame.offset == frame.length_k - frame.length_q:
         return mask
     return mask.at(frame.offset)
@@ -109,7 +109,7 @@ def _readers() -> dict[CodeType | None, Callable[[dict[str, Any], MaskFrame], Re
 
 @cache
 def _inner(masking_utils: Any, factory: str) -> CodeType | None:
-    """The code of the function that a factory makes; None where this version has no such factory."""
+    """The code object of the function that a factory returns; None if this version has no such factory."""
     code = getattr(getattr(masking_utils, factory, None), "__code__", None)
     constants = () if code is None else code.co_consts
     codes = [const for const in constants if isinstance(const, CodeType)]
@@ -168,7 +168,7 @@ def _or(held: dict[str, Any], frame: MaskFrame) -> Read:
 
 
 def _packed(parts: tuple[Any, ...], frame: MaskFrame) -> Read:
-    """Sequences packed into one row: the same document, and within it a mask on positions that start anew.
+    """The mask of sequences packed into one row: within each document, a mask on positions that restart at 0.
 
     Positions within a document rise by one, so that what depends on distances alone (causal, windows) means the same
     with the row's own positions.

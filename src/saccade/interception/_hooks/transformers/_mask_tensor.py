@@ -1,4 +1,4 @@
-"""A boolean mask tensor that is not there until someone looks into it.
+"""A boolean mask tensor that is materialised only when an operation reads it.
 
 Models hand the mask of a forward from their mask function to their attention function. Most do not touch it on the
 way, and then the compact value is all there ever is; to a model that slices or adds it, it is an ordinary tensor.
@@ -18,7 +18,7 @@ from ....operator._masks import Mask
 
 
 class UnknownAttention(ValueError):
-    """An attention call of a transformers model asks for something unsupported. The message names it.
+    """An attention call of a transformers model has an unsupported argument. The message names it.
 
     Example:
         >>> import torch

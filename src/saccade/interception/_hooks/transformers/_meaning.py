@@ -1,4 +1,4 @@
-"""What one call of a transformers attention function means in Saccade's terms.
+"""Translates a call of a transformers attention function into Saccade's terms.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -86,7 +86,7 @@ def meaning_of(
     ignored: frozenset[str] = frozenset(),
     **more: Any,
 ) -> AttentionCall:
-    """The attention call that `function(module, query, key, value, attention_mask, ...)` of transformers asks for.
+    """The `AttentionCall` of `function(module, query, key, value, attention_mask, ...)` in transformers.
 
     The mask. None means causal where Lq > 1 and `is_causal` (the argument, else the module's, else True); the query
     rows are then the first ones (a static cache's unused keys are cut off). Otherwise None means full attention. In a
@@ -154,7 +154,7 @@ class _MaskAndBias(NamedTuple):
 
 
 def _seen(given: Any, sizes: _CallLengths, module: Any) -> _MaskAndBias:
-    """What a mask says, in each of the forms in which models hand one to their attention function."""
+    """The Saccade mask of any form of mask that models pass to their attention function."""
     if given is None:
         return _MaskAndBias(_unmasked(sizes))
     if isinstance(given, MaskTensor):
@@ -213,7 +213,7 @@ def _four_axes(given: Tensor, module: Any) -> _MaskAndBias:
 
 
 def _own_rows(visible: Tensor, module: Any) -> Tensor | None:
-    """Rows of a square self-attention whose own key is hidden from them are padding: (B, Lq), None where not known."""
+    """Rows (B, Lq) of self-attention that are not padding: padded rows do not see their own key. None if unknown."""
     if visible.shape[1] != 1 or visible.shape[2] != visible.shape[3] or _crosses(module):
         return None
     return visible[:, 0].diagonal(dim1=1, dim2=2)
@@ -227,7 +227,7 @@ def _crosses(module: Any) -> bool:
 
 
 def _of_blocks(given: Any, sizes: _CallLengths) -> Mask | None:
-    """FlexAttention's block mask: transformers' own are read, others are asked pair by pair."""
+    """The mask of a FlexAttention block mask: transformers' own are recognised, others are evaluated pair by pair."""
     try:
         return of_block_mask(given.mask_mod, sizes.length_q, sizes.length_k)
     except UnknownMaskFunction:
@@ -261,7 +261,7 @@ def _sink(s_aux: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def _refuse_unknown(module: Any, more: dict[str, Any], ignored: frozenset[str]) -> None:
-    """Arguments that an eager function ignores are ignored; named arguments that are unknown here raise an error."""
+    """Ignore arguments that the eager function ignores; raise an error for other unknown arguments."""
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     for name, given in more.items():
         if name in HARMLESS or name in ignored or given is None or given is False:
@@ -279,7 +279,7 @@ def _refuse_unknown(module: Any, more: dict[str, Any], ignored: frozenset[str]) 
 
 @cache
 def _known_to_eager(file: str) -> frozenset[str] | None:
-    """The arguments that the eager functions of a model's file name; None where it has none."""
+    """Argument names of the eager attention functions in a model's file; None if it has none."""
     held = vars(sys.modules[file]) if file in sys.modules else {}
     eager = [thing for name, thing in held.items() if "eager_attention" in name and inspect.isfunction(thing)]
     if not eager:

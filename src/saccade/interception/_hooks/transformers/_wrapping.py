@@ -1,4 +1,4 @@
-"""A wrapper around every attention function that a model is handed on this thread, eager ones included."""
+"""Wraps every attention function that models look up on this thread, eager ones included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 @contextmanager
 def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]:
-    """Within the block, on this thread, models of transformers look up `wrap(function)` as their attention function.
+    """A block in which transformers models on this thread look up `wrap(function)` as their attention function.
 
     It wraps every function of `AttentionInterface.get_interface(name, default)` and `ALL_ATTENTION_FUNCTIONS[name]`,
     for every name, also the eager function of the model's own file. Wrappers nest: the wrapper of the innermost `with`
@@ -52,7 +52,7 @@ def _wrapped(function: Function) -> Function:
 
 
 def _put() -> Callable[[], None]:
-    """Wraps the two ways to look a function up, both of which are looked up on the class."""
+    """Wrap both methods that look a function up; Python finds both on the class."""
     try:
         from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
