@@ -29,7 +29,7 @@ LAYERS = [
         "_machine",
         "_native",
         "_numbers",
-        "_pictures",
+        "_registered",
         "_seeding",
         "_tables",
         "_terminal",
@@ -46,13 +46,13 @@ LAYERS = [
     {"_backends"},
     {"_attention", "_derived"},
     {"_explain", "_hooks", "_pooled", "_products", "_statistics", "_weights", "batching", "positions", "variants"},
-    {"acceleration", "nn"},
+    {"acceleration", "nn", "verification"},
     {"models"},
     {"monitoring"},
     {"intervention"},
     {"inspection"},
     {"attribution"},
-    {"analysis", "integrations", "training", "verification", "viewer"},
+    {"analysis", "integrations", "training", "viewer"},
     {"benchmark", "pruning"},
     {"tasks"},
     {"__init__"},
@@ -199,6 +199,18 @@ def test_no_two_files_import_each_other():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
 
 
+def test_verification_reaches_no_models_and_no_inspection():
+    """It takes a callable or a module; `integrations._verification` opens models for it."""
+    graph = {module_name(path): imported(path) for path in sources()}
+    reached, waiting = set(), ["saccade.verification"]
+    while waiting:
+        for name in graph[waiting.pop()] - reached - {"saccade"}:
+            reached.add(name)
+            waiting.append(name)
+    assert "saccade.verification.checks" in reached
+    assert not {name for name in reached if name.startswith(("saccade.make", "saccade.see", "saccade.integrations"))}
+
+
 def test_the_rule_reads_every_form_of_import(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     for folder in ("nn", "models"):
@@ -343,7 +355,7 @@ def state():
     }}
 before, modules = state(), set(sys.modules)
 import saccade
-assert sys.modules.keys() - modules <= {{"saccade", "saccade.support", "saccade.support._addresses", "saccade.support._pictures"}}, sys.modules.keys() - modules
+assert sys.modules.keys() - modules <= {{"saccade", "saccade.support", "saccade.support._addresses", "saccade.support._registered"}}, sys.modules.keys() - modules
 apart_ones = [
     every_part_needs_no_import_of_its_own,
     text_of_a_report_needs_none_of_what_colours_and_pages_need,

@@ -35,7 +35,7 @@ Example:
 
 from __future__ import annotations
 
-from .support import _addresses, _pictures
+from .support import _addresses, _registered
 
 __version__ = "0.2.0"
 
@@ -150,11 +150,19 @@ _COMMANDS = {  # what a part has under the name of a command
 }
 
 
-@_pictures.draw_with
 def _viewer() -> object:
     from .see import viewer
 
     return viewer
+
+
+def _verified_models() -> object:
+    from .integrations import _verification
+
+    return _verification
+
+
+_registered.register(viewer=_viewer, verified_models=_verified_models)
 
 
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from saccade.models import LanguageModel
-from saccade.verification.subject._hugging import load
+from saccade.verification.subject._load import load as load_named
 from saccade.verification.subject._models import token_subject
 
 CONFIG = {
@@ -24,6 +24,10 @@ CONFIG = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+
+
+def load(named):
+    return load_named(f"hf:{named}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,13 @@ import torch
 import transformers
 from torch import nn
 
+from saccade.integrations._verification import size_of_weights
 from saccade.verification import Limits, Reading
 from saccade.verification.running import _child, _deaths
 from saccade.verification.running._run import run_check
 from saccade.verification.subject import _shortened
 from saccade.verification.subject._check import Check
-from saccade.verification.subject._hugging import load, size_of_weights
+from saccade.verification.subject._load import load
 from saccade.verification.subject._subject import Subject
 from saccade.verification.subject.discovery._discover import discover
 
@@ -103,7 +104,7 @@ def test_what_needs_all_its_layers_is_tested_whole():
 
 def test_a_model_from_a_folder_is_shortened_and_the_report_says_so(tmp_path):
     gemma(["full_attention"] * 4).save_pretrained(tmp_path)
-    subject = discover(load(str(tmp_path)))
+    subject = discover(load(f"hf:{tmp_path}"))
     assert len(subject.target.model.layers) == 2 and subject.reading.vocabulary == 19
     assert "2 of 4 model.layers (0, 1)" in subject.reading.assumed[0]
     size = (tmp_path / "model.safetensors").stat().st_size

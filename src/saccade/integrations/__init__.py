@@ -1,6 +1,7 @@
 """Saccade inside other frameworks: Hugging Face transformers (`transformers`, `trainer`), Lightning (`lightning`).
 
-Each is a leaf: nothing imports it. They import the operator, `_hooks` and `monitoring`.
+Each is a leaf: nothing imports it. They import the operator, `_hooks` and `monitoring`. `_verification` has what
+`saccade.verify` knows of models.
 """
 
 from __future__ import annotations

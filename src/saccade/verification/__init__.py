@@ -2,7 +2,8 @@
 
 Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (the messages), `subject`
 (finding, reading and calling what is verified), `tracing` (what happens inside a call), `checks`, `running` (a process
-of its own, time, deaths) and `report`. From outside it imports the operator, `inspection` and `models`.
+of its own, time, deaths) and `report`. From outside it imports the operator and `interception._tracing`; models are
+opened and recognised by `integrations._verification`, which `saccade` registers.
 """
 
 from __future__ import annotations

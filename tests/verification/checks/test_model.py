@@ -17,14 +17,9 @@ from saccade.verification.checks.model._check import CHECK
 from saccade.verification.findings._finding import Inapplicable, Undecided
 from saccade.verification.subject._families import promised
 from saccade.verification.subject._layers import layer_subject
-from saccade.verification.subject._models import (
-    EncoderDecoderModel,
-    PatchModel,
-    WithTargets,
-    takes_tokens,
-    token_subject,
-)
+from saccade.verification.subject._models import takes_tokens, token_subject
 from saccade.verification.subject._reading import Promise
+from saccade.verification.subject._token_models import EncoderDecoderModel, PatchModel, WithTargets
 
 WORDS, WIDTH, HEADS, LONGEST = 53, 20, 5, 31
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...make.models import Model
 from ...support._numbers import joined, short_number
-from ...support._pictures import picture
+from ...support._registered import picture
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ...support._registered import registered
 from ..subject._shortened import size_of
 from ._deaths import ENTRY, ChildDeath, as_message, left_out
 from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable, work
@@ -268,9 +269,7 @@ def _known_size(target: Any) -> int:
         return size_of(target)
     if not target.startswith("hf:"):
         return 0
-    from ..subject._hugging import size_of_weights
-
-    return size_of_weights(target.removeprefix("hf:"))
+    return int(registered("verified_models").size_of_weights(target.removeprefix("hf:")))
 
 
 def _method(job: Job) -> str:

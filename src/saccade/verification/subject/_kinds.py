@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...support._registered import registered
 from ._shortened import LoadedModel
 
 EXPECTED = (
@@ -29,23 +30,13 @@ def check(target: Any) -> None:
     if inspect.isclass(target):
         if not {"forward", "__call__"} & {name for one in target.__mro__ for name in vars(one)}:
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
-    elif not callable(target) and not _is_opened(target):
+    elif not callable(target) and not isinstance(target, LoadedModel):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
 
 
-def _is_opened(target: Any) -> bool:
-    """Whether it is a model that was opened from a folder, which is more than a module."""
-    return isinstance(target, LoadedModel)
-
-
-def _published_stack(target: Any) -> nn.Module | None:
-    """Of a model of `saccade.models` that reads no tokens; those bring tokenizers, and importing Saccade is light."""
-    if "saccade.models" not in sys.modules:
-        return None
-    from ...make.models import Model
-    from ._published import stack_of
-
-    return stack_of(target) if isinstance(target, Model) else None
+def saccade_models() -> Any | None:
+    """The part that knows Saccade's models; None while there can be none, since importing it takes seconds."""
+    return registered("verified_models") if "saccade.make.models" in sys.modules else None
 
 
 def _in_words(target: Any) -> str:
@@ -65,7 +56,8 @@ def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
             said.append(f"what is checked is the module inside {type(target).__name__}")
             target = target.module
             continue
-        stack = _published_stack(target)
+        known = saccade_models()
+        stack = None if known is None else known.stack_of(target)
         if stack is not None:
             said.append(f"what is checked is the stack of {type(target).__name__}, which reads embedded inputs")
             target = stack

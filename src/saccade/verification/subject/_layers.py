@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ..findings._finding import Undecided
 from ._calling import guarded
 from ._families import promised
-from ._models import heads_of, is_transformers, named
 from ._reading import MaskReading, Promise, Reading
 from ._subject import Subject
+from ._token_models import named
+from ._transformers import heads_of, is_transformers
 
 
 class RotaryLayer(nn.Module):

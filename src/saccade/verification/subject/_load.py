@@ -14,8 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from ...support._registered import registered
 from ..findings._finding import Undecided
 from ..findings._words import shown_path
+from ._shortened import LoadedModel
 
 
 def load(named: str) -> Any:
@@ -28,9 +30,7 @@ def load(named: str) -> Any:
         Undecided: no name is given, and several things could be meant.
     """
     if named.startswith("hf:"):
-        from ._hugging import load as load_model
-
-        return load_model(named.removeprefix("hf:"))
+        return LoadedModel(*registered("verified_models").load(named.removeprefix("hf:")))
     path, name = split(named)
     module = _imported(path)
     return _named(module, path, name) if name else _only(module, path)

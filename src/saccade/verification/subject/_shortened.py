@@ -22,11 +22,7 @@ _PLAIN = (bool, int, str, type(None))
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that `_hugging.load` made, and what the report is to say of it.
-
-    Attributes:
-        model: a module, or a Saccade language model.
-    """
+    """A model that was opened by name, and what the report says of it."""
 
     model: Any
     assumed: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ from ._shortened import LARGE, size_of
 from ._source import rates_of, with_rates
 from ._steady import exact, repeated, steady, tolerance, vivid
 from ._subject import CallResult, Subject
+from ._token_models import EncoderDecoderModel, PatchModel
+from ._transformers import is_transformers
 from .discovery._signature import TargetArgument, arguments_of
 
 _MOST, _MOST_WHOLE = 6, 32  # calls that are tried
@@ -97,8 +99,6 @@ def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
     Args:
         causal: the direction of the plain call; what must compute the same promises the same direction.
     """
-    from ._models import PatchModel  # here: it brings tokenizers, and importing Saccade is light
-
     if isinstance(subject.target, PatchModel):
         return ()  # it takes patches alone
     try:
@@ -194,8 +194,6 @@ def _flags(subject: Subject) -> list[_Change]:
 
 def _whole_flags(subject: Subject) -> list[_Change]:
     """Of a whole model: each flag is a kind of its own."""
-    from ._models import EncoderDecoderModel, is_transformers
-
     model = subject.target.model if isinstance(subject.target, EncoderDecoderModel) else subject.target
     flags = {one.name: one for one in arguments_of(model) if not one.by_place and one.role not in _OTHERS}
     if is_transformers(model):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ....support._pictures import picture
+from ....support._registered import picture
 from .._words import Word
 from ._json import FEW, listed, part, plain, rows, scores_json, shown_keys, step_json
 from ._parts import HeadNumbers, Step

@@ -14,8 +14,8 @@ from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
 from ...subject._check import Check
 from ...subject._influence import is_causal
-from ...subject._models import PatchModel
 from ...subject._subject import Subject
+from ...subject._token_models import PatchModel
 from ._cache import caches
 from ._common import NAME, NOISE, error, largest
 from ._pad_ids import pad_ids

@@ -17,9 +17,9 @@ from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...subject._calling import entered, picked
 from ...subject._decoder import CachedDecoder, pieces
 from ...subject._inputs import NamedInputs
-from ...subject._models import EncoderDecoderModel
 from ...subject._source import thrown_away
 from ...subject._subject import Subject
+from ...subject._token_models import EncoderDecoderModel
 from ...tracing._positions import PositionFollower
 from ...tracing._visible import masking_line, shaping_line, steps_of
 

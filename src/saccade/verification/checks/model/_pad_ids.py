@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ....support._numbers import rounded
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...subject._inputs import NamedInputs
-from ...subject._models import EncoderDecoderModel
 from ...subject._operations import WatchedOperations
 from ...subject._subject import Subject
+from ...subject._token_models import EncoderDecoderModel
 from ._common import NAME, LargestDifference, fitting, given, judged, largest, output
 
 _COMPARED = ("eq", "ne")

@@ -17,8 +17,8 @@ from ....support._numbers import rounded
 from ...findings._finding import Finding
 from ...subject._influence import is_causal
 from ...subject._inputs import NamedInputs
-from ...subject._models import EncoderDecoderModel
 from ...subject._subject import Subject
+from ...subject._token_models import EncoderDecoderModel
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output, padding_line
 
 _warning = partial(Finding, NAME, NAME, "warning")

@@ -16,8 +16,8 @@ from ....support._numbers import rounded
 from ...findings._finding import Finding, TargetError
 from ...subject._calling import guarded
 from ...subject._inputs import NamedInputs
-from ...subject._models import EncoderDecoderModel
 from ...subject._subject import Subject
+from ...subject._token_models import EncoderDecoderModel
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, lost_line, output
 
 _warning = partial(Finding, NAME, NAME, "warning")

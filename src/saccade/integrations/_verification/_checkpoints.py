@@ -1,4 +1,4 @@
-"""A model from a folder, or from what the Hugging Face hub's library has on this machine: nothing is fetched.
+"""Models from a folder or from the local cache of the Hugging Face hub's library: nothing is fetched.
 
 Weights are read as safetensors, else with `weights_only`; code that comes with a model is never run.
 """
@@ -22,14 +22,15 @@ from ...see.inspection._configuration import check_sizes, offline, read_configur
 from ...see.inspection._transformers import quiet
 from ...support._extras import installing
 from ...support._seeding import seeded
-from ._shortened import LoadedModel
+
+Opened = tuple[Any, tuple[str, ...]]  # (the model, what the report says of it)
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SAFE = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def load(named: str) -> LoadedModel:
+def load(named: str) -> Opened:
     """The model in a folder (config.json, weights), or of this name in the local cache, in float32 and eval mode.
 
     A folder with a configuration alone gives a model of random weights, and the report says so.
@@ -41,10 +42,10 @@ def load(named: str) -> LoadedModel:
     folder = _folder(named)
     config = _settings(folder / "config.json")
     if "model_type" not in config:
-        return LoadedModel(load_own(folder))
+        return load_own(folder), ()
     if importlib.util.find_spec("transformers") is None:
         if is_known(config["model_type"]):
-            return LoadedModel(load_published(folder), ("Saccade's own model of these weights is tested",))
+            return load_published(folder), ("Saccade's own model of these weights is tested",)
         raise ValueError(f"hf:{named}: this needs transformers, which is not installed: {installing('hf')}")
     with quiet(), offline():
         return _opened(named, folder)
@@ -99,7 +100,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return config
 
 
-def _opened(named: str, folder: Path) -> LoadedModel:
+def _opened(named: str, folder: Path) -> Opened:
     import transformers
 
     try:
@@ -117,11 +118,11 @@ def _opened(named: str, folder: Path) -> LoadedModel:
             model = _random(kind, config)
         except Exception as error:
             raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
-        return LoadedModel(model, ("its folder holds no weights: random ones are tested",))
+        return model, ("its folder holds no weights: random ones are tested",)
     model = _read(kind, config, folder, named, safe is not None)
     if safe is not None:
-        return LoadedModel(model)
-    return LoadedModel(model, (f"its weights are read from {pickled} with weights_only, which runs no code of it",))
+        return model, ()
+    return model, (f"its weights are read from {pickled} with weights_only, which runs no code of it",)
 
 
 def _kind(transformers: Any, config: Any, named: str) -> Any:

@@ -1,0 +1,7 @@
+"""What `saccade.verify` knows of models: opening `hf:DIR_OR_ID`, and calling those of `saccade.models`.
+
+`saccade` registers it for `verification`, which imports neither models nor inspection.
+"""
+
+from ._checkpoints import load as load, size_of_weights as size_of_weights
+from ._models import is_text_model as is_text_model, stack_of as stack_of, text_subject as text_subject
