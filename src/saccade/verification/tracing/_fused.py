@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator._attention import attention_with_lse
+from ...operator._backends import chunked
 from ...operator._call import ObservedCall
+from ...operator._checks import make_call
 from ...operator._weights import attention_weights
 from ._scores import ScoreProduct, rows_of
 from ._shadow import TensorShadow
@@ -52,7 +53,7 @@ def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
     weights = attention_weights(query, key, **call.scoring())
     # float32 has weights of 0 where a logit lies 104 below its row's largest; float64 tells them from hidden ones.
     exact = attention_weights(query.double(), key.double(), **call.scoring())
-    _, lse = attention_with_lse(query.double(), key.double(), value.double(), **call.scoring())
+    _, lse = chunked.run(make_call(query.double(), key.double(), value.double(), **call.scoring(), needs_lse=True))
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
