@@ -124,9 +124,8 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     out_strides = out.stride()
     if out_strides[3] != 1:  # what a query with overlapping rows may lead to
         return None
-    problem = (*shapes, TYPES[dtype], scale, 0.0, seen, None, None, 0, torch.get_num_threads())
     _kernels.module.forward(
-        problem,
+        _kernels.problem(*shapes, TYPES[dtype], scale, seen),
         (query.data_ptr(), strides[0]),
         (key.data_ptr(), strides[1]),
         (value.data_ptr(), strides[2]),
