@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from saccade.acceleration._spots import Spot
+from saccade.acceleration._fused_layers import FusedLayer
 
 WIDTH, HIDDEN = 192, 424
 
@@ -25,5 +25,5 @@ def agree(out, exact, sums=2):
     assert float((out - exact).abs().max()) <= allowed
 
 
-def spots_in(model):
-    return [value for part in model.modules() for value in vars(part).values() if isinstance(value, Spot)]
+def fused_in(model):
+    return [value for part in model.modules() for value in vars(part).values() if isinstance(value, FusedLayer)]

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import saccade
-from feed_forwards import HIDDEN, WIDTH, FeedForward, agree, spots_in
-from saccade.acceleration._spots import is_spot
+from feed_forwards import HIDDEN, WIDTH, FeedForward, agree, fused_in
+from saccade.acceleration._fused_layers import is_replacement
 from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
@@ -212,7 +212,7 @@ def compiled(model, x, draw):
 
 
 def pickled(model, x, draw):
-    if not any("forward" in vars(part) and not is_spot(part.forward) for part in model.modules()):  # a lambda
+    if not any("forward" in vars(part) and not is_replacement(part.forward) for part in model.modules()):  # a lambda
         with contextlib.suppress(RuntimeError):  # of a parametrized module only the state can be pickled
             agree(model(x), pickle.loads(pickle.dumps(model))(x), sums=12)
 
@@ -259,7 +259,7 @@ EDITS = {
 
 def check(model, x):
     plain = copy.deepcopy(model)
-    assert not spots_in(plain)
+    assert not fused_in(plain)
     exact = plain.double()(x.double())
     agree(model(x), exact, sums=12)
     agree(model(x), exact, sums=12)
@@ -275,7 +275,7 @@ def edited(names, draws):
             check(model, x)
     with torch.no_grad():
         check(model, x)
-        assert not spots_in(model)
+        assert not fused_in(model)
 
 
 FAST = (

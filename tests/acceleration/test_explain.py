@@ -24,4 +24,4 @@ def test_layers_that_are_alike_are_one_line():
     assert "layers.3: feed-forward, a forward hook is set inside" in short
     whole = run.explain(every=True).splitlines()
     assert "layers.2.self_attn: nn.MultiheadAttention, taken" in whole
-    assert len(whole) == len(run._model.spots) + len(str(run).splitlines())
+    assert len(whole) == len(run._model.layers) + len(str(run).splitlines())

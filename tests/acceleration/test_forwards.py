@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from feed_forwards import WIDTH, FeedForward, agree, spots_in
-from saccade.acceleration._spots import Spot
+from feed_forwards import WIDTH, FeedForward, agree, fused_in
+from saccade.acceleration._fused_layers import FusedLayer
 from saccade.operator._products import dtypes
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="PyTorch without oneDNN")
@@ -36,8 +36,8 @@ def test_a_forward_wrapped_inside_the_block_and_unwrapped(unwrapped):
             model.up._old_forward = model.up.forward
             model.up.forward = lambda x: model.up._old_forward(x)
             copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model.down))
-            assert not spots_in(copied) and copied.up._old_forward.__self__ is copied.up
-            assert not spots_in(pickled)
+            assert not fused_in(copied) and copied.up._old_forward.__self__ is copied.up
+            assert not fused_in(pickled)
             agree(model(x), exact)
             if unwrapped == "inside":
                 unwrap()
@@ -46,10 +46,10 @@ def test_a_forward_wrapped_inside_the_block_and_unwrapped(unwrapped):
                 saccade.accelerate(model).install()
         if unwrapped == "after":
             unwrap()
-        assert not spots_in(model)
+        assert not fused_in(model)
         model.up.kept = kept  # by somebody else, who sets it later
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert not spots_in(other)
+            assert not fused_in(other)
             other.up.weight.zero_(), other.up.bias.zero_()
             assert other.up.kept(x).count_nonzero() == other.up(x).count_nonzero() == 0
         model.up.weight.data.mul_(2)
@@ -77,7 +77,7 @@ def test_a_forward_inside_the_block_is_still_a_method(part):
     plain = owner.forward
     with saccade.accelerate(module):
         method = owner.forward
-        assert isinstance(method, Spot)
+        assert isinstance(method, FusedLayer)
         assert inspect.signature(method) == inspect.signature(plain)
         for name in ("__self__", "__func__", "__code__", "__globals__", "__name__", "__qualname__", "__defaults__"):
             assert getattr(method, name) is getattr(plain, name)

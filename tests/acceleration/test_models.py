@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade.acceleration import _together
+from saccade.acceleration import _joined_projections
 from saccade.operator._products import dtypes
 
 transformers = pytest.importorskip("transformers")
@@ -83,9 +83,9 @@ def made(name):
 def taken(run):
     """Modules computed another way, by kind. A linear layer inside a fused module is called by nobody."""
     kinds = {}
-    for spot in run._model.spots:
-        if spot.state == "taken":
-            kinds[spot.kind] = kinds.get(spot.kind, 0) + 1
+    for layer in run._model.layers:
+        if layer.state == "taken":
+            kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
     return kinds
 
 
@@ -182,8 +182,8 @@ class Projections(nn.Module):
 @torch.no_grad()
 def test_layers_that_read_one_tensor_are_one_product_and_others_their_own(monkeypatch):
     torch.manual_seed(0)
-    widths, multiply = [], _together.multiply
-    monkeypatch.setattr(_together, "multiply", lambda *args: widths.append(multiply(*args)) or widths[-1])
+    widths, multiply = [], _joined_projections.multiply
+    monkeypatch.setattr(_joined_projections, "multiply", lambda *args: widths.append(multiply(*args)) or widths[-1])
     module, x, context = Projections(), torch.randn(2, 11, 192), torch.randn(2, 13, 192)
     plain = copy.deepcopy(module)
 

@@ -1,8 +1,8 @@
 """Unchanged models on Saccade's kernels: their calls of F.scaled_dot_product_attention, and their other layers.
 
 Begin with `_acceleration.py`, the switch. Calls: `_answers.py` and `_rules.py`. Layers: `_model.py` puts them in place,
-`_finding.py` recognises them, `_spots.py`, `_together.py` and `_padded.py` compute them, `_methods.py` sets them on
-modules. Imports the operator, `_hooks` and products.
+`_finding.py` recognises them, `_fused_layers.py`, `_joined_projections.py` and `_padded.py` compute them,
+`_methods.py` sets them on modules. Imports the operator, `_hooks` and products.
 """
 
 from __future__ import annotations

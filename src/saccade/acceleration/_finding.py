@@ -9,20 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _spots
+from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
+from ._joined_projections import JoinedProjections, joinable
 from ._linears import PackedLinear, activation_of, large
 from ._norms import RootMeanSquare
 from ._padded import LayerStack, Padded, PaddedLayer
-from ._self_attention import SelfAttention
-from ._spots import Spot
+from ._self_attention import FusedSelfAttention
 from ._structure import has_own_forward
-from ._together import Together, may
 from ._tokens import mixes_tokens
 
 _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 
-def spots(model: nn.Module, half: bool) -> list[Spot]:
+def fused_layers(model: nn.Module, half: bool) -> list[FusedLayer]:
     """The fusible modules of a model, outer modules before inner ones."""
     linears = {module: PackedLinear(module, half) for module in model.modules() if large(module)}
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
@@ -31,7 +30,7 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
     for part in model.modules():
         if isinstance(part, nn.ModuleList):
             stacks |= dict.fromkeys(_layers(part, linears), LayerStack(padded))
-    found: list[Spot] = []
+    found: list[FusedLayer] = []
     for name, module in model.named_modules():
         if has_own_forward(module):  # whatever it does, its module's structure does not say
             continue
@@ -42,26 +41,26 @@ def spots(model: nn.Module, half: bool) -> list[Spot]:
         if isinstance(module, nn.MultiheadAttention):
             inside.update(module.modules())
             if _knows(module):
-                found.append(SelfAttention(name, module, half))
+                found.append(FusedSelfAttention(name, module, half))
             continue
-        spot = _of(name, module, linears)
-        if spot is not None:
-            found.append(spot)
+        layer = _of(name, module, linears)
+        if layer is not None:
+            found.append(layer)
     _join(model, found, linears)
     return found
 
 
-def _join(model: nn.Module, layers: list[Spot], linears: dict[nn.Module, PackedLinear]) -> None:
+def _join(model: nn.Module, fused: list[FusedLayer], linears: dict[nn.Module, PackedLinear]) -> None:
     """Let linear layers that are children of one module share one product, unless another fused layer contains them."""
-    spots_of = {spot.module: spot for spot in layers if isinstance(spot, _spots.Linear)}
-    fused = {spot.module for spot in layers if not isinstance(spot, PaddedLayer)}
+    linear_of = {layer.module: layer for layer in fused if isinstance(layer, FusedLinear)}
+    taken = {layer.module for layer in fused if not isinstance(layer, PaddedLayer)}
     for module in model.modules():
-        beside = [spots_of[child] for child in module.children() if child in spots_of]
-        if module in fused or not may([spot.linear for spot in beside]):
+        beside = [linear_of[child] for child in module.children() if child in linear_of]
+        if module in taken or not joinable([layer.linear for layer in beside]):
             continue
-        together = Together([spot.linear for spot in beside])
-        for place, spot in enumerate(beside):
-            spot.beside = functools.partial(together, place)
+        joined = JoinedProjections([layer.linear for layer in beside])
+        for place, layer in enumerate(beside):
+            layer.beside = functools.partial(joined, place)
 
 
 def _layers(parts: nn.ModuleList, linears: dict[nn.Module, PackedLinear]) -> list[nn.Module]:
@@ -84,14 +83,14 @@ def _knows(module: nn.MultiheadAttention) -> bool:
     return own and large(module.out_proj)
 
 
-def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> Spot | None:
+def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> FusedLayer | None:
     if module in linears:
-        return _spots.Linear(name, module, linears[module])
+        return FusedLinear(name, module, linears[module])
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         activation = activation_of(module.activation)
         if activation is None or not {module.linear1, module.linear2} <= linears.keys():
             return None
-        return _spots.TorchFeedForward(name, module, linears[module.linear1], linears[module.linear2], activation)
+        return TorchFeedForward(name, module, linears[module.linear1], linears[module.linear2], activation)
     children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
     if not children:
         return _norm(name, module)
@@ -106,7 +105,7 @@ def _of(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) ->
     if len(functions) == 1 and not norms:
         return _activated(name, module, parts, functions[0])
     if not functions and len(parts) == 1 and len(norms) <= 1 and _arguments(module) == 2:
-        return _spots.Residual(name, module, parts[0], norms[0] if norms else None)
+        return Residual(name, module, parts[0], norms[0] if norms else None)
     return None
 
 
@@ -125,22 +124,22 @@ def _bare(module: nn.Module) -> bool:
     return all(next(parts, None) is None for parts in (module.parameters(), module.buffers(), module.children()))
 
 
-def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activation: str) -> Spot | None:
+def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activation: str) -> FusedLayer | None:
     shapes = [tuple(part.weight.shape) for part in parts]
     if len(parts) == 1:
-        return _spots.Activated(name, module, parts[0], activation)
+        return Activated(name, module, parts[0], activation)
     if len(parts) == 2 and shapes[0] == shapes[1][::-1]:
-        return _spots.FeedForward(name, module, parts[0], parts[1], activation)
+        return FusedFeedForward(name, module, parts[0], parts[1], activation)
     if len(parts) == 3:
         down = [part for part in parts if shapes.count(tuple(part.weight.shape)) == 1]
         if len(down) == 1:
             gate, up = (part for part in parts if part is not down[0])
             if tuple(gate.weight.shape) == tuple(down[0].weight.shape)[::-1]:
-                return _spots.Gated(name, module, gate, up, down[0], activation)
+                return Gated(name, module, gate, up, down[0], activation)
     return None
 
 
-def _norm(name: str, module: nn.Module) -> Spot | None:
+def _norm(name: str, module: nn.Module) -> FusedLayer | None:
     """A fused RMS norm for a module, not PyTorch's, with one weight per feature and an epsilon; otherwise None."""
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")

@@ -71,7 +71,7 @@ class ReplacedMethod(ABC):
     def uninstall(self) -> None:
         """Restore the original method, unless other code has replaced it since then.
 
-        Whoever keeps the spot, to set it again or to call it, has the module's own method from now on.
+        Whoever keeps the layer, to set it again or to call it, has the module's own method from now on.
         """
         self.active = False
         attributes = vars(self.module)

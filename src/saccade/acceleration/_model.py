@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from ..operator._backends.native import _kernels
-from ._finding import spots
+from ._finding import fused_layers
+from ._fused_layers import PROVED, FusedLayer, FusedLinear, is_replacement
 from ._padded import PaddedLayer
-from ._self_attention import SelfAttention
-from ._spots import PROVED, Linear, Spot, is_spot
+from ._self_attention import FusedSelfAttention
 
 
 class AcceleratedModel:
@@ -31,19 +31,19 @@ class AcceleratedModel:
         if weights == "bfloat16" and _kernels.module is None:
             raise ValueError(f"weights: 'bfloat16' needs the native kernels: {_kernels.missing}")
         self.model, self.half, self.keep = model, weights == "bfloat16", keep_weights
-        self.spots: list[Spot] = []
+        self.layers: list[FusedLayer] = []
         self._refusing: Any = None
 
     def install(self) -> None:
         """RuntimeError where the model is accelerated already."""
-        if any(map(is_spot, (held for module in self.model.modules() for held in vars(module).values()))):
+        if any(map(is_replacement, (held for module in self.model.modules() for held in vars(module).values()))):
             raise RuntimeError("model: it is accelerated already")
-        self.spots = spots(self.model, self.half)
+        self.layers = fused_layers(self.model, self.half)
         if not self.keep:  # its projection is a parameter without a layer, which stays as it is
-            self.spots = [spot for spot in self.spots if not isinstance(spot, SelfAttention)]
+            self.layers = [layer for layer in self.layers if not isinstance(layer, FusedSelfAttention)]
         try:
-            for spot in self.spots:
-                spot.install()
+            for layer in self.layers:
+                layer.install()
             if not self.keep:
                 self._drop()
         except BaseException:
@@ -52,41 +52,41 @@ class AcceleratedModel:
 
     def uninstall(self) -> None:
         """Restore all modules and dropped weights."""
-        for spot in self.spots:
-            if isinstance(spot, Linear):
-                spot.linear.restore()
-            spot.uninstall()
+        for layer in self.layers:
+            if isinstance(layer, FusedLinear):
+                layer.linear.restore()
+            layer.uninstall()
         if self._refusing is not None:
             self._refusing.remove()
             self._refusing = None
-        for spot in self.spots:
-            if isinstance(spot, PaddedLayer):
-                spot.padded.forget()
+        for layer in self.layers:
+            if isinstance(layer, PaddedLayer):
+                layer.padded.forget()
 
     def _drop(self) -> None:
         """Drop the weights that a single linear layer reads, and keep their packed copies."""
         readers = Counter(id(parameter) for module in self.model.modules() for parameter in module._parameters.values())
         self._refusing = self.model.register_state_dict_pre_hook(_refuse)
-        for spot in self.spots:
-            if isinstance(spot, Linear):
-                if readers[id(spot.module.weight)] == 1:
-                    spot.linear.drop()
+        for layer in self.layers:
+            if isinstance(layer, FusedLinear):
+                if readers[id(layer.module.weight)] == 1:
+                    layer.linear.drop()
                 else:
-                    spot.linear.product.users = 0  # a weight that stays needs no copy
+                    layer.linear.product.users = 0  # a weight that stays needs no copy
 
     def lines(self) -> list[str]:
         """Lines of the report: accelerated modules by kind, and the others with the reason."""
-        taken = Counter(spot.kind for spot in self.spots if spot.state == PROVED)
+        taken = Counter(layer.kind for layer in self.layers if layer.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        left = Counter((spot.kind, spot.status()) for spot in self.spots if spot.state != PROVED)
+        left = Counter((layer.kind, layer.status()) for layer in self.layers if layer.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
     def listed(self, every: bool) -> list[str]:
         """One line for each module, or for each group of modules that are alike but for the numbers in their names."""
         groups: dict[Any, list[str]] = {}
-        for spot in self.spots:
-            pattern = spot.name if every else re.sub(r"\d+", "*", spot.name)
-            groups.setdefault((pattern, spot.kind, spot.status()), []).append(spot.name)
+        for layer in self.layers:
+            pattern = layer.name if every else re.sub(r"\d+", "*", layer.name)
+            groups.setdefault((pattern, layer.kind, layer.status()), []).append(layer.name)
         return [
             f"{_joined(names) or '(the model)'}: {kind}, {status}" + (f" ({len(names)} modules)" if names[1:] else "")
             for (_, kind, status), names in groups.items()

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._spots import NOT_CALLED, OTHER, Fused
+from ._fused_layers import NOT_CALLED, OTHER, ProvedLayer
 
 
-class RootMeanSquare(Fused):
+class RootMeanSquare(ProvedLayer):
     """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) as in Gemma, in one pass; the first call decides which."""
 
     kind = "RMS norm"

@@ -24,8 +24,8 @@ from ..operator import _tap
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._derived import Snapshot, state
 from ._effects import CHANGES, Effects, same_random_numbers
+from ._fused_layers import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, FusedLayer, is_replacement
 from ._proof import same
-from ._spots import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, Spot, is_spot
 from ._structure import Structure
 from ._thread import THREAD, NotOfTokens
 from ._tokens import MOST, TokenRows, tokens_of_mask, tokens_of_padding
@@ -166,7 +166,7 @@ class _PaddedCall:
     packed: bool = False
 
 
-class PaddedLayer(Spot):
+class PaddedLayer(FusedLayer):
     """One layer of a stack, computed on the real tokens in one row."""
 
     kind = "layer without padding"
@@ -197,7 +197,8 @@ class PaddedLayer(Spot):
 
     def _in_a_row(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.structure.intact():  # an adapter, perhaps, which may do to each token the same
-            self.state, self.structure, self._watched = NOT_CALLED, Structure(self.parts(), is_spot), self.parts()[1:]
+            self.state, self._watched = NOT_CALLED, self.parts()[1:]
+            self.structure = Structure(self.parts(), is_replacement)
         tokens = given.tokens
         # What reaches far does not reach another item before items are long.
         if len(tokens.places) > 2 * self._proved_for or not self.structure.keeps_values():

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._fused_layers import ARGUMENTS, DROPOUT, NOT_CALLED, PROVED, REPLACED, FusedLayer
 from ._linears import PackedLinear
-from ._spots import ARGUMENTS, DROPOUT, NOT_CALLED, PROVED, REPLACED, Spot
 
 
-class SelfAttention(Spot):
+class FusedSelfAttention(FusedLayer):
     """Self-attention by `nn.MultiheadAttention`, with one product for queries, keys and values."""
 
     kind = "nn.MultiheadAttention"

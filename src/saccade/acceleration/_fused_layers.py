@@ -1,6 +1,6 @@
 """Fused layers: modules of a model whose calls are computed faster.
 
-A spot is recognised by what its module is made of, and is believed only after both ways have computed the same: from
+A layer is recognised by what its module is made of, and is believed only after both ways have computed the same: from
 the tensors of its first call, from numbers of all magnitudes, and again at calls that nobody can foresee. A module in
 which a part is replaced is computed the plain way.
 
@@ -47,7 +47,7 @@ def _called() -> tuple[Any, ...]:
 _CALLED = nn.Module._wrapped_call_impl, *_called()[1:]  # the first may be replaced already
 
 
-class Spot(ReplacedMethod):
+class FusedLayer(ReplacedMethod):
     """A module whose calls are computed by fused kernels.
 
     Attributes:
@@ -64,7 +64,7 @@ class Spot(ReplacedMethod):
         self.name = name
         self.state = NOT_CALLED
         self.refused: str | None = None
-        self.structure = Structure(self.parts(), is_spot)
+        self.structure = Structure(self.parts(), is_replacement)
         self._watched = [part for part in module.modules() if part is not module]
         weights: Iterator[Any] = (part.weight for part in module.modules() if is_linear(part))
         self.longest = max((max(weight.shape) for weight in weights), default=1)
@@ -108,7 +108,7 @@ class Spot(ReplacedMethod):
 
     def _copy(self) -> Callable[..., Any]:
         """The original method of a copy, for calls that the model itself does not make."""
-        copied = shadow(self.module, keep=lambda forward: isinstance(forward, Linear))
+        copied = shadow(self.module, keep=lambda forward: isinstance(forward, FusedLinear))
         method: Callable[..., Any] = MethodType(getattr(type(copied), self.method), copied)
         return method
 
@@ -174,12 +174,12 @@ class Spot(ReplacedMethod):
         return None
 
 
-def is_spot(forward: Any) -> bool:
+def is_replacement(forward: Any) -> bool:
     """Whether a method is one that acceleration has put in place of a module's own."""
-    return isinstance(forward, Spot) and forward.active
+    return isinstance(forward, FusedLayer) and forward.active
 
 
-class Fused(Spot):
+class ProvedLayer(FusedLayer):
     """A module whose arguments and result are tensors, computed in fewer passes over memory."""
 
     @abstractmethod
@@ -243,7 +243,7 @@ class Fused(Spot):
         return self.state == NOT_CALLED
 
 
-class Linear(Spot):
+class FusedLinear(FusedLayer):
     """Computes x W^T + b with a packed copy of W."""
 
     kind = "linear"
@@ -251,7 +251,7 @@ class Linear(Spot):
     def __init__(self, name: str, module: nn.Module, linear: PackedLinear):
         super().__init__(name, module)
         self.linear, self._forward = linear, type(module).forward
-        self.beside: Callable[[Tensor], Tensor | None] | None = None  # its part of a product with others (`_together`)
+        self.beside: Callable[[Tensor], Tensor | None] | None = None  # its part of a joint product
 
     def uncopied(self) -> str | None:
         dropped = f"{self.name or 'model'}: its weight was dropped (keep_weights=False); leave the block to copy it"
@@ -278,7 +278,7 @@ class Linear(Spot):
         return linear(args[0]) if out is None else out
 
 
-class Activated(Fused):
+class Activated(ProvedLayer):
     """f(x W^T + b)."""
 
     kind = "linear and activation"
@@ -291,7 +291,7 @@ class Activated(Fused):
         return self.linear(args[0], self.activation) if len(args) == 1 else None
 
 
-class Residual(Fused):
+class Residual(ProvedLayer):
     """norm(x W^T + b + y) or x W^T + b + y."""
 
     kind = "linear, sum and norm"
@@ -309,7 +309,7 @@ class Residual(Fused):
         return out if self.norm is None else self.norm(out)
 
 
-class FeedForward(Fused):
+class FusedFeedForward(ProvedLayer):
     """f(x W1^T + b1) W2^T + b2."""
 
     kind = "feed-forward"
@@ -322,7 +322,7 @@ class FeedForward(Fused):
         return self.down(self.up(args[0], self.activation)) if len(args) == 1 else None
 
 
-class TorchFeedForward(FeedForward):
+class TorchFeedForward(FusedFeedForward):
     """The feed-forward method of `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`."""
 
     kind, method = "feed-forward", "_ff_block"
@@ -332,7 +332,7 @@ class TorchFeedForward(FeedForward):
         return [self.module, *(part for name, part in self.module.named_children() if name in names)]
 
 
-class Gated(Fused):
+class Gated(ProvedLayer):
     """(f(x Wg^T) * (x Wu^T)) Wd^T, with biases where there are any."""
 
     kind = "gated feed-forward"

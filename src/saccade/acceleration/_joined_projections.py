@@ -24,15 +24,15 @@ _MISSES = 3  # parts that nobody took, after which layers compute their own agai
 _ROWS = 256  # above, the parts' copies take the time that one product saves
 
 
-class Together:
+class JoinedProjections:
     """The linear layers of one module that may be computed as one product."""
 
     def __init__(self, linears: list[PackedLinear]):
         self.linears = linears
         self._inputs: dict[int, int] = {}  # which tensor each layer was given in this call, by identity
         self._groups: dict[int, list[int]] = {}  # of each layer, those that read what it reads
-        self._products: dict[int, _Joint] = {}
-        self._parts: dict[int, _Part] = {}  # what is ready for a layer
+        self._products: dict[int, _JointProduct] = {}
+        self._parts: dict[int, _PendingProduct] = {}  # what is ready for a layer
         self._misses = 0
 
     def __call__(self, place: int, x: Tensor) -> Tensor | None:
@@ -52,14 +52,14 @@ class Together:
             return None
         joint = self._products.get(place)
         if joint is None:
-            joint = self._products[place] = _Joint([self.linears[n] for n in group])
+            joint = self._products[place] = _JointProduct([self.linears[n] for n in group])
         products = joint(x)
         if products is None:
             return None
         state = _state(x)
         for n, (product, bias) in enumerate(zip(*products, strict=True)):
             if n:
-                self._parts[group[n]] = _Part(joint, n, x, state, product, bias)
+                self._parts[group[n]] = _PendingProduct(joint, n, x, state, product, bias)
         return products[0][0]
 
     def _hooked(self, group: list[int]) -> bool:
@@ -82,7 +82,7 @@ class Together:
         self._inputs[place] = id(x)
 
 
-class _Joint:
+class _JointProduct:
     """One product for several layers."""
 
     def __init__(self, linears: list[PackedLinear]):
@@ -114,10 +114,10 @@ class _Joint:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _PendingProduct:
     """One layer's part of a joint product, kept until the layer is called."""
 
-    joint: _Joint
+    joint: _JointProduct
     place: int  # in the joint product
     x: Tensor
     state: int | Snapshot
@@ -136,7 +136,7 @@ class _Part:
         )
 
 
-def may(linears: list[PackedLinear]) -> bool:
+def joinable(linears: list[PackedLinear]) -> bool:
     """Whether linear layers can be computed as one product: same width and dtype, all with a bias or none."""
     weights = [linear.weight for linear in linears]
     own = any(linear.half for linear in linears)
