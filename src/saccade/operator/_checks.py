@@ -1,4 +1,4 @@
-"""From what a caller gives to a `CheckedCall`. Every error names the argument, the value and the expected one."""
+"""Makes a `CheckedCall` of a caller's arguments. Every error names the argument, the value and the expected one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_call(
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three, as autocast wants them; TypeError or ValueError unless they belong together."""
+    """query, key and value as autocast casts them; TypeError or ValueError unless dtypes, devices and shapes fit."""
     _check_tensors(query, key, value)
     query, key, value = _autocast(query, key, value)
     _check_dtypes(query, key, value)

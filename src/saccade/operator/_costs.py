@@ -1,4 +1,4 @@
-"""What a call costs on a backend, as `explain` tells it. Each backend says its own."""
+"""The cost of a call on a backend, for `explain`. Each backend estimates its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values derived from tensors (packed, rounded and joined weights), and whether the tensors are still what they were.
+"""Caches of values derived from tensors (packed, rounded and joined weights), and whether the tensors have changed.
 
 PyTorch counts in-place writes in `_version`, but not those of fused optimizers, through `.data`, or by other libraries
 in the same memory. So a snapshot holds the memory itself, which keeps its address from being used again, and digests of
@@ -25,7 +25,7 @@ _STRIDE = 251  # of the entries compared where there are no native kernels
 
 
 class _OptimizerSteps:
-    """How many steps the optimizers of this process have made: fused ones write without PyTorch's counting."""
+    """Counts optimizer steps in this process: fused optimizers do not increase version counters."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ _OPTIMIZERS = _OptimizerSteps()
 
 
 class Snapshot:
-    """A tensor as it is now: which object, in which memory, with which contents.
+    """A tensor's identity, memory and contents at one moment.
 
     Args:
         tensor: rows of numbers (R, E), or of any other shape.
@@ -66,7 +66,7 @@ class Snapshot:
         self._digests = self._read(0, self._parts) * 2
 
     def holds(self, tensor: Tensor, rows: int) -> bool:
-        """Whether this is the tensor, unchanged as far as the lines read now tell.
+        """Whether this is the same tensor with the same contents, by a sample of its rows.
 
         Args:
             rows: of the product that the tensor is read for. The more there are, the more lines are read.
@@ -80,7 +80,7 @@ class Snapshot:
         return self._read(first, count) == self._digests[first : first + count]
 
     def counts(self, tensor: Tensor) -> bool:
-        """Whether this is the tensor, unchanged as far as PyTorch counts writes."""
+        """Whether this is the same tensor, unwritten according to its version counter."""
         memory = self._memory
         return (
             tensor.data_ptr() == memory.data_ptr()
@@ -92,7 +92,7 @@ class Snapshot:
         )
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Whether this is the tensor, changed or not."""
+        """Whether this is the same tensor, with the same contents or not."""
         return origin(tensor) is self._origin
 
     def _read(self, first: int, count: int) -> list[Any]:
@@ -110,7 +110,7 @@ class Snapshot:
 
 
 class Derived(Generic[T]):
-    """A value made of tensors, and made again once they have changed.
+    """A value computed from tensors, and computed again after they have changed.
 
     Tensors that are replaced by others get a value at their second use: those of `functional_call` and of
     parametrizations are new at every call, and deriving anything from them would be wasted.
@@ -126,7 +126,7 @@ class Derived(Generic[T]):
         return None if known is None else known[0]
 
     def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T], read: int | None = None) -> T | None:
-        """What `make` gives for these tensors; None where they are used for the first time in place of others.
+        """The result of `make` for these tensors; None at the first use of tensors that replace others.
 
         Args:
             rows: of the product, see `Snapshot.holds`.
@@ -153,7 +153,7 @@ class Derived(Generic[T]):
         return value
 
     def holds(self, place: int, tensor: Tensor, rows: int) -> bool:
-        """Whether the tensor at a place of the last ones is unchanged; where it is not, the value is forgotten."""
+        """Whether the tensor with this index is unchanged since the last use; if not, the value is dropped."""
         known = self._known
         if known is not None and known[1][place].holds(tensor, rows):
             return True
@@ -165,13 +165,13 @@ class Derived(Generic[T]):
 
 
 def state(tensor: Tensor) -> Any:
-    """What changes when a small tensor is written to, on a CPU in whichever way; None where nothing tells."""
+    """A value that changes with every write to a small CPU tensor; None if no such value exists."""
     version = None if tensor.is_inference() else tensor._version
     return (version, _contents(tensor)) if tensor.device.type == "cpu" else version
 
 
 def _contents(tensor: Tensor) -> Any:
-    """A digest of all of a tensor."""
+    """A digest of a tensor's whole contents."""
     memory = tensor.detach()
     if not memory.numel():
         return 0
@@ -187,7 +187,7 @@ def origin(tensor: Tensor) -> Tensor:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; -1 where it was made in inference mode and does not say."""
+    """A tensor's version counter; -1 for an inference tensor, which has none."""
     return -1 if tensor.is_inference() else tensor._version
 
 

@@ -1,4 +1,4 @@
-"""Dropout on the weights, drawn by counting: (seed, b, h, query, key) decides each bit, on any tile and thread."""
+"""Counter-based dropout of weights: (seed, b, h, query, key) decides each bit, on any tile and thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Dropout:
 
 
 class GraphDropout(Dropout):
-    """While a compiler looks on: the seed is a tensor (1,), which a graph draws anew on each run."""
+    """Dropout in a compiled graph: the seed is a tensor (1,), which the graph draws anew on each run."""
 
     def __init__(self, p: float, seed: Tensor) -> None:
         self.__dict__.update(p=p, seed=seed)
@@ -77,7 +77,7 @@ def check_probability(p: object, name: str) -> float:
 
 
 def another(dropout: float | Dropout) -> float | Dropout:
-    """For a second call of the operator that is to draw numbers of its own: a fixed seed becomes another one."""
+    """Dropout with another seed, for a second call that must draw different numbers."""
     return Dropout(dropout.p, dropout.seed ^ 0x5DEECE66D) if isinstance(dropout, Dropout) else dropout
 
 

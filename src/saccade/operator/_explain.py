@@ -1,4 +1,4 @@
-"""What a call will do, before it does it."""
+"""Explains how a call would be computed, without computing it."""
 
 from __future__ import annotations
 

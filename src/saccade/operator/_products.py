@@ -101,7 +101,7 @@ class Product:
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The copy, made anew where the weight has changed; of a weight that replaces another, it is not kept yet."""
+        """The packed copy, renewed after the weight has changed; a weight that replaces another has none at first."""
         rows = x.numel() // x.shape[-1]
         copy = self.copy.of((weight,), rows, lambda: packed(weight, rows))
         return packed(weight, rows) if copy is None else copy
@@ -237,7 +237,7 @@ def fits(bias: Tensor | None, weight: Tensor) -> bool:
 
 
 def _plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether a call runs now, on memory, with nobody who follows PyTorch's functions."""
+    """Whether a call runs eagerly on memory, with no mode that intercepts PyTorch's functions."""
     return (
         not interrupted()
         and _unfollowed()
@@ -250,7 +250,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _unfollowed() -> bool:
-    """Whether no mode follows PyTorch's functions, but those that only look on and shall change no bit."""
+    """Whether no mode intercepts PyTorch's functions, except passive ones, which must not change a bit."""
     modes = torch._C._len_torch_function_stack()
     return not modes or all(isinstance(torch._C._get_function_stack_at(n), _HARMLESS) for n in range(modes))
 
@@ -267,7 +267,7 @@ def at_half() -> bool:
 
 @functools.cache
 def dtypes() -> tuple[torch.dtype, ...]:
-    """What oneDNN multiplies at full speed here; nothing where PyTorch comes without it."""
+    """Dtypes that oneDNN multiplies at full speed here; empty if PyTorch is built without it."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return ()
     half = torch.ops.mkldnn._is_mkldnn_bf16_supported()

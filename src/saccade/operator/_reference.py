@@ -49,7 +49,7 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
 
 
 def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
-    """Who sees whom and the additive scores there, both (B, Hq, Lq, Lk); -inf in a tensor bias is not seen."""
+    """The visible pairs and their additive scores, both (B, Hq, Lq, Lk); -inf in a tensor bias hides a pair."""
     shape = (call.batch, call.heads, call.length_q, call.length_k)
     if call.mask is None:
         seen = torch.ones(shape, dtype=torch.bool, device=call.device)
@@ -67,7 +67,7 @@ def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
 
 
 def _logits(call: CheckedCall, visible: Tensor) -> Tensor:
-    """softcap(scale q.k), each product formed only from what is seen."""
+    """softcap(scale q.k), computed only for visible pairs."""
     key = call.key.repeat_interleave(call.heads // call.kv_heads, dim=1)
     query = torch.where(visible[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
     key = torch.where(visible[..., None], key[:, :, None].to(call.accumulator), 0.0)

@@ -1,6 +1,6 @@
-"""Where attention calls can be seen and changed, by whom this thread has asked to.
+"""Observers and editors of attention calls, for each thread.
 
-Observers receive each call, with its arguments and results. The operator tells them of its own calls;
+Observers receive each call, with its arguments and results. The operator notifies them of its own calls;
 `monitoring.calls` and `acceleration` of those that others compute. A call made inside of another one (Saccade's
 operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
 
@@ -25,7 +25,7 @@ Observer = Callable[[ObservedCall], None]
 
 
 class EditedOutput(NamedTuple):
-    """What an edited call gave."""
+    """The result of an edited call."""
 
     out: Tensor  # (B, Hq, Lq, Dv)
     call: AttentionCall | None  # the one call that gives it; None where it takes several to say it
@@ -33,7 +33,7 @@ class EditedOutput(NamedTuple):
 
 
 class CallEdits(Protocol):
-    """What is to be changed about the call that happens now.
+    """Changes to be made to the current call.
 
     Attention written by hand has its weights before anybody knows its values: `weights` changes them when they are
     there, `output` their results.
@@ -76,7 +76,7 @@ _PADDING_IN_PLACE: Blocks[None] = Blocks()
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Tell `observer` of every attention call of this thread meanwhile."""
+    """A block in which `observer` receives every attention call of this thread."""
     before = THREAD.observers
     THREAD.observers = (*before, observer)
     try:
@@ -91,7 +91,7 @@ def tell(observers: tuple[Observer, ...], call: ObservedCall) -> None:
 
 
 def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:
-    """Tell of an edited call as it was computed; gives its output."""
+    """Notify observers of an edited call as it was computed, and return its output."""
     if edited.call is not None:
         call = edited.call.observed(edited.out, source, module)
         tell(observers, replace(call, used=call.graph_tensors()))  # which rows are tokens is known by now
@@ -99,7 +99,7 @@ def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: s
 
 
 def edits_of(source: str) -> CallEdits | None:
-    """What this thread wants changed about the call that `source` is about to compute."""
+    """The edits for the call that `source` is about to compute; None if this thread has no editor."""
     return None if THREAD.editor is None else THREAD.editor(source)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's own F.scaled_dot_product_attention, where it means the same and needs no dense mask but the caller's own.
+"""PyTorch's F.scaled_dot_product_attention, for calls with the same meaning that need no dense mask but the caller's.
 
 It lacks the lse, sinks, softcap, reproducible dropout, forward-mode and double derivatives, and promise (b) of the
 contract's poison line: a NaN key reaches every row that F.sdpa multiplies with weight 0.

@@ -1,4 +1,4 @@
-"""`statistics`: check the call, choose who computes it, put the numbers together.
+"""`statistics`: checks the call, chooses a backend and combines the results.
 
 Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths of key and value.
 """
@@ -133,7 +133,7 @@ def statistics(
 
 
 def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
-    """A value of width 1 that takes no memory, where none is given; what is wrong with the key is said of the key."""
+    """A value of width 1 without memory, if none is passed; errors about its length then name the key."""
     if value is not None:
         return value
     fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided
@@ -141,7 +141,7 @@ def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
 
 
 def _alone(call: CheckedCall) -> CheckedCall:
-    """The same numbers without tangents and without what torch.func's derivatives put around a tensor."""
+    """The tensor's values without forward-mode tangents and torch.func wrappers."""
     if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
         return call
     bias = call.bias
@@ -161,7 +161,7 @@ def _bare(tensor: Tensor, name: str) -> Tensor:
 
 
 def choose(call: CheckedCall, asked: StatisticsRequest, backend: str) -> Any:
-    """The module that computes the call."""
+    """The backend module that computes the call."""
     if backend == "auto":
         return _tiled if _fused.refuses(call, asked) else _fused
     if backend not in BACKENDS:

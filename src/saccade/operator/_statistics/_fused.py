@@ -73,5 +73,5 @@ def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_va
 
 
 def _with_sink(lse: Tensor, sink: Tensor) -> Tensor:
-    """The whole denominator's; rows that see no key keep -inf."""
+    """The lse of the whole denominator, with the sink; rows that see no key keep -inf."""
     return torch.where(lse == -torch.inf, lse, torch.logaddexp(lse, sink.to(lse.dtype)[None, :, None]))

@@ -78,13 +78,13 @@ def per_head(
 
 
 def _sound(vectors: HeadVectors, bounds: tuple[Tensor, Tensor]) -> Numbers:
-    """Of vectors that are all finite."""
+    """Numbers per head of vectors that are all finite."""
     low, high = bounds
     return {"min": low, "max": high, "norm": _average(vectors.norms, vectors.real)} | _none_bad(low)
 
 
 def _exactly(vectors: HeadVectors, histogram: bool) -> Numbers:
-    """Of vectors some entries of which are not finite, or none of which are real."""
+    """Numbers per head of vectors with entries that are not finite, or without real ones."""
     entries, real = vectors
     finite = torch.isfinite(entries)
     bad = ~finite
@@ -131,7 +131,7 @@ def _bad_of(bad: Tensor, bad_at: Tensor, pairs: Tensor, dtype: torch.dtype) -> N
 
 
 def _none_bad(like: Tensor) -> Numbers:
-    """Of heads (H,) without anything that is not finite."""
+    """The result for heads (H,) in which everything is finite."""
     return {"nonfinite": torch.zeros_like(like), "nonfinite_at": nowhere(like)}
 
 

@@ -1,4 +1,4 @@
-"""What every backend hands over: numbers per row (and per key) of one call, before they are put together.
+"""The result of every backend: numbers per row (and per key) of one call, before they are combined.
 
 Shape legend: B items, Hq query heads, Lq / Lk lengths, G named groups, p_ij weights, s_ij logits (bias included).
 """

@@ -23,7 +23,7 @@ _ROWS, _KEYS = 256, 2048
 
 
 class RowVisibility(NamedTuple):
-    """What depends on the mask and the lengths alone, unless a bias of -inf hides more."""
+    """Counts of visible keys: they depend on mask and lengths alone, unless a bias of -inf hides more."""
 
     seen: Tensor  # int64 (B|1, H|1, Lq|1), how many keys each row sees
     keys: Tensor | None  # bool (B|1, H|1, Lk), seen by some row; None: all
@@ -33,7 +33,7 @@ class RowVisibility(NamedTuple):
 
 
 def row_visibility(call: CheckedCall) -> RowVisibility:
-    """What the mask shows and a bias of -inf does not hide.
+    """The visibility of rows by the mask and a bias of -inf.
 
     The mask keeps the last answer, on a CPU only: elsewhere a kept tensor would have to know of streams and of graphs
     being captured.
@@ -152,7 +152,7 @@ def _both(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 
 def _walked(call: CheckedCall, hidden: bool) -> tuple[Tensor, Tensor | None]:
-    """Tile by tile, whatever hides what."""
+    """Count visible keys tile by tile, for any mask and bias."""
     keys = [_span(start, min(start + _KEYS, call.length_k), call) for start in range(0, call.length_k, _KEYS)]
     counts, shown = [], torch.zeros(1, 1, call.length_k, dtype=torch.bool, device=call.device)
     for start in range(0, call.length_q, _ROWS):

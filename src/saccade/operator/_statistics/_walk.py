@@ -1,4 +1,4 @@
-"""The tiles of a call in plain PyTorch: any dtype, any device, every mask and bias, linear memory.
+"""Tiles of a call in plain PyTorch: any dtype and device, every mask and bias, linear memory.
 
 Shape legend: B items, Hq / Hkv query and key-value heads, r x c a tile of rows by keys, G named groups.
 """

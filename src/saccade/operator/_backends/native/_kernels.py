@@ -157,7 +157,7 @@ def key_counts(settings: KernelSettings, query: Tensor, key: Tensor, parameter: 
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where its memory is not what it says or its last axis is not contiguous."""
+    """The tensor, or a copy if it is lazily negated or its last axis is not contiguous."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     return tensor if tensor.stride()[3] == 1 or tensor.shape[3] == 1 else tensor.contiguous()
@@ -253,7 +253,7 @@ def _dropped(settings: KernelSettings) -> tuple[Any, ...] | None:
 
 
 class _Scores:
-    """A bias as the kernels read it. Abstract; it keeps what they read alive."""
+    """A bias in the kernels' form. Abstract; it keeps the memory alive that they read."""
 
     @staticmethod
     def of(settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor | None) -> _Scores | None:
@@ -267,7 +267,7 @@ class _Scores:
         raise NotImplementedError
 
     def fields(self) -> tuple[Any, ...]:
-        """What native/bindings.cpp makes a Bias of."""
+        """The fields from which native/bindings.cpp makes a Bias."""
         raise NotImplementedError
 
     def gradient(self, query: Tensor, key: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def costs(call: CheckedCall) -> Costs:
 
 
 def watched() -> bool:
-    """Whether a compiler or a dispatch mode wants to see operators, not calls."""
+    """Whether a compiler or a dispatch mode needs operators instead of direct kernel calls."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -84,7 +84,7 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor | None]:
 
 
 def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | None:
-    """A call without bias, sink, softcap, dropout and lse; None where anything about it is out of the ordinary.
+    """Compute a call without bias, sink, softcap, dropout and lse; None for any call that is not ordinary.
 
     The full way makes and asks objects for some 20 us, as long as F.scaled_dot_product_attention needs for all its work
     at L = 16. It remains the only one that says what is wrong with a call: this one knows some that are right.
@@ -136,7 +136,7 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
 
 
 def interrupted() -> bool:
-    """Whether something stands between a call and memory: a compiler, a transform, a mode, autocast."""
+    """Whether a compiler, a transform, a mode or autocast has to process the call."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -165,12 +165,12 @@ def is_plain(tensor: Any) -> bool:
 
 @lru_cache(64)
 def _causal(rows: int, keys: int) -> Any:
-    """Of `Causal()`, which has no state and is often made anew for each call."""
+    """The kernels' form of `Causal()`, which has no state and is often made anew for each call."""
     return native_mask(Causal(), rows, keys)
 
 
 def lowered(mask: Mask | None, query: Tensor, key: Tensor) -> Any:
-    """The mask as the kernels see it; None where everything is seen."""
+    """The mask in the kernels' form; None if there is no mask."""
     rows, keys = query.shape[2], key.shape[2]
     return None if mask is None else _causal(rows, keys) if type(mask) is Causal else native_mask(mask, rows, keys)
 
@@ -184,7 +184,7 @@ def attend(
     parameter: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """out and, where needed, lse; through autograd only where somebody may ask for a gradient."""
+    """out and, where needed, lse; through autograd only if an input requires a gradient."""
     given = (query, key, value, parameter, sink)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         found = _NativeAttention.apply(settings, needs_lse, *given)
@@ -215,7 +215,7 @@ class _NativeAttention(torch.autograd.Function):
 
 
 def ordinary(cotangent: Tensor | None) -> bool:
-    """Whether no transform runs over the cotangent, so that memory holds what it says."""
+    """Whether no transform wraps the cotangent, so that its memory holds its values."""
     return cotangent is None or not (
         torch._C._are_functorch_transforms_active() or torch._C._functorch.is_legacy_batchedtensor(cotangent)
     )

@@ -173,7 +173,7 @@ def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
 
 
 class _Memory:
-    """What the kernels write, not filled."""
+    """Uninitialised memory that the kernels write to."""
 
     def __init__(self, query: Tensor, keys: int, groups: int, received: bool, top: int) -> None:
         lead, by_key = query.shape[:3], (*query.shape[:2], keys)

@@ -1,4 +1,4 @@
-"""Rows of the weights of some heads in the compiled kernels, for functions of them.
+"""Rows of weights of chosen heads from the compiled kernels, for functions that reduce them.
 
 Shape legend: B batch, n chosen heads, Hkv key-value heads, Lk keys, r rows of a tile, D / Dv widths.
 """
