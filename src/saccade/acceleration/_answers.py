@@ -26,8 +26,8 @@ _WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is
 
 def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
     """Of F.scaled_dot_product_attention."""
-    if THREAD.packed is not None:
-        return _of_tokens(call, THREAD.packed)
+    if THREAD.held.packed is not None:
+        return _of_tokens(call, THREAD.held.packed)
     meaning = _rules.taken(call)
     if isinstance(meaning, str):
         if meaning != _rules.FAKE:  # a compiler finds out shapes: the call itself comes later

@@ -130,7 +130,7 @@ class FusedLayer(ReplacedMethod):
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original method, for a call that is counted already."""
-        with THREAD.uncounted(), same_random_numbers():
+        with THREAD.held.uncounted(), same_random_numbers():
             return self.plain(*args, **kwargs)
 
     def _prove_again(self, out: Any, expected: Any, new: bool = False) -> Any:

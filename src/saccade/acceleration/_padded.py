@@ -59,7 +59,7 @@ class PackedRows:
     def whole(self) -> Tensor:
         """The output (B, L, E), with the values at padding that the original layers compute."""
         hidden = self.first
-        with THREAD.uncounted(), same_random_numbers():
+        with THREAD.held.uncounted(), same_random_numbers():
             for step in self.steps:
                 hidden = step(hidden)
         return hidden
@@ -239,7 +239,7 @@ class PaddedLayer(FusedLayer):
             self._refuse("is proved by a padded batch of two texts or more, with more or fewer tokens than its length")
             return expected
         if self.state == NOT_CALLED:
-            with THREAD.uncounted(), same_random_numbers():
+            with THREAD.held.uncounted(), same_random_numbers():
                 self._compare(given, expected)
         if self.state == PROVED:
             self._proved_for = len(given.tokens.places)
@@ -284,7 +284,7 @@ class PaddedLayer(FusedLayer):
         """Call the layer on the packed row: output, further outputs, whether it is a tuple. None sets the state."""
         tokens, before = given.tokens, given.tokens.attention.calls
         try:
-            with THREAD.attending(tokens.attention):
+            with THREAD.held.attending(tokens.attention):
                 out = plain(*given.packed_args, **given.packed_kwargs)
             if tokens.attention.calls == before:
                 raise NotOfTokens("calls no F.scaled_dot_product_attention")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ..operator._masks import Causal, Documents, Mask
+from ..support._threads import PerThread
 
 
 class CallCounts:
@@ -18,14 +18,6 @@ class CallCounts:
         self.backends: Counter[str] = Counter()
         self.left: Counter[str] = Counter()
         self.traced = 0
-
-
-class ActiveAccelerations:
-    """The active accelerations of one thread, and what to restore when the last one ends."""
-
-    def __init__(self) -> None:
-        self.on: tuple[CallCounts, ...] = ()
-        self.blocks = ExitStack()
 
 
 class NotOfTokens(Exception):
@@ -51,9 +43,12 @@ class AttentionOfTokens:
         self.mask: Mask = Causal() & self.documents if self.causal else self.documents
 
 
-class _Thread(threading.local):
+class ActiveAccelerations:
+    """The active accelerations of one thread, and what to restore when the last one ends."""
+
     def __init__(self) -> None:
-        self.held = ActiveAccelerations()
+        self.on: tuple[CallCounts, ...] = ()
+        self.blocks = ExitStack()
         self.packed: AttentionOfTokens | None = None
         self.counting = True
 
@@ -76,12 +71,12 @@ class _Thread(threading.local):
             self.packed = before
 
 
-THREAD = _Thread()
+THREAD = PerThread(ActiveAccelerations)
 
 
 def counted(backend: str | None, reason: str, traced: bool) -> None:
     """Count a call of this thread: accelerated by a backend, or not, for a reason."""
-    for run in THREAD.held.on if THREAD.counting else ():
+    for run in THREAD.held.on if THREAD.held.counting else ():
         if backend is not None:
             run.backends[backend] += 1
         else:
