@@ -97,7 +97,7 @@ std::vector<Run> pieces(const Mask* mask, Range lengths, Range grains, Range pla
 
 void bind_mask(nb::module_& module) {
     nb::set_leak_warnings(false);  // masks that live until the interpreter ends keep theirs, and that is no fault
-    nb::class_<Mask>(module, "Mask", "A mask for the kernels and for two lengths; see saccade/operator/_backends/_lowering.py.")
+    nb::class_<Mask>(module, "Mask", "A mask for the kernels and for two lengths; see saccade/operator/_backends/native/_lowering.py.")
         .def(nb::new_(&made), "program"_a, "tables"_a, "kept"_a, "length_q"_a, "length_k"_a, nb::keep_alive<0, 4>())
         .def_ro("batch", &Mask::batch)
         .def_ro("heads", &Mask::heads)
