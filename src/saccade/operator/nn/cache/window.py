@@ -177,7 +177,7 @@ class WindowLayer(LayerCache):
         return np.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
 
     def _write(self, key: Tensor, value: Tensor, arriving: NewRows, top: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Write the new tokens that stay; each overwrites the one a ring's length before it, which leaves the window."""
+        """Write the new tokens that stay, each over the one a ring's length before it, which leaves."""
         if self._key is None or self._value is None:
             self._key, self._value = (slots(new, self.sinks + self.ring) for new in (key, value))
         before = self._host
