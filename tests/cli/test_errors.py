@@ -14,7 +14,7 @@ import typer
 from saccade import __version__, cli
 from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require, with_options
-from saccade.cli._task_commands import TASK_COMMANDS
+from saccade.make._task_registry import TASK_OPTIONS
 from saccade.support._extras import NotInstalled, installing
 
 
@@ -214,7 +214,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "doctor": "",
         "train": "COMMAND [ARGS]...",
         "train lm": "TEXT",
-        **{f"train {task}": "DATA" for task in TASK_COMMANDS},
+        **{f"train {task}": "DATA" for task in TASK_OPTIONS},
         "train rate": "TEXT",
     }
 

@@ -11,12 +11,13 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..support._extras import NotInstalled
+from ..support._option_fields import option as option, option_fields
 from ..support._shared_cores import shared_cores
 from ._errors import with_options
 from ._examples import examples_of, write_examples
@@ -45,22 +46,9 @@ def set_threads(context: Any, parameter: Any, count: int | None) -> None:
     torch.set_num_threads(count)
 
 
-T = TypeVar("T")
-
 DEVICE = (
     "training uses a GPU if PyTorch finds one (with ACCELERATE_USE_CPU=1 the CPU), and all other commands use the CPU"
 )
-
-
-def option(default: T, help: str, *names: str, **settings: Any) -> T:
-    """A field of a group of options: its default, its help, and what else `typer.Option` takes.
-
-    The field's name gives the option's, unless `names` are given.
-    """
-    field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*names, help=help, **settings)})
-    return field
-
-
 WITHOUT_THREADS = ("docs", "doctor")
 
 
@@ -114,12 +102,13 @@ def from_command_line(context: typer.Context) -> set[str]:
 
 def _options(group: type) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group)
-    made = []
-    for field in dataclasses.fields(group):
-        info = field.metadata["option"]
-        info.rich_help_panel = group.__doc__
-        made.append(_parameter(field.name, Annotated[hints[field.name], info], field.default))
-    return made
+    parameters = []
+    for field in option_fields(group):
+        text = field.metadata["option"]
+        names = text.names or ([f"--{field.name.replace('_', '-')}"] if isinstance(field.default, bool) else [])
+        info = typer.Option(*names, help=text.help, rich_help_panel=text.group or group.__doc__, **text.settings)
+        parameters.append(_parameter(field.name, Annotated[hints[field.name], info], field.default))
+    return parameters
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

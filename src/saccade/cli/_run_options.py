@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..make._task_registry import TASK_OPTIONS
 from ._errors import UserError, require
 from ._existing import existing
 from ._options import GroupedCommand
@@ -55,9 +56,7 @@ class RunCommand(GroupedCommand):
 
 def _reading() -> set[str]:
     """The options of all tasks that say how their data is read."""
-    from ..make.tasks._runs._registry import TASKS
-
-    return {name for task in TASKS.values() for name in task.reading}
+    return {name for task in TASK_OPTIONS.values() for name in task.reading}
 
 
 def changes_of(given: list[str] | None) -> dict[str, str]:

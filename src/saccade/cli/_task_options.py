@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ..make._task_options import BaseTaskOptions, Recipe
 from ._existing import existing_data, existing_model
 from ._options import option
-from ._task_commands import TaskCommand
 from ._train_options import EvaluationOptions, LearningOptions, log_wanted
 
 
@@ -114,14 +114,32 @@ def given(*groups: Any) -> dict[str, Any]:
     return {**options, "tensorboard": log_wanted(options["tensorboard"])}
 
 
-def with_recipe(group: type, command: TaskCommand) -> type:
-    """A group of options whose help has the recipe of a task."""
-    recipe = {name: getattr(command, name) for name in ("epochs", "rate", "batch", "every", "patience")}
+def recipe_words(options: type[BaseTaskOptions]) -> dict[str, str]:
+    """The default settings of a task, as help shows them: "10, with --from 3"."""
+    scratch, tuning = _in_words(options.scratch), _in_words(options.tuning)
+    return {
+        name: value if value == tuning[name] else f"{value}, with --from {tuning[name]}"
+        for name, value in scratch.items()
+    }
+
+
+def _in_words(recipe: Recipe) -> dict[str, str]:
+    return {
+        "epochs": str(recipe.epochs),
+        "rate": f"{recipe.rate:.0e}".replace("e-0", "e-"),
+        "batch": "all" if recipe.batch is None else str(recipe.batch),
+        "every": "an epoch" if recipe.every is None else str(recipe.every),
+        "patience": str(recipe.patience),
+    }
+
+
+def with_recipe(group: type, recipe: Mapping[str, str]) -> type:
+    """A group of options whose help has the default settings of a task."""
     fields = []
     for field in dataclasses.fields(group):
-        info = copy.copy(field.metadata["option"])
-        info.help = info.help.format(**recipe)
-        fields.append((field.name, field.type, dataclasses.field(default=field.default, metadata={"option": info})))
+        text = field.metadata["option"]
+        text = dataclasses.replace(text, help=text.help.format(**recipe))
+        fields.append((field.name, field.type, dataclasses.field(default=field.default, metadata={"option": text})))
     made = dataclasses.make_dataclass(group.__name__, fields, frozen=True)
     made.__module__, made.__doc__ = __name__, group.__doc__  # where its types are named; its heading
     return made

@@ -12,7 +12,6 @@ from ._errors import UserError
 from ._existing import existing, existing_data
 from ._options import flattened, option
 from ._run_options import EPILOG, Changes, RunCommand, changes_of
-from ._task_commands import TaskCommand
 from ._task_options import NewRunOptions, TaskEvaluationOptions, TaskLearningOptions, given, with_recipe
 from ._train_options import MachineOptions
 from .train import train_runs
@@ -20,9 +19,8 @@ from .train import train_runs
 if TYPE_CHECKING:
     from ..make.tasks._runs._request import TaskRun
 
-# Which task it is, only the teacher's folder says.
-_USUAL = "as the task has"
-_RECIPE = TaskCommand("", "", "", (), epochs=_USUAL, rate=_USUAL, batch=_USUAL, patience=_USUAL)
+# The task is known only from the teacher's folder.
+_RECIPE = {**dict.fromkeys(("epochs", "rate", "batch", "patience"), "as the task has"), "every": "an epoch"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ..make._task_options import BaseTaskOptions
+from ..make._task_registry import TASK_OPTIONS
 from ._errors import UserError, require
 from ._existing import existing_data
 from ._options import Group, GroupedCommand, flattened, from_command_line
 from ._run_options import EPILOG, ending
 from ._search import train_search
-from ._task_commands import TASK_COMMANDS, TaskCommand
 from ._task_options import (
     NewRunOptions,
     SearchOptions,
@@ -26,6 +27,7 @@ from ._task_options import (
     TaskLearningOptions,
     TuningOptions,
     given,
+    recipe_words,
     with_recipe,
 )
 from ._train_options import (
@@ -57,9 +59,9 @@ KEPT = (
 def register(app: typer.Typer) -> None:
     train = typer.Typer(cls=Group, no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=GroupedCommand, epilog=EPILOG)(flattened(language_model))
-    for task, command in TASK_COMMANDS.items():
-        train.command(task, cls=GroupedCommand, epilog=EPILOG, short_help=command.summary)(
-            flattened(_task_command(task, command))
+    for task, options in TASK_OPTIONS.items():
+        train.command(task, cls=GroupedCommand, epilog=EPILOG, short_help=_help(options)[0])(
+            flattened(_task_command(options))
         )
     train.command("rate", cls=GroupedCommand, short_help="Find a learning rate to train with.")(
         flattened(learning_rate)
@@ -114,23 +116,29 @@ def language_model(
             typer.echo(f'  saccade look --model {runs[0]} "Once upon a time there was a time"')
 
 
-def _task_command(task: str, command: TaskCommand) -> Callable[..., None]:
+def _task_command(task: type[BaseTaskOptions]) -> Callable[..., None]:
     """A function for `flattened`: its parameters are DATA and groups of options."""
-    learning, looking = (with_recipe(group, command) for group in (TaskLearningOptions, TaskEvaluationOptions))
-    groups = (TaskFileOptions, *command.groups, learning, TuningOptions, SearchOptions, MachineOptions, looking)
+    recipe, (_, description, data_formats) = recipe_words(task), _help(task)
+    learning, looking = (with_recipe(group, recipe) for group in (TaskLearningOptions, TaskEvaluationOptions))
+    groups = (TaskFileOptions, task, learning, TuningOptions, SearchOptions, MachineOptions, looking)
 
     def run(context: typer.Context, data: Path, **options: Any) -> None:
         files = options.pop(TaskFileOptions.__name__)
-        _train_task(task, data, files, given(*options.values()), from_command_line(context))
+        _train_task(task.name, data, files, given(*options.values()), from_command_line(context))
 
-    argument = typer.Argument(metavar="DATA", help=command.data, show_default=False, callback=existing_data())
+    argument = typer.Argument(metavar="DATA", help=data_formats, show_default=False, callback=existing_data())
     own = {"context": typer.Context, "data": Annotated[Path, argument]}
     run.__annotations__ = {**own, **{group.__name__: group for group in groups}}
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in run.__annotations__]
     )
-    run.__doc__ = f"{command.text}\n\n{KEPT}"
+    run.__doc__ = f"{description}\n\n{KEPT}"
     return run
+
+
+def _help(task: type[BaseTaskOptions]) -> list[str]:
+    """The paragraphs of a task's help: for the list of tasks, what the command does, what DATA may be."""
+    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(task.__doc__ or "").split("\n\n")]
 
 
 def _train_task(

@@ -11,6 +11,7 @@ and `models`.
 
 from __future__ import annotations
 
+from .._task_options import Recipe
 from ._classes._class_task import ClassTask
 from ._example_task import ExampleTask
 from ._runs._observing import ObservedInput as ObservedInput, observe, reads_no_text as reads_no_text
@@ -25,7 +26,7 @@ from ._several_labels import ClassifySeveral as ClassifySeveral
 from ._smaller._distill import distill
 from ._smaller._prune import PrunedRun as PrunedRun, prune
 from ._space import Between, OneOf
-from ._task import Baseline, Recipe, Task
+from ._task import Baseline, Task
 from ._texts._text_task import TextTask
 from .answer import Answer
 from .classify import Classify

@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from ...support._evaluating import evaluating
+from .._task_options import Recipe
 from ..models import LanguageModel, Model, Sampling, generate
 from ..models.own.checkpoint import load_own
 from ..training import Objective, Settings
 from ..training.data import read_texts, split_tail
 from ..training.folder import LANGUAGE
 from ._examples import read_lines
-from ._task import Baseline, Recipe, Task, Tested
+from ._task import Baseline, Task, Tested
 from ._texts._kneser_ney import KneserNey
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|(?:[^\w\s]|_)+|\n")

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 import numpy as np
 
 from ...see.monitoring import Observations
+from .._task_options import BaseTaskOptions, Recipe
 from ..models import Model
 from ..training import Objective, Settings
 from ._space import Between, OneOf, Space, doubled, dropouts, rates
@@ -30,31 +31,7 @@ _READERS: dict[type, tuple[str, Callable[[str], Any]]] = {  # by a field's type:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The default settings with which a task is trained.
-
-    Args:
-        epochs: times through the training data.
-        rate: the highest learning rate.
-        batch: examples in each step; None is all of them.
-        every: steps between looks at the validation data; None is an epoch.
-        patience: looks without an improvement that end a run.
-
-    Example:
-        >>> import saccade
-        >>> saccade.tasks.Classify.tuning
-        Recipe(epochs=3, rate=5e-05, batch=32, every=None, patience=5)
-    """
-
-    epochs: int
-    rate: float
-    batch: int | None = 32
-    every: int | None = None
-    patience: int = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Task(ABC):
+class Task(BaseTaskOptions, ABC):
     """A task: its data, model, metrics and baselines. Abstract; each subclass has a file of its own.
 
     Data have the type that `read` returns; a sequence of examples unless a task says otherwise.
@@ -77,9 +54,6 @@ class Task(ABC):
         'day'
     """
 
-    name: ClassVar[str]
-    scratch: ClassVar[Recipe]
-    tuning: ClassVar[Recipe]
     learned: ClassVar[tuple[str, ...]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[str, ...]] = ()

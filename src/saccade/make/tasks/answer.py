@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ...support._numbers import named_values
+from .._task_registry import AnswerOptions
 from ..models import Model
 from ._baselines import STRENGTHS
 from ._example_task import Batch, parted, widened
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._texts._answer_baseline import exact_match, word_f1, word_regression
 from ._texts._entities import Entity
 from ._texts._questions import Question, asked, read_asked, read_questions
@@ -60,7 +61,7 @@ class ContextRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer(EncoderTask):
+class Answer(AnswerOptions, EncoderTask):
     """Answers to questions, as spans of a context.
 
     Each window of a context is read with the question. If a window does not hold the answer, the target is its first
@@ -88,17 +89,11 @@ class Answer(EncoderTask):
         ['Bob']
     """
 
-    long: str = "slide"
-    longest_answer: int = 30
     impossible: bool = False
 
-    name = "answer"
     head = "question-answering"
     longs = ("slide", "cut", "refuse")
-    scratch = Recipe(epochs=30, rate=1e-3)
-    tuning = Recipe(epochs=3, rate=5e-5)
     learned = ("impossible",)
-    reading = ("longest_answer", "longest", "long")
     requires = ("sklearn.linear_model",)
     compared = 300
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ...support._evaluating import evaluating
+from .._task_registry import ClassifyOptions
 from ..models import Model
 from ._baselines import tfidf_regression
 from ._classes._class_task import ClassTask, label_of
@@ -23,7 +24,7 @@ from ._classes._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table, warn_left_out
 from ._media._files import Media
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._texts._text_task import AnyTokenizer, EncoderTask
 from ._texts._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._texts._word_shares import word_shares
@@ -34,7 +35,7 @@ Item = tuple[list[list[int]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Classify(ClassTask, EncoderTask):
+class Classify(ClassifyOptions, ClassTask, EncoderTask):
     r"""Texts of classes.
 
     A picture of words shows integrated gradients from the mean of all embeddings. If the model predicts the same class
@@ -63,19 +64,11 @@ class Classify(ClassTask, EncoderTask):
         [('a good film', '5'), ('a bad film', '1')]
     """
 
-    text: str = "text"
-    several: str | None = None
-    skip_empty: bool = False
-
     takes_several: ClassVar[bool] = False
     problem: ClassVar[str | None] = None  # as config.json names it
 
-    name = "classify"
     thing = "text"
     head = "sequence-classification"
-    scratch = Recipe(epochs=10, rate=5e-4)
-    tuning = Recipe(epochs=3, rate=5e-5)
-    reading = ("text", "label", "skip_empty", "longest", "long")
     longs = ("cut", "slide", "refuse")
     requires = ("sklearn.metrics",)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ...support._tables import Table
+from .._task_registry import ForecastOptions
 from ..models import Model, load
 from ..models.families.patchtst import PatchTST
 from ..models.loading import new_model
@@ -30,7 +31,7 @@ from ._series._gaps import FILLS
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
 from ._series._table import SeriesTable, SeriesWindow, Windows, mean_and_deviation, read_series, scaled
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._temporary import kept_while_used, temporary_folder
 
 Item = tuple[Tensor, Tensor]
@@ -38,7 +39,7 @@ Item = tuple[Tensor, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Forecast(ExampleTask):
+class Forecast(ForecastOptions, ExampleTask):
     r"""The next steps of the series in a table.
 
     The last share of the rows, at least `horizon` of them, is the validation part; its windows may look back into
@@ -71,29 +72,13 @@ class Forecast(ExampleTask):
         6
     """
 
-    date: str = "date"
-    columns: str | None = None
-    fill: str = "none"
-    past: int = 336
-    horizon: int = 96
-    layers: int = 3
-    heads: int = 4
-    width: int = 16
-    hidden: int = 128
-    patch: int = 16
-    stride: int = 8
-    dropout: float = 0.3
     names: tuple[str, ...] = ()
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     step: str | None = None
 
-    name = "forecast"
     unit = "windows"
-    scratch = Recipe(epochs=10, rate=1e-3)
-    tuning = Recipe(epochs=3, rate=1e-4)
     learned = ("names", "means", "deviations", "step")
-    reading = ("date", "fill")
     requires = ("pandas",)
     extra = "forecast"
 

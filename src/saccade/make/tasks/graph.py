@@ -19,6 +19,7 @@ from torch import Tensor
 from ...see.monitoring import Observations
 from ...support._evaluating import evaluating
 from ...support._numbers import named_values
+from .._task_registry import GraphOptions
 from ..models import Model, load, new_graph_model
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
@@ -32,7 +33,7 @@ from ._graphs._files import graph_files, read_graph
 from ._graphs._objective import GraphObjective, node_logits
 from ._graphs._observed import observed_graph
 from ._graphs._picture import neighbourhoods
-from ._task import Baseline, Recipe, Task, Tested
+from ._task import Baseline, Task, Tested
 
 KINDS = ("gat", "gatv2", "graphormer")
 SCALES = ("auto", "columns", "rows", "none")
@@ -40,7 +41,7 @@ METRICS = {"loss": "accuracy", "accuracy": "accuracy", "f1": "macro F1"}  # by o
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifyNodes(Task):
+class ClassifyNodes(GraphOptions, Task):
     """Classes of the nodes of a graph.
 
     A test reads the nodes that are marked `test`, usually of the same file; another graph needs the same features.
@@ -87,27 +88,13 @@ class ClassifyNodes(Task):
         ['left', 'left', 'right']
     """
 
-    kind: str = "gat"
-    layers: int = 2
-    heads: int = 8
-    width: int = 64
-    dropout: float = 0.6
-    attention_dropout: float = 0.6
-    hops: int = 2
-    scale: str = "auto"
-    directed: bool = False
-    l2: float = 5e-4
-    metric: str = "loss"
     labels: tuple[str, ...] = ()
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     features: int = 0
     source: str = ""
 
-    name = "graph"
     unit = "nodes"
-    scratch = Recipe(epochs=1200, rate=5e-3, batch=None, every=20)
-    tuning = Recipe(epochs=200, rate=1e-3, batch=None, every=20)
     learned = ("labels", "means", "deviations", "features", "source")
     requires = ("sklearn.metrics",)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
+from .._task_registry import ImageOptions
 from ..models import Model, load
 from ..models.checkpoints.processors import FILE
 from ..models.families.vit import CLASSIFIER, Vit
@@ -37,7 +38,7 @@ from ._media._images import (
 )
 from ._media._media_task import MediaTask
 from ._media._neighbours import nearest_neighbours
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._temporary import kept_while_used, temporary_folder
 
 PATCHES = 8  # along the longer side of an image, where no size of a patch is asked for
@@ -52,7 +53,7 @@ class ImageItem(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassifyImages(MediaTask):
+class ClassifyImages(ImageOptions, MediaTask):
     """Images of classes.
 
     A new model has one channel if no training image has colours. Mean and deviation of the pixels are stored in
@@ -84,24 +85,9 @@ class ClassifyImages(MediaTask):
         ['cat', 'dog']
     """
 
-    shift: float = 0.1
-    rotate: float = 0.0
-    zoom: float = 0.0
-    flip: bool = False
-    longest: int = 64
-    patch: int | None = None
-    layers: int = 4
-    heads: int = 4
-    width: int = 64
-    dropout: float = 0.1
-
-    name = "image"
     unit = "images"
     thing = "image"
     media = IMAGES
-    scratch = Recipe(epochs=20, rate=1e-3, batch=64)
-    tuning = Recipe(epochs=3, rate=5e-5)
-    reading = ("file", "label", "skip_broken")
     requires = ("PIL.Image", "sklearn.metrics")
     compared = 1_000
     extra = "image"

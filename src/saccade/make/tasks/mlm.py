@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ...support._numbers import named_values
+from .._task_registry import MlmOptions
 from ..models import Model
 from ..models.heads import IGNORED
 from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._texts._markov_chain import MarkovChain
 from ._texts._text_task import LONGEST, EncoderTask
 
@@ -73,7 +74,7 @@ Window = tuple[list[int], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mlm(EncoderTask):
+class Mlm(MlmOptions, EncoderTask):
     r"""Masked tokens of texts.
 
     For validation, long texts are cut into stretches of 256 words (or `longest`), and a share of them is split off.
@@ -100,16 +101,8 @@ class Mlm(EncoderTask):
         ['the cat sat', 'the dog ran']
     """
 
-    text: str = "text"
-    masked: float = 0.15
-    long: str = "slide"
-
-    name = "mlm"
     head = "masked-lm"
     longs = ("slide", "cut", "refuse")
-    scratch = Recipe(epochs=40, rate=1e-3)
-    tuning = Recipe(epochs=3, rate=5e-5)
-    reading = ("text", "longest", "long")
 
     def __post_init__(self) -> None:
         super().__post_init__()

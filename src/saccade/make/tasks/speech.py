@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ...operator.nn.stacks import LayerObserver
+from .._task_registry import SpeechOptions
 from ..models import Model, load
 from ..models.checkpoints.processors import FILE
 from ..models.families.wav2vec2 import CLASSIFIER, CTC
@@ -46,7 +47,7 @@ from ._media._sounds import (
     warn_of_changes,
 )
 from ._media._transcript_task import TranscriptTask
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._temporary import kept_while_used, temporary_folder
 
 FEW_TEXTS = 100  # different ones, at most, that the baseline tells apart as classes
@@ -61,7 +62,7 @@ class SoundItem(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Speech(TranscriptTask):
+class Speech(SpeechOptions, TranscriptTask):
     """Sounds of classes, or with `text` their transcripts.
 
     Several channels are averaged, and other rates resampled by a polyphase filter; a warning counts both.
@@ -98,25 +99,9 @@ class Speech(TranscriptTask):
         [('high', 4000), ('low', 4000)]
     """
 
-    longest: float = 30.0
-    speed: float = 0.1
-    shift: float = 0.05
-    noise: float = 0.1
-    hertz: int | None = None
-    layers: int = 3
-    heads: int = 4
-    width: int = 96
-    dropout: float = 0.1
-    mask_time: float = 0.1
-    mask_channels: float = 0.1
-
-    name = "speech"
     unit = "samples"
     thing = "sound"
     media = SOUNDS
-    scratch = Recipe(epochs=40, rate=2e-3, batch=16, patience=10)
-    tuning = Recipe(epochs=10, rate=5e-5, batch=16)
-    reading = ("file", "label", "text", "skip_broken", "longest", "beams")
     requires = ("jiwer", "scipy.signal", "sklearn.metrics", "soundfile")
     extra = "speech"
     compared = 1_000

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
+from .._task_registry import TagOptions
 from ..models import Model
 from ..models.heads import IGNORED
 from ._classes._results import by_class, keeping_kinds, label_table
 from ._example_task import Batch, parted, widened
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
 from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
@@ -69,7 +70,7 @@ class WordItem:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag(EncoderTask):
+class Tag(TagOptions, EncoderTask):
     r"""Entities in texts, and other tags of words by BIO or IOBES.
 
     The first piece of each word predicts its tag; the loss ignores the others. Each kind keeps at least one sentence to
@@ -97,19 +98,11 @@ class Tag(EncoderTask):
         ('Ada met Bob', ('B-PER', 'O', 'B-PER'))
     """
 
-    long: str = "slide"
-    cased: bool = True
-    column: int | None = None
-    words: str = "signs"
     tags: tuple[str, ...] = ()
 
-    name = "tag"
     head = "token-classification"
     longs = ("slide", "cut", "refuse")
-    scratch = Recipe(epochs=20, rate=1e-3)
-    tuning = Recipe(epochs=5, rate=5e-5)
     learned = ("tags",)
-    reading = ("column", "words", "longest", "long")
     requires = ("seqeval.metrics",)
     extra = "tag"
 

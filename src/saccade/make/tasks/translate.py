@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
 from ...see.inspection._targets import target_tokenizer
+from .._task_registry import TranslateOptions
 from ..models import Model, load
 from ..models.decoding.beam import BeamSearch
 from ..models.decoding.sampling import Sampling
@@ -27,7 +28,7 @@ from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._example_task import JUDGED, Batch, ExampleObjective, widened
 from ._examples import warn_left_out
-from ._task import Baseline, Recipe, Tested
+from ._task import Baseline, Tested
 from ._texts._alignment import alignment, alignment_picture
 from ._texts._lexicon import Lexicon
 from ._texts._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
@@ -49,7 +50,7 @@ Item = tuple[list[int], list[int] | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Translate(TextTask):
+class Translate(TranslateOptions, TextTask):
     r"""Texts into another language.
 
     A look computes the loss of all validation pairs, and BLEU and chrF of up to 500, evenly spread and translated
@@ -79,25 +80,7 @@ class Translate(TextTask):
         ('eine Katze', 'a cat')
     """
 
-    vocabulary: int = 8000
-    separate: bool = False
-    layers: int = 3
-    heads: int = 8
-    width: int = 256
-    dropout: float = 0.2
-    source: str = "source"
-    target: str = "target"
-    prefix: str = ""
-    skip_empty: bool = False
-    label_smoothing: float = 0.1
-    beams: int = 4
-    lowercase: bool = False
-
-    name = "translate"
     head = HEAD
-    scratch = Recipe(epochs=10, rate=1e-3, batch=64)
-    tuning = Recipe(epochs=3, rate=5e-5, batch=64)
-    reading = ("source", "target", "prefix", "skip_empty", "longest", "long", "beams", "lowercase")
     requires = ("sacrebleu",)
     extra = "translate"
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....support._numbers import named_values
+from ..._task_options import ClassOptions
 from ...models import Model
 from .._baselines import MOST_FREQUENT, most_frequent_class
 from .._example_task import Batch, ExampleTask, parted
@@ -30,7 +31,7 @@ T = TypeVar("T", bound="ClassTask")
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassTask(ExampleTask):
+class ClassTask(ClassOptions, ExampleTask):
     """A task of classes. Abstract; its examples have a `label`, None where nothing says, and a `place` for messages.
 
     Args:
@@ -52,10 +53,6 @@ class ClassTask(ExampleTask):
         (True, ('no', 'yes'))
     """
 
-    label: str = "label"
-    label_smoothing: float = 0.0
-    class_weights: bool = False
-    metric: str | None = None
     labels: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
 

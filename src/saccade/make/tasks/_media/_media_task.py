@@ -9,21 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..._task_options import MediaOptions
 from .._classes._class_task import ClassTask
 from ._files import Media, alone
 
 
 @dataclasses.dataclass(frozen=True)
-class MediaTask(ClassTask):
+class MediaTask(MediaOptions, ClassTask):
     """A task of files. Abstract; its examples have a `path`.
 
     Args:
         file: column of a table; paths are relative to the table.
         skip_broken: leave out files that cannot be read, with a warning that counts them, instead of raising an error.
     """
-
-    file: str = "file"
-    skip_broken: bool = False
 
     media: ClassVar[Media]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
+from ..._task_options import TranscriptOptions
 from ...models import Model
 from ...models.heads import IGNORED
 from ...training import Evaluation, Objective, Settings
@@ -31,7 +32,7 @@ T = TypeVar("T", bound="TranscriptTask")
 
 
 @dataclasses.dataclass(frozen=True)
-class TranscriptTask(MediaTask):
+class TranscriptTask(TranscriptOptions, MediaTask):
     """A task of texts or classes. Abstract; its examples have a `text`, too, and its batches `frames` (B,).
 
     Args:
@@ -40,8 +41,6 @@ class TranscriptTask(MediaTask):
         characters: that the training texts have; learned.
     """
 
-    text: str | None = None
-    beams: int = 1
     characters: tuple[str, ...] = ()
 
     learned = (*MediaTask.learned, "characters")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ....operator.nn.stacks import LayerObserver
+from ..._task_options import EncoderOptions, TextOptions
 from ...models import Model, load
 from ...models.loading import new_model
 from ...models.output import ModelOutput
@@ -32,7 +33,7 @@ AnyTokenizer = TextTokenizer | SentencePieceTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class TextTask(ExampleTask):
+class TextTask(TextOptions, ExampleTask):
     """A task whose examples are texts. Abstract.
 
     Args:
@@ -48,14 +49,6 @@ class TextTask(ExampleTask):
         >>> isinstance(task, saccade.tasks.TextTask), task.long
         (True, 'slide')
     """
-
-    vocabulary: int = 4096
-    layers: int = 2
-    heads: int = 4
-    width: int = 128
-    dropout: float = 0.3
-    longest: int | None = None
-    long: str = "cut"
 
     head: ClassVar[str]
     longs: ClassVar[tuple[str, ...]] = ("cut", "refuse")  # what may be done with long texts, the usual one first
@@ -138,14 +131,12 @@ def _pad(model: Model) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderTask(TextTask):
+class EncoderTask(EncoderOptions, TextTask):
     """A task of texts whose new model is a BERT with word pieces of the training texts. Abstract.
 
     Args:
         cased: whether capitals and accents tell its words apart; a checkpoint's tokenizer has its own way.
     """
-
-    cased: bool = False
 
     @property
     def deviation(self) -> float:
