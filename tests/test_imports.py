@@ -114,7 +114,7 @@ ROOMS = {  # each imports those before it; last come the files of the part that 
         *("_temporary", "_space", "_examples", "_baselines", "_task", "_example_task"),
         *("_classes", "_texts", "_media", "_series", "_graphs"),
         *("answer", "classify", "_several_labels", "forecast", "graph", "image", "_language", "mlm", "speech", "tag"),
-        *("translate", "_runs", "_searching", "_smaller"),
+        *("translate", "_runs", "_searching", "_compression"),
     ],
     "verification": ["findings", "subject", "tracing", "checks", "running", "report"],
 }

@@ -14,12 +14,12 @@ from saccade import cli, tasks
 from saccade.cli import _app
 from saccade.models import load
 from saccade.operator._tap import padding_in_place
+from saccade.tasks._compression._distill import distill_request
+from saccade.tasks._compression._distillation import Teaching
+from saccade.tasks._compression._soft_losses import relation_distance, softened_divergence
 from saccade.tasks._runs._prepared import PreparedTaskRun
 from saccade.tasks._runs._request import read_data
 from saccade.tasks._runs._run_folder import TaskFile
-from saccade.tasks._smaller._distill import distill_request
-from saccade.tasks._smaller._distillation import Teaching
-from saccade.tasks._smaller._soft_losses import relation_distance, softened_divergence
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_kills import survives_kills
 from training.test_killing import server

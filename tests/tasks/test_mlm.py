@@ -168,7 +168,7 @@ def test_an_epoch_is_all_windows(tmp_path):
     run = request("mlm", data, tmp_path / "run", {**sizes, "epochs": 4, "accumulate": 30})
     assert run.settings.batch < 30  # fewer texts than parts, but more windows
     prepared = PreparedTaskRun.of(run, None)
-    windows = sum(map(len, run.kind.windows(prepared.trained, run.training)))
+    windows = sum(map(len, run.task.windows(prepared.trained, run.training)))
     assert windows > 64 and prepared.settings.batch == 32
     assert prepared.settings.steps == 4 * (windows // 32) and prepared.settings.looks.every == windows // 32
     seen = [prepared.objective.batch(step)["input_ids"] for step in range(windows // 32)]

@@ -15,9 +15,9 @@ from saccade import cli, tasks
 from saccade.intervention import Ablate
 from saccade.models import load
 from saccade.pruning._layers import attention_layers
+from saccade.tasks._compression import _prune
 from saccade.tasks._examples import TextExample
 from saccade.tasks._runs._training import open_run
-from saccade.tasks._smaller import _prune
 from saccade.training import Reporter, Stopped
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_distill import images, questioned, sounds, tagged

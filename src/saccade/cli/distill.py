@@ -97,7 +97,7 @@ def distill(
     unlabelled = options.pop("unlabelled")
 
     def ask(files: NewRunOptions, options: dict[str, Any]) -> TaskRun:
-        from ..make.tasks._smaller._distill import distill_request
+        from ..make.tasks._compression._distill import distill_request
 
         return distill_request(
             teacher,

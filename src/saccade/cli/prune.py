@@ -143,7 +143,7 @@ def _prune_run(
     if common.out is None:
         raise UserError("--out: missing; the folder to write the pruned run into")
     require("accelerate", "tasks")
-    from ..make.tasks._smaller._prune import PruneRequest, without_heads
+    from ..make.tasks._compression._prune import PruneRequest, without_heads
     from ..make.training.progress import ConsoleReporter
 
     options = {name: value for name, value in vars(learning).items() if value is not None}

@@ -327,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "softened-without-its-factor",
-        "src/saccade/make/tasks/_smaller/_soft_losses.py",
+        "src/saccade/make/tasks/_compression/_soft_losses.py",
         "return temperature**2 * torch.where(",
         "return torch.where(",
         (DISTILL,),
@@ -335,7 +335,7 @@ FAULTS = (
     ),
     Fault(
         "relations-of-padding",
-        "src/saccade/make/tasks/_smaller/_soft_losses.py",
+        "src/saccade/make/tasks/_compression/_soft_losses.py",
         "return rows.sum() / (teacher.sum(-1) > 0).sum()",
         "return rows.mean()",
         (DISTILL,),
@@ -343,7 +343,7 @@ FAULTS = (
     ),
     Fault(
         "states-by-parts",
-        "src/saccade/make/tasks/_smaller/_distillation.py",
+        "src/saccade/make/tasks/_compression/_distillation.py",
         "_RATIO: torch.tensor(ratio)}",
         "_RATIO: torch.tensor(1.0)}",
         (DISTILL,),
@@ -351,7 +351,7 @@ FAULTS = (
     ),
     Fault(
         "heads-ranked-together",
-        "src/saccade/make/tasks/_smaller/_prune.py",
+        "src/saccade/make/tasks/_compression/_prune.py",
         "batches = [task.collate(model, [item]) for item in items]",
         "batches = [task.collate(model, items)]",
         ("tests/tasks/test_prune_runs.py",),

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from ...see.attribution import head_importance
 from ...support._lazy_names import renamed_arguments
-from ...support._numbers import duration
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
 from ._choice import choose_heads
 from ._entry import prune
 from ._heads import Heads
 from ._layers import AttentionLayer, attention_layers
-from ._report import PrunedLayer, Pruning, all_layers, as_json, attention_flops
+from ._report import PrunedLayer, Pruning, all_layers, as_json, attention_flops, parameters_line
 from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
 from ._timing import ROUNDS, ForwardTimes, forward_times
 
@@ -55,9 +54,8 @@ class Comparison:
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, values and remark of each number, for people."""
-        whole, left = self.pruning.parameters
-        found = [
-            ("Parameters", f"{whole:,} -> {left:,}", f"{left / whole:.1%}"),
+        lines = [
+            parameters_line(self.pruning),
             (
                 f"Attention, {self.length} tokens",
                 f"{self.flops[0]:,} -> {self.flops[1]:,} FLOPs",
@@ -66,12 +64,8 @@ class Comparison:
         ]
         if self.loss is not None:
             values = [f"{loss:.4f} ({perplexity(loss):,.1f})" for loss in self.loss]
-            found.append(("Loss (perplexity)", " -> ".join(values), f"on {self.judged:,} tokens"))
-        if self.forward is not None:
-            tokens, before, after, rounds = self.forward
-            times = f"{duration(before)} -> {duration(after)}"
-            found.append((f"Forward, {tokens} tokens", times, f"{after / before:.2f}x, medians of {rounds} rounds"))
-        return found
+            lines.append(("Loss (perplexity)", " -> ".join(values), f"on {self.judged:,} tokens"))
+        return lines if self.forward is None else [*lines, self.forward.line()]
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
@@ -81,7 +75,7 @@ class Comparison:
             "loss": None
             if self.loss is None
             else {"tokens": self.judged, "before": self.loss[0], "after": self.loss[1]},
-            "forward": None if self.forward is None else {**self.forward._asdict(), "unit": "s"},
+            "forward": None if self.forward is None else self.forward.as_json(),
         }
 
 

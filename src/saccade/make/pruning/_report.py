@@ -105,6 +105,12 @@ def attention_flops(layers: Sequence[AttentionLayer], length: int, *, causal: bo
     return sum(2 * layer.projection_weights * length + layer.per_pair() * pairs for layer in layers)
 
 
+def parameters_line(pruning: Pruning) -> tuple[str, str, str]:
+    """Name, values and remark of the number of parameters, for people."""
+    whole, left = pruning.parameters
+    return "Parameters", f"{whole:,} -> {left:,}", f"{left / whole:.1%}"
+
+
 def as_json(pruning: Pruning) -> dict[str, Any]:
     """The report as JSON has it."""
     return {

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ...support._numbers import duration
 from ._texts import Batch
 
 ROUNDS = 7
@@ -28,6 +29,19 @@ class ForwardTimes(NamedTuple):
     before: float
     after: float
     rounds: int
+
+    def line(self) -> tuple[str, str, str]:
+        """Name, values and remark, for people."""
+        times = f"{duration(self.before)} -> {duration(self.after)}"
+        return (
+            f"Forward, {self.tokens} tokens",
+            times,
+            f"{self.after / self.before:.2f}x, medians of {self.rounds} rounds",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**self._asdict(), "unit": "s"}
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@
     saccade.tasks.predict(run, ["what a film"])
 
 Begin with `_task.py`, what a task is, and `classify.py`, one of them. `_classes` to `_graphs` have what several tasks
-share, `_runs` what happens to a task, `_searching` and `_smaller` what is built on runs. Imports `training`, `pruning`
+share, `_runs` trains, tests and predicts, `_searching` and `_compression` build on runs. Imports `training`, `pruning`
 and `models`.
 """
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from .._task_options import Recipe
 from ._classes._class_task import ClassTask
+from ._compression._distill import distill
+from ._compression._prune import PrunedRun as PrunedRun, prune
 from ._example_task import ExampleTask
 from ._runs._observing import ObservedInput as ObservedInput, observe, reads_no_text as reads_no_text
 from ._runs._predicting import predict
@@ -23,8 +25,6 @@ from ._searching._result import SearchResult
 from ._searching._search import SearchReporter as SearchReporter, search
 from ._searching._trials import Trial as Trial
 from ._several_labels import ClassifySeveral as ClassifySeveral
-from ._smaller._distill import distill
-from ._smaller._prune import PrunedRun as PrunedRun, prune
 from ._space import Between, OneOf
 from ._task import Baseline, Task
 from ._texts._text_task import TextTask

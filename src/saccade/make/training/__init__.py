@@ -19,7 +19,7 @@ from .objective import Evaluation, Objective
 from .prepared import PreparedRun as PreparedRun, Reporter
 from .prepared_language import train_language_model
 from .rising_rates import RangeTest as RangeTest, range_test
-from .run import carry_out as carry_out
+from .run import run_training as run_training
 from .settings import EvaluationSettings, Execution, LanguageSettings, Settings, learning_rate as learning_rate
 from .stopping import Stopped as Stopped
 from .windows import draw_windows as draw_windows, whole_windows as whole_windows
@@ -44,3 +44,11 @@ __all__ = [
     "train",
     "train_language_model",
 ]
+
+RENAMED = {"carry_out": "run_training"}
+
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    from ...support._lazy_names import lazy_names
+
+    __getattr__ = lazy_names(__name__, {}, RENAMED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,13 @@ class LanguageRun:
     initial: Path | None = None
     resume: bool = False
 
-    task = "lm"
+    task_name = "lm"
 
     def __post_init__(self) -> None:
         check_one(self)
+
+    @property
+    def task(self) -> str:
+        """Deprecated: `task_name`."""
+        warnings.warn("task is task_name now; the old name goes in 0.4", DeprecationWarning, stacklevel=2)
+        return self.task_name

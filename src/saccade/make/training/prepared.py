@@ -22,13 +22,13 @@ class RunRequest(Protocol):
     """What every run is asked for; each task adds its data and its model.
 
     Attributes:
-        task: its name, as `saccade train` has it.
+        task_name: of the task, as `saccade train` has it.
         out: the folder to write; one that exists raises an error unless `overwrite`.
         resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
     """
 
     @property
-    def task(self) -> str: ...
+    def task_name(self) -> str: ...
     @property
     def out(self) -> Path: ...
     @property

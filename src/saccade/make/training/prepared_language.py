@@ -28,7 +28,7 @@ from .prepared import CurveEntry, PreparedRun, Reporter
 from .processes import accelerator_for
 from .resume import LatestCheckpoint, check_same, digest, settings_described, sha256
 from .rising_rates import RangeTest, objective_range_test
-from .run import carry_out
+from .run import run_training
 from .windows import check_length, whole_windows
 
 
@@ -37,7 +37,7 @@ def train_language_model(
 ) -> LanguageModel:
     """Train a language model, keep the best weights in `run.out`, and return the model with them, read back.
 
-    See `carry_out` for folders, signals and processes.
+    See `run_training` for folders, signals and processes.
 
     Args:
         run: what to train, and where to write.
@@ -64,7 +64,7 @@ def train_language_model(
         >>> lm.tokenizer.decode(lm.tokenizer.encode("the cat").ids)
         'the cat'
     """
-    return carry_out(_as_pruned(run), PreparedLanguageRun.of, reporter, then=then)
+    return run_training(_as_pruned(run), PreparedLanguageRun.of, reporter, then=then)
 
 
 def range_test_of(
@@ -157,7 +157,7 @@ class PreparedLanguageRun(PreparedRun):
         digests = {str(path): digest(sorted(read_texts(path))) for path in (text, *held)}
         data = {"data": str(text), "validation": None, "sha256": digests}
         return {
-            "task": run.task,
+            "task": run.task_name,
             "options": {"hold_out": [str(path) for path in held]},
             **data,
             "seed": run.settings.seed,

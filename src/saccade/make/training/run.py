@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=RunRequest)
 
 
-def carry_out(
+def run_training(
     run: R,
     prepare: Callable[[R, LatestCheckpoint | None], PreparedRun],
     reporter: Reporter | None = None,
@@ -67,14 +67,14 @@ def carry_out(
 
     Example:
         >>> import pathlib, tempfile, saccade
-        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, carry_out
+        >>> from saccade.training import Execution, LanguageRun, LanguageSettings, run_training
         >>> from saccade.training.prepared_language import PreparedLanguageRun
         >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
         >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     text, out = pathlib.Path(folder, "story.txt"), pathlib.Path(folder, "run")
         ...     _ = text.write_text("the cat sat on the mat. " * 20)
-        ...     lm = carry_out(LanguageRun(text, out, settings, shape, vocabulary=None), PreparedLanguageRun.of)
+        ...     lm = run_training(LanguageRun(text, out, settings, shape, vocabulary=None), PreparedLanguageRun.of)
         ...     written = sorted(path.name for path in out.iterdir())
         >>> "config.json" in written and "model.safetensors" in written
         True
@@ -90,7 +90,7 @@ def carry_out(
         lock = together(processes, lambda: lock_existing(run.out, ours=replaced) if main else None)
         if lock is not None:
             held.callback(lock.close)
-        found = together(processes, lambda: newest(run.out, run.task) if run.resume else None)
+        found = together(processes, lambda: newest(run.out, run.task_name) if run.resume else None)
         run = as_begun(run, found)
         prepared = together(processes, lambda: _prepared(run, prepare, found, reporter))
         accelerator = together(processes, lambda: accelerator_for(prepared.settings))

@@ -14,14 +14,14 @@ from ._tuning import parameter_count
 def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how good it is on the validation data."""
     rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
-    return card(run.out, f"A model trained by `saccade train {run.task}`.", rows)
+    return card(run.out, f"A model trained by `saccade train {run.task_name}`.", rows)
 
 
 def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
     settings, source = run.settings, run.source
     seen = steps_done * min(settings.batch, len(run.training))
     held = f"{source.share:.0%} of it" if source.validation is None else source.validation.name
-    options = ", ".join(f"{name} {value}" for name, value in vars(run.kind).items() if name not in run.kind.learned)
+    options = ", ".join(f"{name} {value}" for name, value in vars(run.task).items() if name not in run.task.learned)
     return {
         "model": f"{model.family.name}, {parameter_count(model):,} parameters",
         "options": options,
@@ -43,5 +43,5 @@ def _result(run: TaskRun, curve: list[CurveEntry], stored: Evaluation | None) ->
         rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
         rows["last look at validation"] = named_values(metrics.items())
     if stored is not None:
-        rows[f"best weights, {run.kind.scored(len(run.validation))}"] = named_values(stored.metrics.items())
+        rows[f"best weights, {run.task.scored(len(run.validation))}"] = named_values(stored.metrics.items())
     return rows

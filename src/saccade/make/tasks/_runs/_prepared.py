@@ -49,7 +49,7 @@ class PreparedTaskRun(PreparedRun):
             check_same(self.described, checkpoint.state, checkpoint.path)
             self.state = checkpoint.state
         run.tuning.apply(model)
-        self.objective = run.kind.objective(model, run.training, run.validation, run.settings)
+        self.objective = run.task.objective(model, run.training, run.validation, run.settings)
         if run.distillation is not None:
             self.objective = run.distillation.objective(self.objective, examples)
 
@@ -61,22 +61,22 @@ class PreparedTaskRun(PreparedRun):
             return cls(run, from_small_files(checkpoint.state["files"]), checkpoint)
         if run.initial is None:
             taught = run.distillation
-            return cls(run, run.kind.new_model(run.training) if taught is None else taught.new_student())
-        return cls(run, _with_own_folder(_opened(run.kind, run.initial)))
+            return cls(run, run.task.new_model(run.training) if taught is None else taught.new_student())
+        return cls(run, _with_own_folder(_opened(run.task, run.initial)))
 
     @property
     def introduction(self) -> list[str]:
         run, count = self.run, parameter_count(self.trained)
         anew = any(name.startswith("head.") for name in self.trained.report.initialised)
         return [
-            f"{run.task}: {self.trained.family.name} of {count:,} parameters, from {run.start}"
+            f"{run.task_name}: {self.trained.family.name} of {count:,} parameters, from {run.start}"
             + "; its head starts with random weights" * anew,
             *([] if run.distillation is None else [f"taught by {run.distillation.told}"]),
             f"{len(run.training):,} examples to train on, {len(run.validation):,} to validate",
         ]
 
     def conclusion(self, stored: Evaluation) -> str:
-        scored = self.run.kind.scored(len(self.run.validation))
+        scored = self.run.task.scored(len(self.run.validation))
         return f"best weights, {scored}: {named_values({**stored.metrics, 'loss': stored.loss}.items())}"
 
     def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
@@ -99,7 +99,7 @@ class PreparedTaskRun(PreparedRun):
         return task_card(self.run, self.trained, curve, steps_done, stored)
 
     def stored(self) -> tuple[Model, Evaluation]:
-        best = self.run.kind.open_model(self.run.out).to(self.trained.device)
+        best = self.run.task.open_model(self.run.out).to(self.trained.device)
         return best, self.objective.evaluate(best)
 
 
@@ -129,7 +129,7 @@ def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
         known: the digest of the weights that the run began with, where a checkpoint has it.
     """
     source = run.source
-    options = {name: value for name, value in vars(run.kind).items() if name not in run.kind.learned}
+    options = {name: value for name, value in vars(run.task).items() if name not in run.task.learned}
     named = {"training data": source.digests[str(source.data)]}
     if source.validation is not None:
         named["validation data"] = source.digests[str(source.validation)]
@@ -137,7 +137,7 @@ def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
     if run.initial is not None:
         initial = _initial_digest(run.initial, known)
     return {
-        "task": run.task,
+        "task": run.task_name,
         **settings_described(run.settings),
         **options,
         "share": source.share,
@@ -164,7 +164,7 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
     Args:
         finished: whether nothing says yet that the model is no result.
     """
-    task, most = run.kind, run.kind.compared
+    task, most = run.task, run.task.compared
     training, judged, looked = sampled(run.training, most), sampled(run.validation, most), task.looked(run.validation)
     mine, lines = task.cost(stored.metrics), []
     same = task.constant(model, training, looked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ SHARE = 0.1  # of the data, to validate on
 
 
 class TaughtBy(Protocol):
-    """Who else says what a model learns: a teacher (`.._smaller`)."""
+    """Who else says what a model learns: a teacher (`.._compression`)."""
 
     @property
     def told(self) -> str:
@@ -42,7 +43,7 @@ class TaskRun:
     """What to train on what, and where to.
 
     Args:
-        kind: the task, fitted to the training data.
+        task: fitted to the training data.
         source: where they come from; it is kept beside the model.
         training, validation: the examples.
         out: the folder to write; one that exists raises an error unless `overwrite`.
@@ -56,7 +57,7 @@ class TaskRun:
         counted: the settings for a number of examples; None: `settings`, whatever the number.
     """
 
-    kind: Task
+    task: Task
     source: TaskFile
     training: Sequence[Any]
     validation: Sequence[Any]
@@ -77,8 +78,8 @@ class TaskRun:
             raise ValueError("initial: missing; last and lora say what of a checkpoint learns")
 
     @property
-    def task(self) -> str:
-        return self.kind.name
+    def task_name(self) -> str:
+        return self.task.name
 
     @property
     def start(self) -> str:
@@ -89,11 +90,11 @@ class TaskRun:
     @property
     def recipe(self) -> Recipe:
         """What is usual for it."""
-        return self.kind.scratch if self.initial is None else self.kind.tuning
+        return self.task.scratch if self.initial is None else self.task.tuning
 
     def read_by(self, model: Model) -> TaskRun:
         """The run over the examples as the model reads them, with the settings for so many."""
-        training, validation = (self.kind.read_by(model, part) for part in (self.training, self.validation))
+        training, validation = (self.task.read_by(model, part) for part in (self.training, self.validation))
         settings = self.settings
         if self.counted is not None:
             # The precision may be a checkpoint's, and the minutes those that a search has left.
@@ -103,7 +104,7 @@ class TaskRun:
 
 
 def read_data(
-    kind: Task, data: Path, validation: Path | None, seed: int, share: float, *, fit: bool = True
+    task: Task, data: str | Path, validation: str | Path | None, seed: int, share: float, *, fit: bool = True
 ) -> tuple[TaskFile, Sequence[Any], Sequence[Any]]:
     """The task fitted to its training data, the training examples, and those to validate on.
 
@@ -113,21 +114,37 @@ def read_data(
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"share: of the data to validate on, must be above 0 and below 1, got {share}")
-    examples = kind.read(data)
+    data, validation = Path(data), None if validation is None else Path(validation)
+    examples = task.read(data)
     if validation is None:
-        training, judged = kind.split(examples, share, seed)
-        kind = kind.fitted(training) if fit else kind
+        training, judged = task.split(examples, share, seed)
+        task = task.fitted(training) if fit else task
         if not judged:
             raise ValueError(f"{data}: {len(examples)} examples are too few to split; give --validation")
     else:
-        training, kind = examples, kind.fitted(examples) if fit else kind
-        judged = kind.read(validation)
+        training, task = examples, task.fitted(examples) if fit else task
+        judged = task.read(validation)
         if not judged:
             raise ValueError(f"{validation}: no example to validate on")
-    # Absolute: a test may be asked for from another folder.
+    # Absolute paths: a test may run in another folder.
     data, validation = data.resolve(), None if validation is None else validation.resolve()
-    digests = {str(path): digest(kind.files(path)) for path in (data, validation) if path is not None}
-    return TaskFile(kind, data, validation, digests, seed, share), training, judged
+    digests = {str(path): digest(task.files(path)) for path in (data, validation) if path is not None}
+    return TaskFile(task, data, validation, digests, seed, share), training, judged
+
+
+def task_run(
+    source: TaskFile,
+    training: Sequence[Any],
+    validation: Sequence[Any],
+    out: str | Path,
+    recipe: Recipe,
+    given: Mapping[str, Any],
+    **more: Any,
+) -> TaskRun:
+    """The run with the settings that are given, and those of the recipe for the rest; `more` as of `TaskRun`."""
+    counted = functools.partial(settings_for, recipe, given=given)
+    settings = counted(len(training))
+    return TaskRun(source.task, source, training, validation, Path(out), settings, counted=counted, **more)
 
 
 def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settings:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from ....support._extras import NotInstalled
 from ...models import Model
-from ...training import EvaluationSettings, Execution, Reporter, Settings, carry_out
+from ...training import EvaluationSettings, Execution, Reporter, Settings, run_training
 from .._task import Task
 from ._prepared import PreparedTaskRun
 from ._registry import TASKS, task_with
-from ._request import SHARE, TaskRun, read_data, settings_for
+from ._request import SHARE, TaskRun, read_data, task_run
 from ._run_folder import read_task_file
 from ._tuning import Tuning
 
@@ -82,7 +81,7 @@ def train(
     Raises:
         TypeError: an unknown option.
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input.
-        Diverged, Stopped: as of `saccade.training.carry_out`.
+        Diverged, Stopped: as of `saccade.training.run_training`.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -95,32 +94,23 @@ def train(
         ('classify', ['negative', 'positive'])
     """
     began = time.perf_counter()
-    run = request(
-        task,
-        Path(data),
-        Path(out),
-        options,
-        validation=None if validation is None else Path(validation),
-        initial=None if initial is None else str(initial),
-        overwrite=overwrite,
-        resume=resume,
-    )
+    run = request(task, data, out, options, validation=validation, initial=initial, overwrite=overwrite, resume=resume)
     return train_requested(run, reporter, began)
 
 
 def train_requested(run: TaskRun, reporter: Reporter | None, began: float) -> TrainedRun:
-    """`train` once its data are read; `began` as of `carry_out`."""
-    return TrainedRun(run.out, run.kind, carry_out(run, PreparedTaskRun.of, reporter, began=began))
+    """`train` once its data are read; `began` as of `run_training`."""
+    return TrainedRun(run.out, run.task, run_training(run, PreparedTaskRun.of, reporter, began=began))
 
 
 def request(
     task: str,
-    data: Path,
-    out: Path,
-    options: dict[str, Any],
+    data: str | Path,
+    out: str | Path,
+    options: Mapping[str, Any],
     *,
-    validation: Path | None = None,
-    initial: str | None = None,
+    validation: str | Path | None = None,
+    initial: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
 ) -> TaskRun:
@@ -133,11 +123,17 @@ def request(
     source, training, judged = read_data(
         kind, data, validation, given.get("seed") or 0, SHARE if share is None else share
     )
-    recipe = kind.scratch if initial is None else kind.tuning
-    counted, tuning = functools.partial(settings_for, recipe, given=given), Tuning(last, lora)
-    settings = counted(len(training))
-    return TaskRun(
-        source.task, source, training, judged, out, settings, initial, tuning, overwrite, resume, counted=counted
+    return task_run(
+        source,
+        training,
+        judged,
+        out,
+        kind.scratch if initial is None else kind.tuning,
+        given,
+        initial=None if initial is None else str(initial),
+        tuning=Tuning(last, lora),
+        overwrite=overwrite,
+        resume=resume,
     )
 
 
@@ -145,13 +141,18 @@ def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, d
     """The task with its own options, and those of `settings_for`. TypeError for one that nobody knows."""
     own = {field.name for field in dataclasses.fields(kind)} - set(kind.learned)
     known = own | SETTINGS | {"epochs", *_OF_THE_DATA_AND_MODEL}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise TypeError(f"{unknown[0]}: no option of {kind.name}; it has {', '.join(sorted(known))}")
+    check_options(kind.name, options, known)
     given = {name: value for name, value in options.items() if value is not None}
     mine = {name: value for name, value in given.items() if name in own}
     others = {name: value for name, value in given.items() if name in SETTINGS | {"epochs"}}
     return task_with(kind.name, mine), others
+
+
+def check_options(owner: str, options: Iterable[str], known: Set[str]) -> None:
+    """TypeError for an option that the owner does not have."""
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(f"{unknown[0]}: no option of {owner}; it has {', '.join(sorted(known))}")
 
 
 def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> TrainedRun:

@@ -43,7 +43,7 @@ def trial_folder(out: Path, number: int) -> Path:
 
 @contextlib.contextmanager
 def opened(run: TaskRun, asked: dict[str, object]) -> Iterator[Trials]:
-    """The trials that the folder has, which is locked meanwhile. Errors as of `carry_out`."""
+    """The trials that the folder has, which is locked meanwhile. Errors as of `run_training`."""
     out = run.out
     with contextlib.ExitStack() as held:
         lock = lock_existing(out, ours=run.resume or run.overwrite)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....support._extras import NotInstalled
-from ...training import Diverged, Evaluation, Reporter, TooLittleMemory, carry_out
+from ...training import Diverged, Evaluation, Reporter, TooLittleMemory, run_training
 from ...training.folder import SEARCH, SEARCH_PICTURE
 from ...training.processes import joined
 from .._runs._prepared import PreparedTaskRun, description
@@ -83,7 +83,7 @@ class SearchRequest:
     def usual(self) -> dict[str, Any]:
         """What is tried first: the settings of the task's recipe, and the task's defaults."""
         recipe, count = self.run.recipe, len(self.run.training)
-        found = {name: getattr(recipe if hasattr(recipe, name) else self.run.kind, name) for name in self.space}
+        found = {name: getattr(recipe if hasattr(recipe, name) else self.run.task, name) for name in self.space}
         return {name: min(value, count) if name == "batch" else value for name, value in found.items()}
 
     @property
@@ -93,14 +93,14 @@ class SearchRequest:
 
     def trial(self, settings: Mapping[str, Any], out: Path, minutes: float | None, *, resume: bool) -> TaskRun:
         """The run with these settings."""
-        own = {field.name for field in dataclasses.fields(self.run.kind)} & settings.keys()
-        kind = dataclasses.replace(self.run.kind, **{name: settings[name] for name in own})
+        own = {field.name for field in dataclasses.fields(self.run.task)} & settings.keys()
+        task = dataclasses.replace(self.run.task, **{name: settings[name] for name in own})
         others = {name: value for name, value in settings.items() if name not in own}
         counted = functools.partial(settings_for, self.run.recipe, given={**self.given, **others})
         return dataclasses.replace(
             self.run,
-            kind=kind,
-            source=dataclasses.replace(self.run.source, task=kind),
+            task=task,
+            source=dataclasses.replace(self.run.source, task=task),
             out=out,
             settings=dataclasses.replace(counted(len(self.run.training)), minutes=minutes),
             counted=counted,
@@ -157,13 +157,13 @@ def search(
     began = time.perf_counter()
     wanted = search_request(
         task,
-        Path(data),
-        Path(out),
+        data,
+        out,
         options,
         trials=trials,
         minutes=minutes,
-        validation=None if validation is None else Path(validation),
-        initial=None if initial is None else str(initial),
+        validation=validation,
+        initial=initial,
         overwrite=overwrite,
         resume=resume,
     )
@@ -171,7 +171,14 @@ def search(
 
 
 def search_request(
-    task: str, data: Path, out: Path, options: dict[str, Any], *, trials: int, minutes: float | None, **how: Any
+    task: str,
+    data: str | Path,
+    out: str | Path,
+    options: dict[str, Any],
+    *,
+    trials: int,
+    minutes: float | None,
+    **how: Any,
 ) -> SearchRequest:
     """What `search` asks for, its data read; `how` as of `request`."""
     for module in ("optuna", "matplotlib"):
@@ -182,17 +189,17 @@ def search_request(
     run = request(task, data, out, options, **how)
     if joined().num_processes > 1:
         raise ValueError("search: trials run one after another in one process; start it without a launcher")
-    whole = run.kind.space(run.recipe, new=run.initial is None)
+    whole = run.task.space(run.recipe, new=run.initial is None)
     space = {name: fitting(name, choice, len(run.training)) for name, choice in whole.items()}
     space = {name: choice for name, choice in space.items() if options.get(name) is None and is_choice(choice)}
-    return SearchRequest(run, split_options(type(run.kind), options)[1], space, trials, minutes)
+    return SearchRequest(run, split_options(type(run.task), options)[1], space, trials, minutes)
 
 
 def search_requested(wanted: SearchRequest, reporter: SearchReporter, began: float) -> SearchResult:
     """`search` once its data are read; `began`, by `time.perf_counter`, is from where minutes count."""
     with opened(wanted.run, wanted.asked) as found:
         state = _Search(wanted, found, reporter, began)
-        state.carry_out()
+        state.run()
         out, found = wanted.run.out, state.found
         if found.best is None:
             raise ValueError(
@@ -212,9 +219,9 @@ class _Search:
         self.wanted, self.found, self._reporter = wanted, trials, reporter
         self._began = began - sum(trial.seconds for trial in trials.done)  # as if it had never stopped
 
-    def carry_out(self) -> None:
+    def run(self) -> None:
         while len(self.found.done) < self.wanted.trials and self._has_time():
-            self._carry_out_next()
+            self._run_next()
 
     @property
     def _left(self) -> float:
@@ -226,14 +233,14 @@ class _Search:
         ended = [trial.seconds for trial in self.found.done if trial.state == ENDED]
         return not self.found.done or self._left > min(ended, default=0.0)
 
-    def _carry_out_next(self) -> None:
+    def _run_next(self) -> None:
         proposal, trial = self._next()
         out = trial_folder(self.wanted.run.out, trial.number)
         minutes = None if self.wanted.minutes is None else max(self._left / 60, 1e-3)
         run = self.wanted.trial(trial.settings, out, minutes, resume=out.is_dir())
         with self._reporter.began(trial, run) as told:
             record = _Record(self, trial, proposal, told)
-            trial = record.carry_out(run)
+            trial = record.run(run)
         self.keep(trial)
         best = self.found.best
         self._reporter.ended(trial, best=best is trial)
@@ -271,10 +278,10 @@ class _Record(Reporter):
         self._before, self._began = 0.0, time.perf_counter()
         self._steps = 0
 
-    def carry_out(self, run: TaskRun) -> Trial:
+    def run(self, run: TaskRun) -> Trial:
         """The trial when it is over."""
         try:
-            carry_out(run, PreparedTaskRun.of, self, began=self._began)
+            run_training(run, PreparedTaskRun.of, self, began=self._began)
         except _Pruned:
             return self._ended(PRUNED)
         except Diverged:

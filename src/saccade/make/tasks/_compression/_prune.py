@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import shutil
 import time
@@ -18,21 +17,20 @@ import numpy as np
 
 from ....see.attribution import HeadImportance, head_importance
 from ....see.attribution._importance_result import kept_count
-from ....support._numbers import duration
 from ...models import Model
 from ...models.own.checkpoint import CARD, write_text
 from ...pruning import PrunedLayer, Pruning, prune as prune_model
 from ...pruning._heads import Heads
 from ...pruning._layers import attention_layers, prunable
-from ...pruning._report import all_layers, as_json
+from ...pruning._report import all_layers, as_json, parameters_line
 from ...pruning._timing import ROUNDS, ForwardTimes, forward_times
 from ...training import Reporter
 from ...training.card import card
 from ...training.folder import OURS, TASK, check_output, clear, lock_existing
 from .._example_task import Batch, ExampleTask, judged_batches
-from .._runs._request import TaskRun, read_data, settings_for
+from .._runs._request import TaskRun, read_data, task_run
 from .._runs._run_folder import TaskFile, check_elsewhere, read_task_file
-from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
+from .._runs._training import SETTINGS, TrainedRun, check_options, import_required, train_requested
 from .._temporary import temporary_folder
 from ._worth import KEEP_MORE, TRAIN_AGAIN, fewer, least, loss_and_gain
 
@@ -77,14 +75,12 @@ class PrunedRun:
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Name, values and remark of each number, for people."""
-        whole, left = self.pruning.parameters
-        found = [("Parameters", f"{whole:,} -> {left:,}", f"{left / whole:.1%}")]
         remark = f"before -> heads removed{' -> trained on' * ('trained' in self.metrics)}, {self.judged:,} examples"
-        for name in self.metrics["before"]:
-            found.append((name, " -> ".join(f"{one[name]:.4f}" for one in self.metrics.values()), remark))
-        tokens, before, after, rounds = self.forward
-        share = f"{after / before:.2f}x, medians of {rounds} rounds"
-        return [*found, (f"Forward, {tokens} tokens", f"{duration(before)} -> {duration(after)}", share)]
+        metrics = [
+            (name, " -> ".join(f"{scores[name]:.4f}" for scores in self.metrics.values()), remark)
+            for name in self.metrics["before"]
+        ]
+        return [parameters_line(self.pruning), *metrics, self.forward.line()]
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
@@ -92,7 +88,7 @@ class PrunedRun:
             **as_json(Pruning(self.layers, self.pruning.parameters, self.pruning.note)),
             "metrics": self.metrics,
             "examples": self.judged,
-            "forward": {**self.forward._asdict(), "unit": "s"},
+            "forward": self.forward.as_json(),
             "verdict": list(self.verdict),
         }
 
@@ -133,7 +129,7 @@ def prune(
     Raises:
         TypeError: an unknown option.
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input; as of `saccade.prune`.
-        Diverged, Stopped: as of `saccade.training.carry_out`.
+        Diverged, Stopped: as of `saccade.training.run_training`.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -194,19 +190,17 @@ def without_heads(
     forward = judge.times(whole, model, progress)
     lines = () if learns else _verdict(task, whole, ranked, pruning, metrics, judge)
     made = PrunedRun(TrainedRun(wanted.out, task, model), pruning, layers_now, metrics, len(judged), forward, lines)
-    counted = functools.partial(settings_for, task.tuning, given={**options} if learns else {"steps": 1})
     gone = sum(len(layer.removed) for layer in pruning.layers)
-    run = TaskRun(
-        task,
+    run = task_run(
         source,
         training,
         judged,
         wanted.out,
-        counted(len(training)),
+        task.tuning,
+        options if learns else {"steps": 1},
         overwrite=overwrite,
         resume=resume,
         origin=f"{wanted.folder} without {gone} heads",
-        counted=counted,
     )
     return HeadsRemoved(made, run, judge, learns)
 
@@ -234,7 +228,7 @@ class HeadsRemoved:
                 return self.made
             trained = self._trained(reporter)
         metrics = {**self.made.metrics, "trained": self.judge.scores(trained.model)}
-        why = loss_and_gain(self.run.kind, metrics["before"], metrics["trained"], self.made.pruning.parameters)
+        why = loss_and_gain(self.run.task, metrics["before"], metrics["trained"], self.made.pruning.parameters)
         lines = (f"not worth it: {why}", KEEP_MORE) if why else ()
         return dataclasses.replace(self.made, run=trained, metrics=metrics, verdict=lines)
 
@@ -258,7 +252,7 @@ class HeadsRemoved:
             self.made.run.model.save(out)
             write_text(out / TASK, self.run.source.to_json())
             rows = {name: f"{values} ({remark})" for name, values, remark in self.made.lines()}
-            sentence = f"A model of `saccade train {self.run.task}`: {self.run.origin}."
+            sentence = f"A model of `saccade train {self.run.task_name}`: {self.run.origin}."
             write_text(out / CARD, card(out, sentence, rows))
         finally:
             if lock is not None:
@@ -267,10 +261,7 @@ class HeadsRemoved:
 
 def _checked(options: Mapping[str, Any]) -> bool:
     """Whether the model learns on. Raises what of the options cannot be."""
-    known = SETTINGS | {"epochs"}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise TypeError(f"{unknown[0]}: no option of prune; it has {', '.join(sorted(known))}")
+    check_options("prune", options, SETTINGS | {"epochs"})
     given = [name for name, value in options.items() if value is not None]
     learns = any(name in LENGTHS for name in given)
     if given and not learns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,9 @@ from ...training import Reporter
 from .._classes._class_task import ClassTask
 from .._example_task import ExampleTask
 from .._runs._registry import TASKS
-from .._runs._request import TaskRun, read_data, settings_for
+from .._runs._request import TaskRun, read_data, task_run
 from .._runs._run_folder import check_elsewhere, read_task_file
-from .._runs._training import SETTINGS, TrainedRun, import_required, train_requested
+from .._runs._training import SETTINGS, TrainedRun, check_options, import_required, train_requested
 from ._distillation import Distillation, Teaching
 from ._student import Student
 
@@ -66,7 +65,7 @@ def distill(
         TypeError: an unknown option.
         FileNotFoundError, FileExistsError, ValueError: what is wrong with the input: no run, a task whose outputs are
             no choices, a student that reads other tokens or has other labels.
-        Diverged, Stopped: as of `saccade.training.carry_out`.
+        Diverged, Stopped: as of `saccade.training.run_training`.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -83,11 +82,11 @@ def distill(
     run = distill_request(
         teacher,
         student,
-        Path(data),
-        Path(out),
+        data,
+        out,
         options,
-        validation=None if validation is None else Path(validation),
-        unlabelled=None if unlabelled is None else Path(unlabelled),
+        validation=validation,
+        unlabelled=unlabelled,
         overwrite=overwrite,
         resume=resume,
     )
@@ -97,28 +96,25 @@ def distill(
 def distill_request(
     teacher: TrainedRun | str | Path,
     student: str | Path | Mapping[str, Any],
-    data: Path,
-    out: Path,
+    data: str | Path,
+    out: str | Path,
     options: Mapping[str, Any],
     *,
-    validation: Path | None = None,
-    unlabelled: Path | None = None,
+    validation: str | Path | None = None,
+    unlabelled: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
 ) -> TaskRun:
     """What `distill` asks for, its data read."""
     options = {name: value for name, value in options.items() if value is not None}
     teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
-    wanted = Student.of(student)
+    wanted, unlabelled = Student.of(student), None if unlabelled is None else Path(unlabelled)
     folder = teacher.folder if isinstance(teacher, TrainedRun) else Path(teacher)
-    check_elsewhere(out, folder)
+    check_elsewhere(Path(out), folder)
     taught = read_task_file(folder)
     kind = _teachable(taught.task)
     reading = {name: options.pop(name) for name in {*kind.reading} & options.keys()}
-    unknown = [name for name in options if name not in SETTINGS | {"epochs", "share"}]
-    if unknown:
-        mine = ", ".join(sorted(TEACHING | SETTINGS | {"epochs", "share", *kind.reading}))
-        raise TypeError(f"{unknown[0]}: no option of distill; it has {mine}")
+    check_options("distill", options, TEACHING | SETTINGS | {"epochs", "share", *kind.reading})
     kind = kind.changed(reading)
     import_required(type(kind))
     wanted.check_labels(kind.name, kind.label_names)
@@ -132,20 +128,18 @@ def distill_request(
     source, training, judged = read_data(kind, data, validation, taught.seed, share, fit=False)
     training = [*training, *([] if unlabelled is None else _labelled(kind, model, unlabelled))]
     anew = wanted.initial is None and not wanted.blocks(model)
-    counted = functools.partial(settings_for, kind.scratch if anew else kind.tuning, given=options)
-    return TaskRun(
-        kind,
+    return task_run(
         source,
         training,
         judged,
         out,
-        counted(len(training)),
-        wanted.initial,
+        kind.scratch if anew else kind.tuning,
+        options,
+        initial=wanted.initial,
         overwrite=overwrite,
         resume=resume,
         distillation=distillation,
         origin="" if wanted.initial else distillation.origin,
-        counted=counted,
     )
 
 
