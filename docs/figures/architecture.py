@@ -77,7 +77,7 @@ def part_of(name: str) -> str:
     if wing == "operator" and not OPERATOR & set(rest[:1]):
         return wing
     if wing in WINGS:
-        return rest[0] if rest else ""
+        return "tasks" if rest and rest[0].startswith("_task_") else rest[0] if rest else ""
     return "" if wing in {"support", "__main__"} else wing
 
 
