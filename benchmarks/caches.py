@@ -17,7 +17,7 @@ import torch
 from saccade import Causal, Padding, attention
 from saccade.benchmark.attention.timing import rounds_of
 from saccade.nn import GrowingLayer, LayerCache, StaticLayer, WindowLayer
-from saccade.training.card import machine
+from saccade.training.language.card import machine
 
 CAUSAL = Causal()
 

@@ -40,11 +40,11 @@ from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
 from saccade.models.tokenizers.own import train_characters
 from saccade.training import LanguageSettings
-from saccade.training.data import Corpus, read_texts, split_tail
-from saccade.training.evaluation import evaluate
-from saccade.training.language_objective import draw, spread
+from saccade.training.language.corpus import Corpus, read_texts, split_tail
+from saccade.training.language.evaluation import evaluate
+from saccade.training.language.objective import draw, spread
+from saccade.training.language.windows import whole_windows
 from saccade.training.loop import make_optimizer
-from saccade.training.windows import whole_windows
 
 OUT = Path(__file__).parent / "results" / "native-training.md"
 BACKENDS = ("native", "chunked", "sdpa")

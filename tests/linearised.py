@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from saccade.models.checkpoints.settings import Settings
+from saccade.models.checkpoints.settings import CheckpointSettings
 from saccade.models.families.gpt2 import FAMILY
 from saccade.models.model import Request
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
@@ -23,7 +23,7 @@ WIDTH, HEADS, KV_HEADS, LENGTH, VOCABULARY, LAYERS = 23, 6, 3, 11, 31, 3
 
 def built(family, head, stored=(), **values):
     """A model of a family, of a config.json with these values."""
-    settings = Settings(values, Path("config.json"), [f"tensor {n}" for n in range(9)] + list(stored))
+    settings = CheckpointSettings(values, Path("config.json"), [f"tensor {n}" for n in range(9)] + list(stored))
     model = family.build(settings, Request(head))
     model.settings, model.request, model.family = settings, Request(head), family
     return model

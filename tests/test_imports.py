@@ -106,9 +106,9 @@ PARTS = [
 
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
-        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "heads"),
+        *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "output_heads"),
         *("pruned_heads", "model"),
-        *("decoding", "graphs", "signals", "text", "own", "families"),
+        *("decoding", "graphs", "signals", "text", "decoder_lm", "families"),
     ],
     "tasks": [
         *("_temporary", "_space", "_examples", "_baselines", "_task", "_example_task"),

@@ -24,7 +24,7 @@ from saccade import Causal, Documents, Mask, Padding, Window
 from saccade.models import DecoderLM, ModelConfig
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
-from saccade.training import language_objective
+from saccade.training.language import objective
 from slowly import slow_but
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "native_training.py"
@@ -230,4 +230,4 @@ def test_native_is_allowed_twice_the_others_distance(ulps, passes):
 
 def test_the_loss_is_that_of_the_training_loop():
     windows, model = torch.randint(0, 5, (2, 14)), training.Setting(13, 2, 1, 1, layers=1, heads=1, width=8).model(5)
-    assert torch.equal(training.loss_of(model(windows[:, :-1]), windows), language_objective.loss_of(model, windows))
+    assert torch.equal(training.loss_of(model(windows[:, :-1]), windows), objective.loss_of(model, windows))

@@ -186,7 +186,7 @@ def test_tasks_are_another_command(monkeypatch):
         ("--random 1,2", "random: expected batch, heads and width as 1,8,64; got '1,2'"),
         ("--model .", "--random and --model: data comes from one of --random, --tensors and a model"),
         ("--tensors .", "--random and --tensors: data comes from one of"),
-        ("--layer 1", "--layer is of a model; this data has none"),
+        ("--layer 1", "--layer selects a layer of a model; this data has none"),
         ("--plot it.pdf", "plot: expected a file that ends in .png or .svg, got it.pdf"),
         ("--json nowhere/it.json", "cannot write nowhere/it.json"),
         ("--rounds 0", "rounds: must be at least 1, got 0"),

@@ -143,7 +143,7 @@ def test_work_of_another_run_is_not_continued(tmp_path, model, lines, capsys, mo
         patch.setattr(Embedder, "chunk", second_fails)
         told(capsys, lines, "--model", model, "--out", out, status=130)
     err = told(capsys, lines, "--model", model, "--out", out, "--pooling", "max", status=2)
-    assert "out.npy.partial: unfinished vectors of another run (other options); --force throws them away" in err
+    assert "out.npy.partial: unfinished vectors of another run (other options); --force discards them" in err
     lines.write_text("\n".join(TEXTS[:-1]))
     err = told(capsys, lines, "--model", model, "--out", out, status=2)
     assert "(other texts)" in err
@@ -174,14 +174,14 @@ def test_a_killed_process_goes_on_to_equal_bytes(tmp_path, model):
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("t.txt", "", [], "t.txt: empty, it holds no text"),
+        ("t.txt", "", [], "t.txt: empty, expected at least one text"),
         ("t.csv", "id,said\n1,a\n", [], "t.csv: --column is missing; it has 'id', 'said'"),
         ("t.csv", "id,said\n1,a\n", ["--column", "text"], "t.csv: no column 'text'; it has 'id', 'said'"),
         ("t.csv", "id,said\n1\n", ["--column", "said"], "t.csv: line 2 has no 'said'"),
-        ("t.csv", "id,said\n", ["--column", "said"], "t.csv: empty, it holds no text"),
-        ("t.txt", "a\n", ["--column", "said"], "--column said: of a .csv or .tsv"),
+        ("t.csv", "id,said\n", ["--column", "said"], "t.csv: empty, expected at least one text"),
+        ("t.txt", "a\n", ["--column", "said"], "--column said: only for a .csv or .tsv"),
         ("t.txt", b"\xff\xfe", [], "t.txt: not a text in UTF-8 (at byte 0)"),
-        ("t.txt", "a\n", ["--out", "v.bin"], "--out v.bin: vectors are written to a name that ends in .npy or .jsonl"),
+        ("t.txt", "a\n", ["--out", "v.bin"], "--out v.bin: expected a name that ends in .npy or .jsonl"),
         ("t.txt", "a\n", ["--pooling", "sum"], "pooling: expected one of first, max"),
         ("t.txt", "a\n", ["--tokens-per-batch", "0"], "--tokens-per-batch: expected an int above 0, got 0"),
         ("t.txt", "a\n", ["--model", "nowhere"], "nowhere: no such model folder"),

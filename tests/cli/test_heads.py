@@ -310,7 +310,7 @@ def test_what_is_wrong_is_one_line(capsys, arguments, said):
 
 def test_a_text_too_long_or_of_nothing(capsys):
     assert "this model reads 255 tokens at once" in refused(capsys, "word " * 300)
-    assert "no text came" not in refused(capsys, "")
+    assert "no text is given" not in refused(capsys, "")
 
 
 # Checkpoints of transformers

@@ -202,13 +202,13 @@ def test_wrong_texts(bpe, capsys, tmp_path, monkeypatch):
         ([tmp_path], "is a folder"),
         (["/dev/null"], "/dev/null: not an ordinary file"),
         (["The", "cat"], 'put the text in quotes: saccade look "The cat"'),
-        (["-", "The cat"], "both a text and - for standard input came"),
+        (["-", "The cat"], "both a text and - for standard input are given"),
         ([], "standard input is empty"),
         (["\udcff"], "not valid UTF-8"),
     ]:
         assert told in refused(capsys, "--model", bpe, "--", *arguments)
     monkeypatch.setattr(sys, "stdin", None)
-    assert "no text came" in refused(capsys, "--model", bpe)
+    assert "no text is given" in refused(capsys, "--model", bpe)
     assert not (tmp_path / "saccade-report.html").exists()
 
 

@@ -95,7 +95,7 @@ def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch, 
     status, out, err, (viewer, seen) = run(TEXT, "--model", folder, "--head", "1.2")
     assert status == 0 and out == f"Viewer  {viewer.url}\n        Ctrl-C ends it\n"
     assert len(opened) == 1 and "token=" not in opened[0]
-    assert err == "saccade: no page is open any more, so the viewer has ended (--keep lets it go on)\n"
+    assert err == "saccade: no page is open any more, so the viewer has ended (--keep keeps it running)\n"
     assert seen["title"] == TEXT and [each["text"] for each in seen["runs"]] == [TEXT]
     assert (seen["shown"]["call"], seen["shown"]["head"]) == ("1", 2)
     assert seen["runs"][0]["model"] == str(folder)
@@ -227,7 +227,9 @@ def test_a_text_is_not_compared_with_a_watch_file(run, folder, watched, tmp_path
         (tmp_path / name).write_bytes(watched.read_bytes())
     else:
         damaged(watched, tmp_path / name)
-    refused(run, TEXT, "--model", folder, "--against", name, told=f"--against {name}: .* not compared with a text$")
+    refused(
+        run, TEXT, "--model", folder, "--against", name, told=f"--against {name}: .* cannot be compared with a text$"
+    )
 
 
 def test_a_watch_is_not_compared_with_a_damaged_one(run, watched, tmp_path):
@@ -253,10 +255,10 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ("--model", "."): "model: it reads a text",
         ("--generate", "3"): "generate: it reads a text",
         ("--target", "x"): "target: it reads a text",
-        ("--to", "3"): "--from and --to are for a text",
-        ("--context", "300"): "--context is for a text; what watch kept was read already",
+        ("--to", "3"): "--from and --to need a text",
+        ("--context", "300"): "--context needs a text; a file of watch contains a finished call",
         ("--budget", "1GiB"): "budget: it bounds what reading a text keeps",
-        ("--against", "The owl."): "--against The owl.: a watch is compared with another watch",
+        ("--against", "The owl."): "--against The owl.: expected another file of watch",
         ("--head", "0.9"): r"head: 0\.9 does not exist; layer 0 has heads 0 to 1$",
     }.items():
         refused(run, watched, *option, told=told)
@@ -291,7 +293,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         (["The", "hen"], 'put the text in quotes: saccade view "The hen"'),
         (["no-such.txt"], "no-such.txt: no such file"),
         ([""], "the text is empty"),
-        ([], "no text came|standard input is empty"),
+        ([], "no text is given|standard input is empty"),
         (["..."], None),  # a text of three words
     ],
 )
@@ -329,9 +331,9 @@ def test_a_run_of_images_shows_an_image_of_its_own(run, tmp_path):
     assert shown["calls"][0]["rows"]["length"] == side.tokens == 13 and side.words[1].label == "1,1"
     assert (seen["shown"]["call"], seen["shown"]["head"]) == ("0", 1)
     for arguments, told in (
-        ((image, "--model", tmp_path / "run", "--to", 3), "--to is for a text, and .*run reads none"),
-        ((image, "--model", tmp_path / "run", "--model", tmp_path / "run"), "is shown alone"),
-        (("--model", tmp_path / "run"), "expected one input of .*run: a file, or a node's name"),
+        ((image, "--model", tmp_path / "run", "--to", 3), "--to needs a text, but .*run reads other inputs"),
+        ((image, "--model", tmp_path / "run", "--model", tmp_path / "run"), "does not read text: --against"),
+        (("--model", tmp_path / "run"), "expected one input for .*run: a file, or a node's name"),
         (("nowhere.png", "--model", tmp_path / "run"), "nowhere.png"),
     ):
         refused(run, *arguments, told=told)

@@ -200,14 +200,14 @@ def test_files_that_ask_for_another_search_are_refused(tmp_path):
     written(tmp_path, "T5ForConditionalGeneration", transformers().T5Config(**sizes))
     for settings, message in (
         ({"repetition_penalty": 1.5, "num_beams": 2}, "repetition_penalty: expected 1, since beams are not penalised"),
-        ({"num_return_sequences": 2}, "num_return_sequences: expected 1: nothing else is computed, got 2"),
-        ({"stop_strings": ["."]}, r"stop_strings: expected \[\]: nothing else is computed"),
-        ({"watermarking_config": {"bias": 2.5}}, "watermarking_config: expected None: nothing else is computed"),
-        ({"do_sample": True, "min_p": 0.1}, "min_p: expected 0: nothing else is computed, got 0.1"),
+        ({"num_return_sequences": 2}, "num_return_sequences: expected 1: other values are not supported, got 2"),
+        ({"stop_strings": ["."]}, r"stop_strings: expected \[\]: other values are not supported"),
+        ({"watermarking_config": {"bias": 2.5}}, "watermarking_config: expected None: other values are not supported"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p: expected 0: other values are not supported, got 0.1"),
         ({"max_length": 3}, "max_length: expected more than the 3 tokens that texts begin with, got 3"),
         ({"num_beams": 4, "do_sample": True}, "num_beams: expected 1, since beams are not drawn"),
         ({"bad_words_ids": [3]}, "bad_words_ids: expected a list of lists of tokens"),
-        ({"eos_token_id": "x"}, "eos_token_id: expected a token's number, or several"),
+        ({"eos_token_id": "x"}, "eos_token_id: expected a token id, or a list of them"),
         ([], "generation_config.json: damaged, expected an object of settings"),
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))

@@ -13,7 +13,7 @@ import torch
 
 from looped import looped
 from saccade.models import ModelConfig, load, save
-from saccade.models.own import checkpoint
+from saccade.models.decoder_lm import checkpoint
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ DAMAGE = {
         r"embedding.weight has shape .* expected \(283, 6291456",
     ),
     "config huge hidden": (lambda f: _edit_config(f, hidden=10**6), r"does not fit .* expected \(2000000, 24\)"),
-    "config huge layers": (lambda f: _edit_config(f, layers=2**16), r"layers is 65536, and it holds \d+ tensors$"),
+    "config huge layers": (lambda f: _edit_config(f, layers=2**16), r"layers is 65536, but the file has \d+ tensors$"),
     "config mechanism": (
         lambda f: _edit_config(f, mechanism={"name": "performer", "features": 10**12}),
         "model.safetensors: does not fit the configuration: ",
@@ -132,7 +132,7 @@ DAMAGE = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json: missing from the model folder"),
     "tokenizer text": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: damaged, not a tokenizer"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: missing from the model folder"),
-    "other tokenizer": (lambda f: _edit_config(f, vocabulary=300), "tokenizer.json: has 283 tokens, .* says 300"),
+    "other tokenizer": (lambda f: _edit_config(f, vocabulary=300), "tokenizer.json: has 283 tokens, expected 300"),
     "heads text": (lambda f: (f / "heads.json").write_text("{"), "heads.json: damaged, not JSON"),
 }
 
@@ -202,5 +202,5 @@ def test_weights_that_are_not_numbers(lm, folder):
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     tensors["embedding.weight"][3, 1] = float("nan")
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="damaged, embedding.weight holds weights that are not finite"):
+    with pytest.raises(ValueError, match="damaged, embedding.weight contains numbers that are not finite"):
         load(folder)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from saccade.models import Sampling, generate, load
-from saccade.models.own.checkpoint import EMBEDDED
+from saccade.models.decoder_lm.checkpoint import EMBEDDED
 
 # Written for this test, so no model has seen it.
 PARAGRAPH = (

@@ -252,7 +252,7 @@ def test_faults_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"step 2 is 'sentence_transformers\.models\.LSTM'; expected Transformer"):
         models.embed(["a"], path)
     (path / "modules.json").write_text('[{"type": "Transformer", "path": "../elsewhere"}]')
-    with pytest.raises(ValueError, match=r"names '../elsewhere', expected a folder within its own"):
+    with pytest.raises(ValueError, match=r"names '../elsewhere', expected a folder inside the model's"):
         models.embed(["a"], path)
     (path / "modules.json").write_text(
         '[{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]'

@@ -133,7 +133,7 @@ def test_repeated_tokens_are_penalised_as_the_files_say(tmp_path, capsys):
 def test_what_continues_no_text_is_refused(tmp_path, capsys):
     written(tmp_path / "bert", "BertModel", test_bert.config())
     assert cli.main(["generate", "a", "--model", str(tmp_path / "bert")]) == 2
-    assert "is BERT, which continues no text; expected a decoder" in capsys.readouterr().err
+    assert "is BERT, which does not generate text; expected a decoder" in capsys.readouterr().err
     folder = published(tmp_path / "gpt2", "GPT2Model")
     assert cli.main(["generate", "a", "--model", str(folder)]) == 2
     assert "generate: needs the head 'causal-lm', and this model has none" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_what_is_wrong_with_an_image_is_told(tmp_path):
         ([], ValueError, "images: empty"),
         (3, TypeError, r"images\[0\]: expected a path, a PIL image or an array, got int"),
         (np.zeros((4, 4, 3)), TypeError, "expected an array of uint8, 0 to 255, got float64"),
-        (np.zeros((3, 9, 3), np.uint8), ValueError, "either end may be the channels"),
+        (np.zeros((3, 9, 3), np.uint8), ValueError, "both ends may be channels"),
         (np.zeros((9, 9, 2), np.uint8), ValueError, "no end has 3 channels"),
         (np.zeros((0, 9, 3), np.uint8), ValueError, "expected shape"),
         (Image.new("I;16", (4, 4)), ValueError, "8 bits a channel, got mode 'I;16'"),
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_an_image_is_told(tmp_path):
             ours(image)
     with pytest.raises(ValueError, match=r"images\[0\]: expected 1 channels, got 3"):
         inputs(tmp_path, {"size": 20, "image_mean": [0.5], "image_std": [0.5]}, 1)(drawn("RGB", 5, 5))
-    with pytest.raises(ValueError, match=r"images: of unequal sizes \(5, 5\), \(5, 7\)"):
+    with pytest.raises(ValueError, match=r"images: different sizes \(5, 5\), \(5, 7\)"):
         inputs(tmp_path, {"do_resize": False})([drawn("RGB", 5, 5), drawn("RGB", 7, 5)])
 
 

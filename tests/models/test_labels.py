@@ -12,17 +12,21 @@ from saccade import models
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 ANSWER = torch.tensor([2])
-NO_HEAD = "the model has no head that learns from them; give head= when loading"
+NO_HEAD = "the model has no head with a loss for them; give head= when loading"
 TEXT = {
     "BertModel": (test_bert.config, {"labels": IDS}, f"labels: {NO_HEAD}"),
     "GPT2Model": (lambda: gpt_config("GPT2Model"), {"labels": IDS}, f"labels: {NO_HEAD}"),
     "T5Model": (lambda: transformers().T5Config(**test_t5.SIZES), {"labels": IDS}, f"labels: {NO_HEAD}"),
     "T5EncoderModel": (lambda: transformers().T5Config(**test_t5.SIZES), {"labels": IDS}, f"labels: {NO_HEAD}"),
-    "BertForQuestionAnswering": (test_bert.config, {"labels": IDS}, "labels: the head 'question-answering' does not"),
+    "BertForQuestionAnswering": (
+        test_bert.config,
+        {"labels": IDS},
+        "labels: the head 'question-answering' has no loss",
+    ),
     "BertForTokenClassification": (
         test_bert.config,
         {"start_positions": ANSWER},
-        "start_positions: the head 'token-classification' does not learn from them",
+        "start_positions: the head 'token-classification' has no loss for them",
     ),
 }
 
@@ -35,7 +39,7 @@ def test_of_texts(tmp_path, name):
     with pytest.raises(ValueError, match=message):
         model(IDS, **given)
     if name == "BertForQuestionAnswering":
-        with pytest.raises(ValueError, match=r"end_positions: missing; an answer is learned from its first"):
+        with pytest.raises(ValueError, match=r"end_positions: missing; the loss of an answer needs its first"):
             model(IDS, start_positions=ANSWER)
         with pytest.raises(ValueError, match="start_positions: missing"):
             model(IDS, end_positions=ANSWER)
@@ -55,15 +59,15 @@ def test_logits_of_some_tokens(tmp_path):
         model(ids, logits_of=wanted.long())
     with pytest.raises(ValueError, match="logits_of: give it without labels"):
         model(ids, logits_of=wanted, labels=ids)
-    with pytest.raises(ValueError, match="logits_of: the head None has no logits of single tokens"):
+    with pytest.raises(ValueError, match="logits_of: the head None has no logits of tokens"):
         models.load(tmp_path, head="none")(ids, logits_of=wanted)
 
 
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("PatchTSTForPrediction", "target_values", "target_values: the head 'prediction' does not learn from them"),
-        ("PatchTSTForRegression", "future_values", "future_values: the head 'regression' does not learn from them"),
+        ("PatchTSTForPrediction", "target_values", "target_values: the head 'prediction' has no loss for them"),
+        ("PatchTSTForRegression", "future_values", "future_values: the head 'regression' has no loss for them"),
         ("PatchTSTModel", "future_values", f"future_values: {NO_HEAD}"),
     ],
 )

@@ -118,7 +118,7 @@ def test_config_round_trip():
         ({"hidden": 0}, "hidden: must be at least 1, got 0"),
         ({"dropout": 1.0}, r"dropout: must be in \[0, 1\), got 1.0"),
         ({"depth": 3}, r"missing nothing, unknown \['depth'\]"),
-        ({"width": "24"}, "not a number of the right kind: width"),
+        ({"width": "24"}, "expected numbers of another type: width"),
     ],
 )
 def test_bad_configurations(change, message):

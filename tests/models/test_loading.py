@@ -125,7 +125,7 @@ def test_a_pickle_of_tensors_opens_and_a_damaged_one_does_not(tmp_path):
     (tmp_path / PICKLED).write_bytes(content[:-100])
     refused(tmp_path, r"pytorch_model\.bin: ")
     torch.save([torch.ones(3)], tmp_path / PICKLED)
-    refused(tmp_path, "expected names and tensors, got list")
+    refused(tmp_path, "expected a dictionary of tensors, got list")
 
 
 def test_a_folder_without_weights_or_settings(tmp_path):
@@ -190,9 +190,9 @@ def test_a_pickle_with_compressed_members_or_names_that_are_no_strings(tmp_path)
     (tmp_path / SAFE).unlink()
     torch.save(values, tmp_path / PICKLED)
     compressed(tmp_path / PICKLED)
-    refused(tmp_path, r"pytorch_model\.bin: damaged \(its members are compressed")
+    refused(tmp_path, r"pytorch_model\.bin: damaged \(members are compressed")
     torch.save({7: torch.ones(2), **values}, tmp_path / PICKLED)
-    refused(tmp_path, "expected names and tensors, got the name 7")
+    refused(tmp_path, "expected strings as names of tensors, got 7")
 
 
 def test_integers_where_floats_are_expected(tmp_path):
@@ -228,7 +228,7 @@ def test_names_of_a_wrapped_model(tmp_path, monkeypatch, prefix, pickled):
 
 def test_a_folder_of_an_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
-    told = "holds an adapter of 'org/base' .*not a whole model; merge it with peft: .*merge_and_unload"
+    told = "contains an adapter of 'org/base' .*not a whole model; merge it with peft: .*merge_and_unload"
     refused(tmp_path, told)
     (made(tmp_path) / "adapter_model.safetensors").write_bytes(b"")  # both: transformers would add the adapter
     refused(tmp_path, told)
@@ -283,7 +283,7 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
     index.write_text(json.dumps({"weight_map": places}))
     part = safetensors.torch.load_file(tmp_path / second)
     safetensors.torch.save_file({**part, one: torch.ones(1)}, tmp_path / second)
-    refused(tmp_path, f"{one} is in {second} and in {first}")
+    refused(tmp_path, f"{one} is in both {second} and {first}")
     (tmp_path / second).unlink()
     refused(tmp_path, f"{second}: missing from the model folder")
 
@@ -453,10 +453,10 @@ def test_the_head_of_the_file_is_kept_and_others_are_reported(tmp_path):
     ("options", "message"),
     [
         ({"head": "masked"}, "head: BERT has 'masked-lm', .*'none'; got 'masked'"),
-        ({"labels": 3}, "labels: only of a classifier, which the head 'masked-lm' is not"),
+        ({"labels": 3}, "labels: need a head that classifies, got the head 'masked-lm'"),
         ({"head": "token-classification", "labels": []}, "labels: expected at least one"),
         ({"head": "token-classification", "labels": 0}, "labels: expected at least one"),
-        ({"head": "token-classification", "labels": "yes"}, "labels: expected how many, or a list of names, got 'yes'"),
+        ({"head": "token-classification", "labels": "yes"}, "labels: expected their number, or a list of names"),
     ],
 )
 def test_wrong_heads(tmp_path, options, message):
@@ -474,17 +474,17 @@ def test_wrong_heads(tmp_path, options, message):
         ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map: asks for code that comes with the checkpoint"),
         (
             {"architectures": ["BertForDreaming"]},
-            "architectures: 'BertForDreaming' is no head of BERT here; give head=",
+            "architectures: 'BertForDreaming' is not a supported head of BERT; give head=",
         ),
         ({"hidden_act": "sigmoid"}, "hidden_act: expected one of 'gelu', .*, got 'sigmoid'"),
         ({"hidden_size": -3}, "hidden_size: expected an int from 1 to 2147483647, got -3"),
         ({"hidden_size": "wide"}, "hidden_size: expected an int .*, got 'wide'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 26, as many as there are tensors"),
         ({"hidden_size": 21}, r"embeddings\.LayerNorm\.weight.*: found \(14,\), expected \(21,\)"),
-        ({"is_decoder": True}, "is_decoder: expected False: nothing else is computed, got True"),
+        ({"is_decoder": True}, "is_decoder: expected False: other values are not supported, got True"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps: expected a positive number, got 0.0"),
         ({"model_type": None}, "model_type: unknown family None"),
-        ({"architectures": "BertForDreaming"}, "architectures: 'BertForDreaming' is no head of BERT"),
+        ({"architectures": "BertForDreaming"}, "architectures: 'BertForDreaming' is not a supported head of BERT"),
         ({"architectures": {"a": 1}}, "architectures: expected a list of class names"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute'"),
     ],

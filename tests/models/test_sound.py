@@ -93,12 +93,12 @@ def test_what_is_wrong_with_a_sound_is_told(tmp_path):
         (np.zeros(5, np.int16), TypeError, "expected floats from -1 to 1, got int16"),
         ([np.zeros((2, 5))], ValueError, r"expected one channel of samples, shape \(S,\), got \(2, 5\)"),
         (np.zeros(0), ValueError, "expected at least one sample"),
-        (np.array([0, np.nan]), ValueError, "holds NaN"),
+        (np.array([0, np.nan]), ValueError, "contains NaN"),
     ]
     for sound, kind, told in wrong:
         with pytest.raises(kind, match=told):
             ours(sound)
-    with pytest.raises(ValueError, match="sounds: 8000 samples a second, and the model knows sound of 16000"):
+    with pytest.raises(ValueError, match="sounds: 8000 samples a second, expected the model's rate of 16000"):
         ours(noise, 8000)
     for settings, told in [
         ({"feature_size": 80}, "feature_size: expected 1"),

@@ -54,10 +54,10 @@ def test_a_share_of_all_heads_stays_the_strongest_first_and_one_of_each_layer():
     with pytest.raises(ValueError, match=r"keep: expected a share in .* or a number of heads from 1 to 12, got 1\.5"):
         choose_heads(model, importance, 1.5)
     importance["encoder.blocks.1.attention"] = torch.rand(4)
-    with pytest.raises(ValueError, match=r"blocks.1.attention has 6 heads, and numbers of shape \(4,\) came"):
+    with pytest.raises(ValueError, match=r"blocks.1.attention has 6 heads, got numbers of shape \(4,\)"):
         choose_heads(model, importance, 0.5)
     importance["encoder.blocks.1.attention"] = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0, 1.0])
-    with pytest.raises(ValueError, match="layer encoder.blocks.1.attention not every head has a finite number, got"):
+    with pytest.raises(ValueError, match="expected finite numbers for layer encoder.blocks.1.attention, got"):
         choose_heads(model, importance, 0.5)
 
 
@@ -84,9 +84,9 @@ def test_a_loss_is_judged_without_dropout():
 
 def test_heads_and_a_share_are_not_given_together_and_one_window_cannot_rank_and_judge():
     model = models.load()
-    with pytest.raises(ValueError, match="keep: heads are given, and keep=0.25 says how many of them to choose"):
+    with pytest.raises(ValueError, match="keep: selects heads to remove, but heads are given too; give heads or keep"):
         compare_pruned(model, "0.1", keep=0.25)
-    with pytest.raises(ValueError, match=r"data: a text of \d+ tokens is one window; one ranks the heads and another"):
+    with pytest.raises(ValueError, match=r"data: the text has \d+ tokens, which is one window; ranking and measuring"):
         compare_pruned(model, None, keep=0.5, text="The cat sat on the mat.")
 
 
@@ -199,7 +199,7 @@ def test_the_command_keeps_a_share_and_shows_a_table(capsys):
         (["--keep", ".5"], "--keep ranks the heads by a text: give one with --data FILE"),
         (["--keep", "1", "--data", LONG], "keep: at 1.0 every head stays"),
         (["--keep", "0", "--data", LONG], "keep: expected a share in (0, 1]"),
-        (["--heads", "0.1", "--data", "a"], "expected a text of two at least"),
+        (["--heads", "0.1", "--data", "a"], "the text has 1 tokens, expected at least two"),
     ],
 )
 def test_what_a_user_may_get_wrong_is_one_line(arguments, told, capsys):

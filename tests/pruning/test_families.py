@@ -225,7 +225,7 @@ def test_graphs_with_biases_of_pairs_and_graphs_without_a_projection():
         model, {layer: [0, 3]}, {layer: (f"{layer}.output", 4)}, lambda one: one(**given).last_hidden_state
     )
     graph = models.new_graph_model("saccade-gat", num_features=7, num_attention_heads=2, hidden_size=6)
-    with pytest.raises(ValueError, match="joined without a projection"):
+    with pytest.raises(ValueError, match="concatenated without a projection"):
         prune(graph, {0: [0]})
 
 

@@ -256,8 +256,8 @@ def adapted() -> nn.Module:
 REFUSED = {
     "no such head": (attention, {0: [6]}, "layer 0 has the heads 0 to 5, got 6"),
     "no such layer": (attention, {3: [0]}, "there is no layer 3; the model has 0"),
-    "all heads": (attention, {0: range(6)}, "all 6 heads of layer 0, and one at least must stay"),
-    "none": (attention, {0: []}, "none came"),
+    "all heads": (attention, {0: range(6)}, "all 6 heads of layer 0; at least one must stay"),
+    "none": (attention, {0: []}, "none given"),
     "a word": (attention, "4,1", "expected layer.head, such as 4.1, got '4'"),
     "unequal groups": (lambda: attention(kv_heads=3), {0: [0]}, r"key head 0 keeps \[1\]; .* Remove \[3, 5\] as well"),
     "random features": (lambda: attention(mechanism=PerformerConfig()), {0: [0]}, "PerformerAttention draws random"),
@@ -325,7 +325,7 @@ def _loss(model):
 def test_layers_are_told_apart_by_number_name_and_path():
     config = BlockConfig(AttentionConfig(24, 6), hidden=17)
     model = saccade.nn.Transformer(config, (2, 2))
-    with pytest.raises(ValueError, match=r"layer 1 fits several, name one of encoder\.1 .*decoder\.1 .*cross\.1"):
+    with pytest.raises(ValueError, match=r"layer 1 is ambiguous, give one of encoder\.1 .*decoder\.1 .*cross\.1"):
         prune(model, {1: [0]})
     report = prune(
         model,

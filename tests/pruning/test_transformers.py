@@ -171,14 +171,18 @@ def test_layers_with_equally_many_heads_left_are_a_plain_llama(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "sizes", "told"),
     [
-        ("T5EncoderModel", dict(vocab_size=61, d_model=24, d_kv=4, num_layers=2, num_heads=6, d_ff=29), "not known"),
-        ("Olmo2Model", GROUPED, r"parameter of which nothing is known, q_norm\.weight"),  # one norm over all heads
+        (
+            "T5EncoderModel",
+            dict(vocab_size=61, d_model=24, d_kv=4, num_layers=2, num_heads=6, d_ff=29),
+            "unknown names",
+        ),
+        ("Olmo2Model", GROUPED, r"unknown parameter, q_norm\.weight"),  # one norm over all heads
         (
             "Qwen3NextModel",  # a gate beside each query
             dict(GROUPED, head_dim=4, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1]),
-            r"its projections give \[48, 12, 12\] features, where heads 4 wide have \[24, 12, 12\]",
+            r"its projections have \[48, 12, 12\] features, expected \[24, 12, 12\] for heads of width 4",
         ),
-        ("BloomModel", dict(vocab_size=61, hidden_size=24, n_layer=2, n_head=6), "not known"),
+        ("BloomModel", dict(vocab_size=61, hidden_size=24, n_layer=2, n_head=6), "unknown names"),
     ],
 )
 def test_modules_that_hold_something_unknown_are_refused(kind, sizes, told):

@@ -198,8 +198,8 @@ def test_parts_with_statistics_of_their_own_are_told(tables, tmp_path):
         few = {**SMALL, "steps": 1, "accumulate": accumulate}
         tasks.train("forecast", tables / "series.csv", tmp_path / str(accumulate), reporter=Told(), **few)
     assert told == [
-        "batch norm: each of 3 parts of a step has means and variances of its own 11 items, so the model learns "
-        "something else than from undivided batches of 31"
+        "batch norm: each of 3 parts of a step is normalised by the mean and variance of its own 11 items, so "
+        "results differ from undivided batches of 31"
     ]
 
 

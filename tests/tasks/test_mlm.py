@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from saccade import tasks
-from saccade.models.heads import IGNORED
+from saccade.models.output_heads import IGNORED
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._runs._prepared import PreparedTaskRun
 from saccade.tasks._runs._training import request

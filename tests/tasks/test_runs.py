@@ -30,9 +30,9 @@ from saccade.training import (
     loop as training_loop,
     train_language_model,
 )
-from saccade.training.files import read_checkpoint
 from saccade.training.loop import Progress
 from saccade.training.progress import ConsoleReporter
+from saccade.training.run_folder.checkpoint_files import read_checkpoint
 from tasks.conftest import SMALL, reviews, write_csv
 from training.test_run import files_of
 
@@ -396,7 +396,7 @@ def test_a_look_that_needs_too_much_says_so_in_a_line(files, tmp_path, monkeypat
         def step(self, step, loss, norm, rate, tokens_per_second):
             with_room_for(monkeypatch, 0)
 
-    with pytest.raises(ValueError, match="training: the look after step 1 needs more memory than is available; give a"):
+    with pytest.raises(ValueError, match="training: the evaluation after step 1 needs more memory than is available"):
         tasks.train("classify", files / "reviews.csv", tmp_path / "out", reporter=Greedy(), **{**SHORT, "every": 1})
 
 

@@ -581,7 +581,7 @@ def odd_sounds(tmp_path_factory):
             ValueError,
             r"a.csv: line 2: .*text.wav: no sound of a known format; .*; remove",
         ),
-        ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file ends before its .*"),
+        ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file is shorter than .*"),
         ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples .*; remove what"),
         ("file,label\nsilent.wav,y\n", {}, ValueError, r"a.csv: line 2: .*silent.wav: is silent, all its samples are"),
         ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity .*; remove what"),

@@ -14,7 +14,7 @@ import published
 from looped import looped
 from saccade import cli, tasks
 from saccade.models import load
-from saccade.models.heads import IGNORED
+from saccade.models.output_heads import IGNORED
 from saccade.tasks import _task
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._texts._entities import BIO, IOBES, completed, entities_of, tags_of

@@ -9,7 +9,7 @@ import torch
 from looped import looped
 from saccade.models.tokenizers.own import train_characters
 from saccade.training import Corpus, draw_windows, read_texts, split_tail, whole_windows
-from saccade.training.windows import draw_copying
+from saccade.training.language.windows import draw_copying
 
 
 def test_a_file_and_a_folder(tmp_path):

@@ -16,7 +16,7 @@ import saccade
 from saccade import cli
 from saccade.models import DecoderLM, load
 from saccade.training import train_language_model
-from saccade.training.files import read_checkpoint
+from saccade.training.run_folder.checkpoint_files import read_checkpoint
 
 SMALL = "--layers 2 --heads 2 --width 12 --hidden 16 --context 23 --batch 4 --steps 5 --every 2 --warmup 2".split()
 SMALL += "--vocabulary 283 --precision no --dropout 0".split()

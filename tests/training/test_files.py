@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.training.files import (
+from saccade.training.run_folder.checkpoint_files import (
     DamagedCheckpoint,
     _HashingWriter,
     checkpoints,

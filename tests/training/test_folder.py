@@ -12,7 +12,7 @@ import pytest
 
 from saccade.models import load
 from saccade.training import Reporter, Stopped, train_language_model
-from saccade.training.scalars import log_files
+from saccade.training.run_folder.scalars import log_files
 from training.test_run import files_of
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import saccade
-from saccade.training.files import read_checkpoint
+from saccade.training.run_folder.checkpoint_files import read_checkpoint
 
 HERE = Path(__file__).parent
 # Dropout, accumulation with parts that differ in size, bf16, looks and checkpoints that fall together and apart.

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from saccade.training import Reporter, lock as locking, train_language_model
-from saccade.training.folder import make_folder
-from saccade.training.lock import FileLock
+from saccade.training import Reporter, train_language_model
+from saccade.training.run_folder import lock as locking
+from saccade.training.run_folder.layout import make_folder
+from saccade.training.run_folder.lock import FileLock
 from training.test_run import files_of
 
 # The module alone, which needs only the standard library: a process that starts at once.

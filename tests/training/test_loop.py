@@ -26,9 +26,9 @@ from saccade.training import (
     train,
     whole_windows,
 )
-from saccade.training.language_objective import spread
+from saccade.training.language.objective import spread
+from saccade.training.language.windows import draw_copying
 from saccade.training.loop import _LoopState
-from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
 FLOAT32 = Execution(precision="no")

@@ -12,7 +12,7 @@ import torch
 
 from saccade import cli
 from saccade.training import EvaluationSettings, Reporter, Stopped, train_language_model
-from saccade.training.files import read_checkpoint
+from saccade.training.run_folder.checkpoint_files import read_checkpoint
 from slowly import slow_but
 from training.test_files import files_no_larger_than
 

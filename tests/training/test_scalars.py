@@ -13,7 +13,7 @@ import torch
 from saccade.models import DecoderLM, ModelConfig
 from saccade.training import Reporter, Stopped, gradient_norms, train_language_model
 from saccade.training.norms import parameter_groups, weight_norms
-from saccade.training.scalars import ScalarLog
+from saccade.training.run_folder.scalars import ScalarLog
 from training.test_files import files_no_larger_than
 from training.test_killing import scalars
 
@@ -121,7 +121,7 @@ def test_a_log_that_cannot_be_written_ends_and_training_does_not(tmp_path):
             log.flush()
     log.add(5, {"loss": 1.0})
     log.close()
-    assert warnings == [f"{tmp_path}/log: the log could not be written (File too large) and ends here"]
+    assert warnings == [f"{tmp_path}/log: the TensorBoard log could not be written (File too large) and ends here"]
     (tmp_path / "file").write_text("x")
     ScalarLog(tmp_path / "file", 0, warnings.append).add(1, {"loss": 2.0})
     assert len(warnings) == 2

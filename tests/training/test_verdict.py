@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from saccade.training import Execution, Settings
-from saccade.training.evaluation import bigram_loss
-from saccade.training.folder import VERDICT
+from saccade.training.language.evaluation import bigram_loss
 from saccade.training.pace import Pace
+from saccade.training.run_folder.layout import VERDICT
 from saccade.training.verdict import untrained, verdict
 
 

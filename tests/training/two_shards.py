@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from saccade.models import DecoderLM, ModelConfig
 from saccade.training import evaluate, gradient_norms
-from saccade.training.language_objective import loss_of
+from saccade.training.language.objective import loss_of
 from saccade.training.norms import weight_norms
 from saccade.training.state import capture, restore, whole_weights
 

@@ -122,7 +122,7 @@ def test_a_class_without_a_head_is_taken_from_the_configuration(tmp_path):
 
 
 def test_a_folder_of_saccades_own_model():
-    from saccade.models.own.checkpoint import EMBEDDED
+    from saccade.models.decoder_lm.checkpoint import EMBEDDED
 
     opened = load(str(EMBEDDED))
     assert isinstance(opened.model, LanguageModel)

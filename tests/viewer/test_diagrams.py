@@ -13,7 +13,7 @@ from torch import nn
 
 import saccade
 from saccade.inspection import open_model
-from saccade.models.checkpoints.settings import Settings
+from saccade.models.checkpoints.settings import CheckpointSettings
 from saccade.models.families import FAMILIES
 from saccade.models.graphs.attention import GraphAttention
 from saccade.models.model import Request
@@ -242,7 +242,7 @@ def test_parameters_of_families_add_up(name):
 def of_family(family, model_type):
     """A model of a family with its head, at the sizes that the family's own defaults or `ARCHITECTURES` give."""
     given = next((sizes for _, kind, _, _, sizes in ARCHITECTURES.values() if kind in family.types), {})
-    settings = Settings({**given, "model_type": model_type}, Path("settings"))
+    settings = CheckpointSettings({**given, "model_type": model_type}, Path("settings"))
     settings.stored = frozenset(str(i) for i in range(999))
     request = Request(next(iter(family.heads), None), 2)
     with torch.device("meta"):

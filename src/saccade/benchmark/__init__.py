@@ -1,7 +1,7 @@
-"""What attention costs and what it is worth, measured: `attention` for `saccade bench`, `variants` and `tasks` for
-`saccade compare`.
+"""Benchmarks of speed, memory and accuracy: `attention` for `saccade bench`, `variants` and `tasks` for `saccade
+compare`.
 
-Begin with `attention/cases.py`, `variants/measuring.py`, `tasks/running.py`. Imports everything that it measures.
+Begin with `attention/cases.py`, `variants/measuring.py`, `tasks/running.py`. Imports the measured packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """A part, imported when it is first used: `saccade.benchmark.attention` needs no import of its own."""
+        """Import a sub-package when it is first used: `saccade.benchmark.attention` needs no import statement."""
         if name in _PARTS:
             from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What the figures of a benchmark share (the `plot` extra)."""
+"""Shared by the figures of all benchmarks (the `plot` extra)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS = "osD^vP*X"
 
 
 def new_figure(**settings: Any) -> Figure:
-    """A figure that is drawn without a display."""
+    """A figure for rendering without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -23,7 +23,7 @@ def new_figure(**settings: Any) -> Figure:
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
-    """The figure as "png" or "svg". It holds no date: the same results are drawn as the same file."""
+    """The figure as "png" or "svg", without a date: equal results give equal files."""
     import matplotlib
 
     out = io.BytesIO()
@@ -33,12 +33,12 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def style(axes: Axes) -> None:
-    """Small numbers, a thin grid, no frame above and on the right."""
+    """Apply the common style: small numbers, a thin grid, no frame at the top and on the right."""
     axes.tick_params(labelsize=7)
     axes.grid(True, which="major", lw=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def without_zeros(text: str) -> str:
-    """`2.00 ms` as `2 ms`."""
+    """Remove trailing zeros: `2.00 ms` becomes `2 ms`."""
     return text.replace(".00 ", " ").replace(".0 ", " ")

@@ -1,8 +1,8 @@
-"""The command `saccade`: the boundary where errors become one line. The sub-commands are in `_app`.
+"""The command `saccade`. Sub-commands are in `_app`; errors that users can fix become one line.
 
-Exit status: 0 done, 1 errors found by `verify` or nothing that it could test, 2 something the user can fix (one line
-on stderr), 130 interrupted by Ctrl-C, 141 where the reader of a pipe left. Anything else that is raised is a bug of
-ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
+Exit status: 0 success, 1 failed checks of `verify` or nothing to check, 2 an error that the user can fix (one line on
+stderr), 130 interrupted by Ctrl-C, 141 the reader of a pipe has left. Other exceptions are bugs and keep their
+traceback. SACCADE_TRACEBACK=1 keeps every traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import _thread
 import sys
 import time
 
-TYPE_CHECKING = False  # nothing but built-in modules is imported before `main` can catch Ctrl-C
+TYPE_CHECKING = False  # only built-in modules may be imported before `main` can catch Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` when `arguments` is None) and return the exit status."""
     hook, sys.unraisablehook = sys.unraisablehook, _unraisable
     try:
-        from ._run import run  # here, and all else in there, so that Ctrl-C during imports is caught
+        from ._run import run  # imported here, so that Ctrl-C during imports is caught
 
         return run(arguments)
     except KeyboardInterrupt:
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Python prints and forgets what is raised in callbacks and destructors, of which imports have many: a Ctrl-C that
-    came there comes again, as soon as this has returned."""
+    """Repeat a Ctrl-C that was raised in a callback or destructor, where Python prints exceptions and continues.
+    Imports run many of these."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         _thread.start_new_thread(_interrupt_soon, ())
     else:

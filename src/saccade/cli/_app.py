@@ -1,4 +1,4 @@
-"""The app of sub-commands. Their modules import what computes when they run: help and usage errors need no PyTorch."""
+"""The app of sub-commands. They import PyTorch only when they run, so help and usage errors are fast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._options import Group
 
 
 class _Shell(Group):
-    """Ctrl-C is exit status 130 and nothing else; click would print an empty line."""
+    """Exits with status 130 at Ctrl-C, without the empty line that click prints."""
 
     def invoke(self, context: Any) -> Any:
         try:

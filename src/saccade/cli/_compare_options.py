@@ -1,4 +1,4 @@
-"""The options of `saccade compare`, by theme: each dataclass is one, its fields are options of the command line."""
+"""The options of `saccade compare`: a dataclass for each group, a field for each option."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ class TaskOptions:
 
 
 def refuse_beside(why: str, *given: object) -> None:
-    """ValueError for the first option, of these groups, that is not as usual.
+    """ValueError for the first option in these groups that differs from its default.
 
-    An option without effect is a mistake of who gave it.
+    An option without effect is a user's mistake.
     """
     for group in given:
         for field in dataclasses.fields(group):  # type: ignore[arg-type]
@@ -145,16 +145,16 @@ def settings_of(measuring: CompareMeasuringOptions) -> ComparisonSettings:
 
 
 def lengths_of(chosen: ComparedOptions, *, quick: bool) -> list[int]:
-    """Ascending, each once."""
+    """The lengths in ascending order, without duplicates."""
     usual = "256,1k,2k" if quick else "256,1k,4k,8k"
-    found = [tokens(text) for text in listed(chosen.lengths or usual, "lengths", str)]
-    if min(found) < 2:
-        raise ValueError(f"lengths: must be at least 2, got {min(found)}")
-    return sorted(set(found))
+    lengths = [tokens(text) for text in listed(chosen.lengths or usual, "lengths", str)]
+    if min(lengths) < 2:
+        raise ValueError(f"lengths: must be at least 2, got {min(lengths)}")
+    return sorted(set(lengths))
 
 
 def tokens(text: str) -> int:
-    """1000, or 4k."""
+    """Parse a number of tokens such as 1000 or 4k."""
     try:
         return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
     except ValueError:

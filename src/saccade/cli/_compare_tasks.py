@@ -15,7 +15,7 @@ from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareO
 from ._outputs import checked_files, listed, write_files, write_plot
 
 if TYPE_CHECKING:
-    from ..benchmark.tasks import FinishedRun, ModelShape, Task, TrainingCase
+    from ..benchmark.tasks import FinishedRun, ModelShape, SyntheticTask, TrainingCase
 
 
 def compare_tasks(
@@ -25,11 +25,11 @@ def compare_tasks(
     output: CompareOutputOptions,
     shape: ModelShape | None = None,
 ) -> None:
-    """Train a small model with each mechanism on the tasks that are named, and show what it solves.
+    """Train a small model with each mechanism on the given tasks, and show which it solves.
 
-    `shape` is the model's; None is the usual one.
+    `shape` is the size of the model; None uses the default.
     """
-    kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
+    kept = replace(measuring, threads=None, seed=0, quick=False)  # the remaining options have no effect here
     refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
     files = checked_files(output, output.markdown)
     wanted = _tasks(tasks.task or [])
@@ -48,14 +48,14 @@ def compare_tasks(
 
 @dataclass
 class _TaskSession:
-    """Runs that are wanted, and the rows of those that are done."""
+    """The requested runs, and the results of those finished."""
 
     cases: list[TrainingCase]
     records: Path | None
     rows: list[FinishedRun] = field(default_factory=list)
 
     def run(self, threads: int) -> None:
-        """Run what no record is of; what is done is kept, whatever happens then."""
+        """Run everything without a record; results are saved even if the run is interrupted."""
         from ..benchmark.tasks import go_through, load, missing
         from ..support._terminal._console import progress_bar
 
@@ -86,7 +86,7 @@ class _TaskSession:
             append(self.records, row)
 
 
-def _tasks(names: Sequence[str]) -> list[Task]:
+def _tasks(names: Sequence[str]) -> list[SyntheticTask]:
     from ..benchmark.tasks import TASKS
 
     known = {kind.name: kind for kind in TASKS}
@@ -101,7 +101,7 @@ def _cases(
     tasks: TaskOptions,
     chosen: ComparedOptions,
     measuring: CompareMeasuringOptions,
-    wanted: list[Task],
+    wanted: list[SyntheticTask],
     shape: ModelShape | None,
 ) -> list[TrainingCase]:
     from ..benchmark.tasks import ModelShape, TrainingBudget, cases
@@ -113,12 +113,12 @@ def _cases(
     if tasks.rates is not None:
         budget = replace(budget, rates=tuple(listed(tasks.rates, "rates", float)))
     names = None if not chosen.mechanism else list(dict.fromkeys(["exact", *chosen.mechanism]))
-    found = cases(wanted, names, tasks.seeds, shape or ModelShape(), budget)
-    found = [case for case in found if chosen.layers or case.name not in NETWORKS]
-    return [replace(case, seed=case.seed + measuring.seed) for case in found]
+    chosen_cases = cases(wanted, names, tasks.seeds, shape or ModelShape(), budget)
+    chosen_cases = [case for case in chosen_cases if chosen.layers or case.name not in NETWORKS]
+    return [replace(case, seed=case.seed + measuring.seed) for case in chosen_cases]
 
 
-def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[FinishedRun]:
+def _read(path: Path, wanted: list[SyntheticTask], names: list[str] | None) -> list[FinishedRun]:
     from ..benchmark.tasks import load
 
     titles = [task.name for task in wanted]

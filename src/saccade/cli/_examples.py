@@ -1,4 +1,4 @@
-"""Examples of every command, as its help shows them; the first of each also stands in the help of `saccade`."""
+"""Examples of every command for its help page; the first of each is also in the help of `saccade`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples_of(command: str) -> list[str]:
-    """Those of a command ("look", "train lm"); of a group ("train"; "" for `saccade`) the first of each command."""
+    """Examples of a command ("look", "train lm"); for a group ("train"; "" for `saccade`) the first of each command."""
     if command in EXAMPLES:
         return list(EXAMPLES[command])
     of_all = [name for name in EXAMPLES if not name.startswith("train ") or name in ("train lm", "train classify")]
@@ -90,7 +90,7 @@ def examples_of(command: str) -> list[str]:
 
 
 def write_examples(context: Any, formatter: Any) -> None:
-    """The section of a help page. Its lines are not wrapped: each can be copied as it is."""
+    """The examples on a help page. Lines are not wrapped, so that they can be copied."""
     examples = examples_of(context.command_path.partition(" ")[2])
     if examples:
         with formatter.section("Examples"):

@@ -1,4 +1,4 @@
-"""What `saccade doctor` reports: versions, kernels, threads, devices, extras, and what of it does not work."""
+"""The report of `saccade doctor`: versions, kernels, threads, devices, extras, and what is broken."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..support._shared_cores import WAITING
 
 VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *WAITING, "CUDA_VISIBLE_DEVICES")
 EMBEDDED_MODEL = ("config.json", "heads.json", "model.safetensors", "tokenizer.json")
-LARGEST_ERROR = 1e-5  # in float32, of outputs of about 1; a kernel that computes something else is off by far more
+LARGEST_ERROR = 1e-5  # in float32, for outputs of about 1; a wrong kernel has much larger errors
 _FOLDER = Path(__file__).parents[1]
-_FOR_DEVELOPERS = {"all", "docs", "test"}  # "all" repeats the others
+_FOR_DEVELOPERS = {"all", "docs", "test"}  # "all" repeats the other extras
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?(?:>=([\d.]+))?")
 
 
 def describe() -> dict[str, Any]:
-    """The installation, as JSON takes it. `broken` has one line for each thing that does not work."""
+    """Describe the installation as JSON values. `broken` has a line for each problem."""
     requirements = _requirements()
     needed = [] if requirements is None else lacking("", requirements)
     missing_files = [name for name in EMBEDDED_MODEL if not (_FOLDER / "make" / "models" / "embedded" / name).is_file()]
@@ -55,36 +55,36 @@ def _system() -> str:
 
 
 def _requirements() -> dict[str, list[str]] | None:
-    """The requirements of each extra, those of Saccade itself under ""; None if Saccade is not installed."""
+    """Requirements by extra, with those of Saccade itself under ""; None if Saccade is not installed."""
     try:
         lines = importlib.metadata.requires("saccade") or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    found: dict[str, list[str]] = {"": []}
+    groups: dict[str, list[str]] = {"": []}
     for line in lines:
         requirement, _, marker = line.partition(";")
         extra = re.search(r"""extra == ["']([\w-]+)["']""", marker)
-        found.setdefault(extra[1] if extra else "", []).append(requirement.strip())
-    return found
+        groups.setdefault(extra[1] if extra else "", []).append(requirement.strip())
+    return groups
 
 
 def lacking(extra: str, requirements: dict[str, list[str]]) -> list[str]:
-    """The requirements of an extra that are not met, with the version that is there instead."""
-    found: dict[str, None] = {}  # in order, each once
+    """Unmet requirements of an extra, with the installed version if there is one."""
+    lines: dict[str, None] = {}  # as an ordered set
     for requirement in requirements.get(extra, []):
         name, extras, least = _parsed(requirement)
         version = _version(name)
         if name == "saccade":
-            found |= dict.fromkeys(line for other in extras for line in lacking(other, requirements))
+            lines |= dict.fromkeys(line for other in extras for line in lacking(other, requirements))
         elif version is None:
-            found[requirement] = None
+            lines[requirement] = None
         elif least is not None and _release(version) < _release(least):
-            found[f"{requirement} (found {version})"] = None
-    return list(found)
+            lines[f"{requirement} (found {version})"] = None
+    return list(lines)
 
 
 def _parsed(requirement: str) -> tuple[str, list[str], str | None]:
-    """Name, extras and least version of `saccade[hf,plot]` or `torch>=2.10`, the only forms in pyproject.toml."""
+    """Name, extras and minimum version of `saccade[hf,plot]` or `torch>=2.10`, the only forms in pyproject.toml."""
     match = _REQUIREMENT.fullmatch(requirement)
     assert match, requirement
     name, extras, least = match.groups()
@@ -92,7 +92,7 @@ def _parsed(requirement: str) -> tuple[str, list[str], str | None]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of 2.13.0+cpu or 2.13.0rc1."""
+    """Parse 2.13.0+cpu or 2.13.0rc1 to (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -105,7 +105,7 @@ def _version(name: str) -> str | None:
 
 
 def _packages(requirements: dict[str, list[str]] | None) -> dict[str, str | None]:
-    """Versions of what Saccade needs, and of whatever else is there of its extras."""
+    """Versions of Saccade's requirements, and of installed packages of its extras."""
     if requirements is None:
         return {name: _version(name) for name in ("torch", "numpy")}
     needed = {_parsed(line)[0] for line in requirements[""]}
@@ -122,47 +122,47 @@ def _extras(requirements: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     }
 
 
-# --- what computes ------------------------------------------------------------------------------------------------
+# --- kernels and devices -----------------------------------------------------------------------------------------
 
 
 def _computing(broken: list[str]) -> dict[str, Any]:
-    """Kernels, threads and devices, which only PyTorch knows."""
+    """Kernels, threads and devices, as reported by PyTorch."""
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a library of PyTorch's that cannot be loaded
+    except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch cannot be loaded
         broken.append(f"PyTorch cannot be imported: {error}")
         return {"kernels": None, "threads": None, "devices": None}
     return {"kernels": _kernels(broken), "threads": torch.get_num_threads(), "devices": _devices()}
 
 
 def _kernels(broken: list[str]) -> dict[str, Any]:
-    """The native kernels: which instruction sets there are, which one runs, and how far its result is off."""
+    """Report on the native kernels: available instruction sets, the active one, and the error of its result."""
     from ..operator._backends.native import _kernels as native
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "present": native.module is not None,
         "why_not": native.missing,
         "in_use": None,
         "available": [],
     }
-    found |= {"compiled": [], "error": None}
+    facts |= {"compiled": [], "error": None}
     if native.module is None:
         if native.missing is not None and "broken" in native.missing:
             broken.append(native.missing)
-        return found
-    found |= {"compiled": list(native.module.compiled_sets()), "available": list(native.module.sets())}
+        return facts
+    facts |= {"compiled": list(native.module.compiled_sets()), "available": list(native.module.sets())}
     try:
-        found |= {"in_use": native.module.active(), "error": self_check()}
-    except (ValueError, RuntimeError) as error:  # such as a name in SACCADE_INSTRUCTIONS that this build has not
+        facts |= {"in_use": native.module.active(), "error": self_check()}
+    except (ValueError, RuntimeError) as error:  # such as an unknown name in SACCADE_INSTRUCTIONS
         broken.append(f"the native kernels cannot compute: {error}")
-        return found
-    if not found["error"] <= LARGEST_ERROR:
-        broken.append(f"the native kernels differ from the reference by {found['error']:.1e}: please report it")
-    return found
+        return facts
+    if not facts["error"] <= LARGEST_ERROR:
+        broken.append(f"the native kernels differ from the reference by {facts['error']:.1e}: please report it")
+    return facts
 
 
 def self_check() -> float:
-    """The largest difference between the native kernels in float32 and the reference in float64, of one small call."""
+    """Largest difference between the native kernels (float32) and the reference (float64) in a small call."""
     import torch
 
     from .. import Causal, attention

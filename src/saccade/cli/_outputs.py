@@ -1,4 +1,4 @@
-"""What measuring commands share: files checked before the work, a bar while it goes on, rounds by the clock."""
+"""Shared by measuring commands: output files checked before the work, progress bars, and time limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OutputOptions(Protocol):
-    """The options that name files."""
+    """Options of output files."""
 
     @property
     def as_json(self) -> str | None: ...
@@ -27,7 +27,7 @@ class OutputOptions(Protocol):
 
 
 class RoundOptions(Protocol):
-    """The options that say how long and how often something is measured."""
+    """Options of measuring time."""
 
     @property
     def seconds(self) -> float | None: ...
@@ -36,7 +36,7 @@ class RoundOptions(Protocol):
 
 
 def checked_files(output: OutputOptions, markdown: Path | None = None) -> dict[str, Path]:
-    """The files to write, by kind: what is wrong with them is said before minutes of work."""
+    """The files to write, by kind. Checked first, so that errors come before minutes of work."""
     from ..see.viewer import check_target
 
     if output.plot is not None:
@@ -52,7 +52,7 @@ def checked_files(output: OutputOptions, markdown: Path | None = None) -> dict[s
 
 
 def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
-    """Write what each kind's function makes into its file, where there is one."""
+    """Write the result of each function in `made` to the file of its kind, if there is one."""
     from ..see.viewer import write_whole
 
     for kind, make in made.items():
@@ -61,7 +61,7 @@ def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
 
 
 def write_plot(files: dict[str, Path], draw: Callable[[str], bytes]) -> None:
-    """Write the figure, which `draw` makes as "png" or "svg", where there is a file for it."""
+    """Write the figure from `draw`, called with "png" or "svg", if there is a file for it."""
     from ..see.viewer import write_whole
 
     if "plot" in files:
@@ -69,7 +69,7 @@ def write_plot(files: dict[str, Path], draw: Callable[[str], bytes]) -> None:
 
 
 def read_results(path: Path, from_json: Callable[[str], T]) -> T:
-    """What `from_json` reads in a file. ValueError names the file."""
+    """Read a file with `from_json`. ValueError names the file."""
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -77,7 +77,7 @@ def read_results(path: Path, from_json: Callable[[str], T]) -> T:
 
 
 def budget_of(measuring: RoundOptions, *, seconds: float, rounds: int) -> Budget:
-    """The time and the rounds that are given; where none are, these."""
+    """The budget by the options, with these defaults."""
     from ..benchmark.attention import Budget
 
     rounds = rounds if measuring.rounds is None else measuring.rounds
@@ -87,16 +87,16 @@ def budget_of(measuring: RoundOptions, *, seconds: float, rounds: int) -> Budget
 
 
 def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
-    """The entries of a list. ValueError that names the option."""
-    found = []
+    """Parse a comma-separated list. ValueError names the option."""
+    names = []
     for entry in text.split(","):
         try:
-            found.append(kind(entry.strip()))
+            names.append(kind(entry.strip()))
         except ValueError:
             raise ValueError(f"{name}: expected {kind.__name__} numbers separated by commas, got {text!r}") from None
-    if "" in found:
+    if "" in names:
         raise ValueError(f"{name}: an entry is empty in {text!r}")
-    return found
+    return names
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def result_console() -> Console:
-    """The console for results; a terminal that lacks a character shows a question mark."""
+    """The console for results; characters that a terminal lacks become question marks."""
     from ..support._terminal._console import Console
 
     if hasattr(sys.stdout, "reconfigure"):

@@ -1,4 +1,4 @@
-"""Runs the app; what a user can fix becomes one line and an exit status."""
+"""Runs the app and turns errors that users can fix into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 
 def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
-    """Run `saccade`, or another app under the same rules."""
-    if arguments is None:  # a process of its own
+    """Run `saccade`, or another app in the same way."""
+    if arguments is None:  # the process itself, not a call from Python
         _open_closed_streams()
     usual = warnings.showwarning
     warnings.showwarning = functools.partial(_show, usual)
@@ -31,10 +31,10 @@ def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """What is written to a stream that the shell closed (``>&-``) is dropped.
+    """Discard output to streams that the shell closed (``>&-``).
 
-    The null device takes the stream's own number, or the next file that is written would get it, and with it whatever
-    a library or another process prints.
+    Opens the null device under the number of the stream. Otherwise the next opened file would get that number, and with
+    it any output of libraries and child processes.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -42,7 +42,7 @@ def _open_closed_streams() -> None:
 
 
 def _show(usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any) -> None:
-    """What a user should know is a line; where in the code it came up says nothing to them."""
+    """Show a warning as one line, without its place in the code."""
     if category is UserWarning:
         typer.echo(f"saccade: warning: {' '.join(str(message).split())}", err=True)
     else:
@@ -59,9 +59,9 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
             raise  # click catches a broken pipe, too, and exits
-        # What is still buffered has no reader: without this the interpreter complains once more as it exits.
+        # Drop buffered output that has no reader; otherwise the interpreter raises another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell has it for a process that SIGPIPE ended; 1 is what `verify` found
+        return 141  # as shells report a process ended by SIGPIPE; 1 would mean a failed `verify`
     except Exception as error:
         if is_interrupt(error):
             return 130

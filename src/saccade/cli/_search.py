@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], trials: int) -> None:
-    """Run the trials, one after another, and show all of them. `options` are those that are given."""
+    """Run the trials one after another and show the results. `options` has only options that were given."""
     began = time.perf_counter()
     if trials < 1:
         raise UserError(f"--search {trials}: must be at least 1")
@@ -46,13 +46,13 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
 
 
 def _reporter(trials: int) -> SearchReporter:
-    """A line for each trial; in a terminal a bar for the one that runs."""
+    """Prints a line for each trial, with a progress bar for the current one in a terminal."""
     from ..make.tasks import SearchReporter
     from ..make.training import Reporter
     from ..make.training.progress import ConsoleReporter
 
     class Brief(ConsoleReporter):
-        """The bar, while the trial goes on, and what is wrong."""
+        """Shows only a trial's progress bar and its warnings."""
 
         def __init__(self, run: Any):
             super().__init__(run)
@@ -66,8 +66,8 @@ def _reporter(trials: int) -> SearchReporter:
     class Lines(SearchReporter):
         @contextlib.contextmanager
         def began(self, trial: Any, run: Any) -> Iterator[Reporter]:
-            with Brief(run) as told:
-                yield told
+            with Brief(run) as reporter:
+                yield reporter
 
         def ended(self, trial: Any, *, best: bool) -> None:
             settings = "  ".join(f"{name} {value}" for name, value in trial.shown_settings.items())

@@ -1,4 +1,4 @@
-"""A text as commands take it: in quotes, from a file, from standard input, or a part of one of these."""
+"""Text arguments of commands: in quotes, from a file, from standard input, or a range of words of these."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ._existing import existing
 if TYPE_CHECKING:
     from ..see.inspection import TextModel
 
-LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
+LARGEST_FILE = 64 * 2**20  # bytes; far above any context
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
 SAVED_FILES = {".watch", ".safetensors"}
 
 
 class InputText(NamedTuple):
-    """The text, how a command names it again, and where it came from ("" for the command line)."""
+    """A text, the arguments that give it again, and its source ("" for the command line)."""
 
     text: str
     again: list[str]
@@ -31,15 +31,15 @@ class InputText(NamedTuple):
 
 
 def given_text(arguments: list[str] | None, command: str) -> InputText:
-    """The text that came to ``command``: one in quotes, a file's, or standard input's.
+    """The text given to ``command``: quoted, from a file, or from standard input.
 
-    Raises UserError where it is none, empty, not UTF-8 or more than one.
+    Raises UserError if it is missing, empty, not UTF-8 or more than one.
     """
     if arguments and len(arguments) > 1:
         if "-" in arguments:
-            raise UserError("both a text and - for standard input came; give one of them")
+            raise UserError("both a text and - for standard input are given; give one of them")
         raise UserError(
-            f"{len(arguments)} arguments came; put the text in quotes: saccade {command} {quoted(' '.join(arguments))}"
+            f"{len(arguments)} texts are given; put the text in quotes: saccade {command} {quoted(' '.join(arguments))}"
         )
     if not arguments or arguments == ["-"]:
         return _from_standard_input(command, asked=bool(arguments))
@@ -47,7 +47,7 @@ def given_text(arguments: list[str] | None, command: str) -> InputText:
 
 
 def text_or_file(argument: str) -> InputText:
-    """A text, or that of the file which ``argument`` names."""
+    """The argument itself, or the text of the file it names."""
     path = as_file(argument)
     if path is None:
         return InputText(_clean(argument, "the text"), again_arguments(argument), "")
@@ -56,17 +56,17 @@ def text_or_file(argument: str) -> InputText:
 
 def _from_standard_input(command: str, *, asked: bool) -> InputText:
     if sys.stdin is None or (sys.stdin.isatty() and not asked):
-        raise UserError(f'no text came: saccade {command} "The cat sat on the mat."')
+        raise UserError(f'no text is given; for example: saccade {command} "The cat sat on the mat."')
     text = _clean(_decoded(standard_input().buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
     return InputText(text, again_arguments(" ".join(text.split()[:12])), "from standard input")
 
 
 def as_file(argument: str) -> Path | None:
-    """The file that ``argument`` names; None where it is a text. What can only be a missing file is an error."""
+    """The path if ``argument`` names a file, None if it is a text. UserError if it can only be a missing file."""
     path = Path(argument)
     try:
         exists = path.exists()
-    except (OSError, ValueError):  # too long or impossible as a name: a text
+    except (OSError, ValueError):  # impossible as a file name, so a text
         return None
     if path.is_dir() and argument.strip(". "):
         raise UserError(f"{argument}: is a folder; give a text file")
@@ -78,7 +78,7 @@ def as_file(argument: str) -> Path | None:
 
 
 def existing_text() -> Callable[..., Any]:
-    """A callback for typer: what can only be a file, and no text, is there."""
+    """A callback for typer that checks that an argument which can only be a file exists."""
     return existing(
         "a text in quotes, or a text file",
         kind="file",
@@ -116,7 +116,7 @@ def _decoded(content: bytes, name: str) -> str:
 def _clean(text: str, name: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
     if not text:
-        raise UserError(f"{name} is empty; one word at least is needed")
+        raise UserError(f"{name} is empty; expected at least one word")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -125,7 +125,7 @@ def _clean(text: str, name: str) -> str:
 
 
 def word_range(given: InputText, first: int | None, last: int | None) -> InputText:
-    """The words ``first`` to ``last``, both included and counted from 1."""
+    """The words ``first`` to ``last``, inclusive and counted from 1."""
     if first is None and last is None:
         return given
     from ..see.inspection import split_words
@@ -145,7 +145,7 @@ def word_range(given: InputText, first: int | None, last: int | None) -> InputTe
 
 
 def parse_head(head: str | None) -> tuple[int, int] | None:
-    """Layer and head of ``2.5``."""
+    """Parse ``2.5`` to layer and head."""
     if head is None:
         return None
     match = re.fullmatch(r"(\d{1,6})[.:](\d{1,6})", head.strip())
@@ -155,9 +155,9 @@ def parse_head(head: str | None) -> tuple[int, int] | None:
 
 
 def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> None:
-    """Raise UserError, which says what fits, for a text longer than the context.
+    """Raise UserError for a text longer than the context, with a part that fits.
 
-    ``first``: the word it begins with. ``beyond``: the option that makes a model read further than it was trained to.
+    ``first``: number of the first word. ``beyond``: the option that allows more tokens than in training.
     """
     from ..see.inspection import split_words, words_that_fit
 
@@ -180,9 +180,9 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
 
 
 def _memory(model: TextModel, tokens: int) -> str:
-    """What queries and keys of so many tokens take in memory; "" where that is not known.
+    """Memory of queries and keys for so many tokens, as text; "" if unknown.
 
-    Of an encoder-decoder it depends on the target, of modules that are not Saccade's on what they are.
+    It is unknown for encoder-decoders, where it depends on the target, and for foreign modules.
     """
     from ..make.models.text.encoder_decoder import EncoderDecoder
     from ..support._numbers import size
@@ -198,19 +198,19 @@ def _memory(model: TextModel, tokens: int) -> str:
 
 
 def again_arguments(text: str) -> list[str]:
-    """The text as an argument; what begins with a dash must not be taken for an option."""
+    """The text as an argument, after -- if it begins with a dash."""
     return ["--", text] if text.startswith("-") else [text]
 
 
 def command_line(*parts: str) -> str:
-    if "--" in parts and "--from" in parts:  # options come before the double dash
+    if "--" in parts and "--from" in parts:  # options have to precede the double dash
         at, cut = parts.index("--"), parts.index("--from")
         parts = (*parts[:at], *parts[cut:], *parts[at:cut])
     return " ".join(["saccade", *(quoted(part) for part in parts)])
 
 
 def quoted(argument: str) -> str:
-    """As a shell takes it back: bare, in double quotes where nothing in it is special there, else as shlex does."""
+    """Quote an argument for a shell: bare if possible, else in double quotes, else as shlex does."""
     if os.name == "nt":
         import subprocess
 

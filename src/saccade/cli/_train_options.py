@@ -88,7 +88,7 @@ class ModelOptions:
 
 def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
     """Those of a model folder that are among the names; none where it cannot be read, which its opening reports."""
-    from ..make.models.own.checkpoint import CONFIG
+    from ..make.models.decoder_lm.checkpoint import CONFIG
 
     try:
         config = parsed_json((folder / CONFIG).read_bytes())

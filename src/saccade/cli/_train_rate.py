@@ -14,7 +14,7 @@ from ._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text
 if TYPE_CHECKING:
     from ..make.training import RangeTest
 
-LINES = 20  # of the table
+LINES = 20  # rows of the table
 
 
 def learning_rate(
@@ -35,8 +35,8 @@ def learning_rate(
     require("accelerate", "train")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, expected a folder to write the curve into")
-    from ..make.training.language_run import LanguageRun
-    from ..make.training.prepared_language import range_test_of
+    from ..make.training.language.prepared import range_test_of
+    from ..make.training.language.request import LanguageRun
     from ..make.training.progress import rates_shown
 
     run = LanguageRun(
@@ -48,17 +48,17 @@ def learning_rate(
         vocabulary=data.pieces,
     )
     begin = f"{trial.steps} steps with rates from {trial.low:g} to {trial.high:g} on {text}; a table follows"
-    with rates_shown(trial.steps, quiet=as_json) as told:
+    with rates_shown(trial.steps, quiet=as_json) as progress:
 
         def stepped(rate: float, loss: float) -> None:
-            if rate == trial.low and not as_json:  # now that the input is known to be right
+            if rate == trial.low and not as_json:  # the input is valid now
                 typer.echo(begin)
-            told(rate, loss)
+            progress(rate, loss)
 
         result = range_test_of(run, low=trial.low, high=trial.high, progress=stepped)
-    found = {"suggestion": result.suggestion, "edge": result.edge, "steepest": result.steepest}
+    rates = {"suggestion": result.suggestion, "edge": result.edge, "steepest": result.steepest}
     whole = {
-        **found,
+        **rates,
         "diverged": result.diverged,
         "rates": result.rates,
         "losses": result.losses,
@@ -87,7 +87,7 @@ def _table(result: RangeTest) -> str:
 def _write(out: Path, result: RangeTest, whole: dict[str, object]) -> None:
     import importlib.util
 
-    from ..make.models.own.checkpoint import write_text
+    from ..make.models.decoder_lm.checkpoint import write_text
 
     out.mkdir(parents=True, exist_ok=True)
     rows = zip(result.rates, result.losses, result.smoothed, strict=True)

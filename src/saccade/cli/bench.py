@@ -130,7 +130,7 @@ def bench(
 def _measured(
     cases: CaseOptions, contenders: ContenderOptions, measuring: BenchMeasuringOptions, files: dict[str, Path]
 ) -> tuple[BenchmarkReport, bool]:
-    """What was measured, and whether Ctrl-C ended it."""
+    """The report, and whether Ctrl-C interrupted the measurement."""
     from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, keep_freed_memory, last_level_cache
     from ..benchmark.attention.measuring import sweep
@@ -177,7 +177,7 @@ def settings_of(measuring: BenchMeasuringOptions) -> MeasurementSettings:
 
 
 def cases_of(given: CaseOptions, cache: int, *, quick: bool) -> list[Case]:
-    """The product of all lists, lengths ascending within each of the rest; each case once."""
+    """The product of all lists without duplicates, with lengths in ascending order innermost."""
     axes = (
         listed(given.stage, "pass", str),
         listed(given.dtype, "dtype", str),
@@ -188,12 +188,12 @@ def cases_of(given: CaseOptions, cache: int, *, quick: bool) -> list[Case]:
         listed(given.width, "width", int),
         [None] if given.value_width is None else listed(given.value_width, "value-width", int),
     )
-    found: dict[Case, None] = {}
+    cases: dict[Case, None] = {}
     for stage, dtype, mask, batch, heads, kv_heads, width, value_width in itertools.product(*axes):
         shape = (mask, stage, dtype, batch, heads, kv_heads or heads, width, value_width or width)
         for case in _lengths(given, cache, quick, shape):
-            found[case] = None
-    return list(found)
+            cases[case] = None
+    return list(cases)
 
 
 def _lengths(given: CaseOptions, cache: int, quick: bool, shape: Shape) -> list[Case]:

@@ -78,7 +78,7 @@ def compare(
 
 
 def _list() -> None:
-    """The table of abilities, drawn in a terminal and as Markdown in a pipe."""
+    """Print the table of abilities: with styles in a terminal, as Markdown in a pipe."""
     from rich.markdown import Markdown
 
     from ..operator.variants._table import capabilities
@@ -94,7 +94,7 @@ def _list() -> None:
 def _measured(
     source: DataOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, files: dict[str, Path]
 ) -> tuple[VariantComparison, bool]:
-    """What was measured, and whether Ctrl-C ended it."""
+    """The comparison, and whether Ctrl-C interrupted the measurement."""
     from ..benchmark.attention.machine import describe
     from ..benchmark.variants import VariantComparison, measuring as work
     from ..benchmark.variants.catalogue import chosen_contenders as picked
@@ -103,9 +103,9 @@ def _measured(
     settings, lengths = settings_of(measuring), lengths_of(chosen, quick=measuring.quick)
     who = picked(chosen.mechanism, layers=chosen.layers)
     data = _data(source, max(lengths))
-    told = {"command": shlex.join(["saccade", *sys.argv[1:]]), "tolerance": measuring.tolerance}
-    told |= {"seed": settings.seed, **vars(settings.budget)}
-    comparison = VariantComparison(describe(__version__, settings.threads), told, data.as_json())
+    record = {"command": shlex.join(["saccade", *sys.argv[1:]]), "tolerance": measuring.tolerance}
+    record |= {"seed": settings.seed, **vars(settings.budget)}
+    comparison = VariantComparison(describe(__version__, settings.threads), record, data.as_json())
     length = min(max(lengths), 256 if measuring.quick else 1024)
     with piece_bar("weighing, timing", 2 * len(who) + len(lengths)) as advance, contextlib.suppress(KeyboardInterrupt):
         work.measure(comparison, who, data, lengths, settings, _telling(advance, comparison, files))
@@ -122,7 +122,7 @@ def _data(source: DataOptions, most: int) -> ComparisonData:
     if len(given) > 1 and given != ["model", "text"]:
         raise UserError(f"--{' and --'.join(given)}: data comes from one of --random, --tensors and a model")
     if source.layer is not None and (source.random or source.tensors):
-        raise UserError("--layer is of a model; this data has none")
+        raise UserError("--layer selects a layer of a model; this data has none")
     if source.random is not None:
         return random_data(source.random, causal=source.causal is not False)
     if source.tensors is not None:
@@ -133,7 +133,7 @@ def _data(source: DataOptions, most: int) -> ComparisonData:
 def _telling(
     advance: Callable[[str], None], comparison: VariantComparison, files: dict[str, Path]
 ) -> Callable[[str], None]:
-    """Moves the bar, and keeps what is measured: a run that is stopped loses nothing."""
+    """A callback that advances the progress bar and saves the results so far, in case of an interruption."""
 
     def told(what: str) -> None:
         advance(what)
@@ -156,7 +156,7 @@ def _show(comparison: VariantComparison, output: CompareOutputOptions, files: di
 
 
 def _print(comparison: VariantComparison) -> None:
-    """Tables with styles in a terminal, the same lines without them in a pipe."""
+    """Print tables with styles in a terminal, without in a pipe."""
     from rich.text import Text
 
     from ..benchmark.variants import tables

@@ -75,14 +75,14 @@ def diagram(
     if kind not in KINDS:
         raise UserError(f"{kind}: no kind of diagram; expected one of {', '.join(KINDS)}")
     if dark and light:
-        raise UserError("--dark and --light came; give one of them")
+        raise UserError("--dark and --light are both given; give one of them")
     path = Path(f"saccade-{kind}.svg") if out is None else out
     if path.suffix.lower() not in FORMATS:
-        raise UserError(f"--out {path}: a diagram is written as .svg, .png or .html")
+        raise UserError(f"--out {path}: expected a name that ends in .svg, .png or .html")
     if plain and kind not in PLAIN:
-        raise UserError(f"--plain: not for {kind}; {' and '.join(PLAIN)} have a plain form")
+        raise UserError(f"--plain: not available for {kind}; only {' and '.join(PLAIN)} have a plain form")
     if kind == "variants" and model is not None:
-        raise UserError("--model: variants are drawn from saccade.variants, not from a model")
+        raise UserError("--model: not available for variants, which are drawn from saccade.variants")
     if path.suffix.lower() == ".png":
         require("resvg_py", "plot")
 

@@ -40,21 +40,21 @@ def docs(
         site = built_site(__version__, anew=build, begin=lambda: typer.echo(_BUILDING, err=True))
     except RuntimeError as error:
         raise UserError(str(error)) from None
-    found = search(site, " ".join(words)) if words else []
-    if words and not found:
+    hits = search(site, " ".join(words)) if words else []
+    if words and not hits:
         raise UserError(
             f"{' '.join(words)}: no page has these words or similar ones; saccade docs alone opens the start page"
         )
-    place, _, anchor = (found[0].place if found else "index.html").partition("#")
+    place, _, anchor = (hits[0].place if hits else "index.html").partition("#")
     file = site / place
     if path:
         typer.echo(file)
         return
     address = file.as_uri() + (f"#{anchor}" if anchor else "")
-    if found and not found[0].whole:
+    if hits and not hits[0].whole:
         typer.echo(f"No page has all of {' '.join(words or [])!r}; this is the nearest.")
-    for one in found:
-        typer.echo(f"{'Page' if one is found[0] else 'Also'}: {one}")
+    for hit in hits:
+        typer.echo(f"{'Page' if hit is hits[0] else 'Also'}: {hit}")
     typer.echo(address)
     if not webbrowser.open(address):
         typer.echo("No browser was found; open this address in one.", err=True)

@@ -32,7 +32,7 @@ def doctor(
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report, one fact a line."""
+    """The report as text, one fact on each line."""
     versions = (f"{name} {version or 'missing'}" for name, version in report["packages"].items())
     variables = (f"{name}={value}" for name, value in report["environment"].items() if value is not None)
     rows = [

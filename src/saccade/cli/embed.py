@@ -25,7 +25,7 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 
 @dataclasses.dataclass(frozen=True)
 class VectorOptions:
-    """How a text becomes a vector"""
+    """Embedding of a text"""
 
     pooling: str | None = option(
         None,
@@ -80,7 +80,7 @@ def embed(
     from ..make.models.embedding_file import ENDINGS
 
     if out.suffix.lower() not in ENDINGS:
-        raise UserError(f"--out {out}: vectors are written to a name that ends in {' or '.join(ENDINGS)}")
+        raise UserError(f"--out {out}: expected a name that ends in {' or '.join(ENDINGS)}")
     from ..see.viewer import check_target
 
     if out.is_file() and not force:
@@ -93,26 +93,26 @@ def embed(
     embedder = open_embedder(
         model, pooling=vectors.pooling, normalize=vectors.normalize, tokens_per_batch=vectors.tokens_per_batch
     )
-    with _progress() as told:
-        written = embed_to_file(corpus, embedder, target, anew=force, progress=told)
+    with _progress() as progress:
+        written = embed_to_file(corpus, embedder, target, anew=force, progress=progress)
     empty = sum(not text.strip() for text in corpus.texts)
     if empty:
         typer.echo(f"saccade: {empty:,} of the texts are empty; their vectors represent no word", err=True)
     rows, width = written.shape
-    found = f", {written.found:,} of them from the run before" if written.found else ""
-    typer.echo(f"{rows:,} vectors of {width:,} numbers{found}  {out}")
+    reused = f", {written.found:,} of them from the run before" if written.found else ""
+    typer.echo(f"{rows:,} vectors of {width:,} numbers{reused}  {out}")
 
 
 def _read(path: Path, column: str | None) -> EmbeddedTexts:
-    """The texts of a file or a folder."""
+    """Read the texts of a file or a folder."""
     from ..make.models.embedding_file import EmbeddedTexts
 
     if column is not None and path.suffix.lower() not in _TABLES:
-        raise UserError(f"--column {column}: of a .csv or .tsv; {path} is none")
+        raise UserError(f"--column {column}: only for a .csv or .tsv, got {path}")
     if path.is_dir():
         files = sorted(path.rglob("*.txt"))
         if not files:
-            raise UserError(f"{path}: the folder holds no .txt file")
+            raise UserError(f"{path}: the folder contains no .txt file")
         return EmbeddedTexts([_content(file) for file in files], [file.relative_to(path).as_posix() for file in files])
     content = _content(path)
     if path.suffix.lower() in _TABLES:
@@ -120,7 +120,7 @@ def _read(path: Path, column: str | None) -> EmbeddedTexts:
     else:
         texts = content.removesuffix("\n").split("\n") if content else []
     if not texts:
-        raise UserError(f"{path}: empty, it holds no text")
+        raise UserError(f"{path}: empty, expected at least one text")
     return EmbeddedTexts(texts)
 
 
@@ -133,15 +133,15 @@ def _content(path: Path) -> str:
 
 def _column(path: Path, content: str, column: str | None) -> list[str]:
     rows = csv.reader(io.StringIO(content, newline=""), delimiter=_TABLES[path.suffix.lower()])
-    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # no cell is longer than the file
+    usual = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # cells are never longer than the file
     try:
         names = next(rows, [])
         if column is None or column not in names:
-            told = "--column is missing" if column is None else f"no column {column!r}"
+            problem = "--column is missing" if column is None else f"no column {column!r}"
             from ..make.tasks._examples import separated_otherwise
 
             advice = separated_otherwise(path, content)
-            raise UserError(f"{path}: {told}; it has {', '.join(map(repr, names)) or 'none'}{advice}")
+            raise UserError(f"{path}: {problem}; it has {', '.join(map(repr, names)) or 'none'}{advice}")
         place = names.index(column)
         texts = []
         for row in rows:
@@ -157,7 +157,7 @@ def _column(path: Path, content: str, column: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar with texts/s on standard error, where that is a terminal."""
+    """A progress bar with texts/s on standard error, if that is a terminal."""
     from ..support._terminal._console import progress_bar
 
     with progress_bar() as update:

@@ -57,11 +57,11 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     opened = load(model)
     if not isinstance(opened, GeneratingModel):
-        raise ValueError(f"model: {model} is {opened.family.name}, which continues no text; expected a decoder")
+        raise ValueError(f"model: {model} is {opened.family.name}, which does not generate text; expected a decoder")
     sampling = replace(sampling, repetition_penalty=opened.repetition_penalty)
     continuation = pieces(opened, prompt, tokens, sampling)
-    first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
-    written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # in a pipe or a file it is data
+    first = next(continuation, "")  # errors about the prompt are raised before anything is printed
+    written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # raw in a pipe or a file
     typer.echo(prompt + first, file=written, nl=False)
     for piece in continuation:
         typer.echo(piece, file=written, nl=False)

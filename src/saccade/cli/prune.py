@@ -110,7 +110,7 @@ def prune(
     The smaller model computes the same as the model with those heads' outputs set to 0. A run of a task is evaluated by
     its metric on its validation data; it can be trained further, and stays a run of its task.
     """
-    from ..make.training.folder import LANGUAGE, task_of
+    from ..make.training.run_folder.layout import LANGUAGE, task_of
 
     if task_of(Path(model)) not in (None, LANGUAGE):
         _prune_run(Path(model), chosen, judging, learning, common)

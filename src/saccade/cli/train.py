@@ -194,7 +194,7 @@ def _explains(run: Path) -> bool:
     """Whether the task of a run draws why it predicts what it does."""
     from ..make.tasks import Task
     from ..make.tasks._runs._registry import TASKS
-    from ..make.training.folder import task_of
+    from ..make.training.run_folder.layout import task_of
 
     kind = TASKS.get(task_of(run) or "")
     return kind is not None and kind.predicted_picture is not Task.predicted_picture
@@ -257,8 +257,8 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights; a mechanism has no weights."""
     if lm.model.config.mechanism is not None:
         return
-    from ..make.models.own.checkpoint import HEADS, write_text
-    from ..make.training.prepared_language import texts
+    from ..make.models.decoder_lm.checkpoint import HEADS, write_text
+    from ..make.training.language.prepared import texts
     from ..see.inspection import measure_roles
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))

@@ -32,7 +32,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 
 @dataclasses.dataclass(frozen=True)
 class ShownOptions:
-    """What is shown"""
+    """What to show"""
 
     model: list[str] | None = option(
         None,
@@ -116,11 +116,9 @@ def view(
     shown: ShownOptions,
     server: ServerOptions,
 ) -> None:
-    """Show every head's attention in the browser, at any zoom: of a text as a model reads it, or of what watch kept.
-
-    The viewer answers this computer alone, whoever has the address with its token. It ends at Ctrl-C, and ten minutes
-    after its page was closed.
-    """
+    """Show every head's attention in the browser, at any zoom: for a text, or for a file saved by watch.  The viewer
+    answers only this computer, and only with the token in its address. It ends at Ctrl-C, and ten minutes after its
+    page was closed."""
     require("starlette", "view")
     require("uvicorn", "view")
     head, budget = parse_head(shown.head), _bytes(server.budget)
@@ -141,7 +139,7 @@ def view(
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Meanwhile SIGTERM ends the command as Ctrl-C does, so that its files are deleted."""
+    """Within the context, SIGTERM ends the command like Ctrl-C, so that temporary files are deleted."""
 
     def end(*_: object) -> NoReturn:
         sys.exit(SIGTERM_STATUS)
@@ -164,11 +162,11 @@ def _tell_and_wait(viewer: Viewer, server: ServerOptions) -> None:
     if not server.no_browser and not viewer.open_browser():
         typer.echo("saccade: no browser could be opened here; open this address in one", err=True)
     if viewer.wait():
-        typer.echo("saccade: no page is open any more, so the viewer has ended (--keep lets it go on)", err=True)
+        typer.echo("saccade: no page is open any more, so the viewer has ended (--keep keeps it running)", err=True)
 
 
 def _leave(status: int) -> NoReturn:
-    """End now. Python would wait for its threads, and the walk over a long map that one is at takes seconds."""
+    """Exit immediately. Python would wait for its threads, which can compute for seconds on long maps."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -185,7 +183,7 @@ def _print_address(url: str) -> None:
 
 
 def _bytes(size: str | None) -> int | None:
-    """The bytes of a size such as 4GiB."""
+    """Parse a size such as 4GiB to bytes."""
     if size is None:
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMG]?I?B|)", size.strip(), re.IGNORECASE)
@@ -198,7 +196,7 @@ def _bytes(size: str | None) -> int | None:
 def _session(
     arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None, budget: int | None, folder: Any
 ) -> Session:
-    """Everything read; a bar shows the layers that are done."""
+    """Open the model and compute the session, with a progress bar over layers."""
     from ..see.analysis.tables import shown_progress
     from ..see.viewer.server import open_session
 
@@ -208,8 +206,8 @@ def _session(
     target = None if shown.target is None else text_or_file(shown.target).text
     models = _models(subjects, shown)
     how = {"target": target, "generate": shown.generate, "budget": budget, "folder": folder}
-    with shown_progress("layers") as told:
-        session = open_session(subjects, model=models, head=head, progress=told, **how)
+    with shown_progress("layers") as progress:
+        session = open_session(subjects, model=models, head=head, progress=progress, **how)
     for run in session.runs:
         if run.beyond is not None:
             tokens = max(side.tokens for side in run.sides.values())
@@ -219,8 +217,8 @@ def _session(
 
 
 def _reads_no_text(model: str) -> bool:
-    """Whether this is a run of a task whose inputs are images, sounds, series or nodes."""
-    from ..make.training.folder import TASK
+    """Whether this is a run of a task with images, sounds, series or nodes as inputs."""
+    from ..make.training.run_folder.layout import TASK
 
     if not (Path(model) / TASK).is_file():
         return False
@@ -230,7 +228,7 @@ def _reads_no_text(model: str) -> bool:
 
 
 def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tuple[int, int] | None) -> Session:
-    """One input through one run, watched: what `view` shows of any model."""
+    """A session for one input of a run, recorded during the model's call."""
     from ..make.tasks import observe
     from ..see.viewer.server import open_session
 
@@ -238,39 +236,39 @@ def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tu
     given = {name: getattr(shown, name) for name in ("against", "target", "context", "first", "last")}
     for name, value in given.items():
         if value is not None:
-            raise UserError(f"--{_NAMES.get(name, name)} is for a text, and {runs[0]} reads none")
+            raise UserError(f"--{_NAMES.get(name, name)} needs a text, but {runs[0]} reads other inputs")
     if len(runs) > 1 or shown.generate:
-        raise UserError(f"{runs[0]} reads no text, so it is shown alone and continues nothing")
+        raise UserError(f"{runs[0]} does not read text: --against and --generate are not supported")
     if not arguments or len(arguments) > 1:
-        raise UserError(f"expected one input of {runs[0]}: a file, or a node's name")
+        raise UserError(f"expected one input for {runs[0]}: a file, or a node's name")
     path = Path(arguments[0])
-    seen = observe(runs[0], path if path.exists() else arguments[0])
-    return open_session(seen.watched, words=seen.words, head=head)
+    observed = observe(runs[0], path if path.exists() else arguments[0])
+    return open_session(observed.watched, words=observed.words, head=head)
 
 
 def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
-    """The text or the watch file, and what it is compared with."""
+    """The text or watch file to show, and the one to compare it with."""
     from ..see.viewer.server._subjects import is_watch_file
 
     more = [] if shown.against is None else [shown.against]
     first = arguments[0] if arguments and len(arguments) == 1 else ""
     if not is_watch_file(first):
         for other in filter(is_watch_file, more):
-            raise UserError(f"--against {shorten(other, 60)}: what watch saved is not compared with a text")
+            raise UserError(f"--against {shorten(other, 60)}: a file of watch cannot be compared with a text")
         texts = [given_text(arguments, "view"), *map(text_or_file, more)]
         return [word_range(text, shown.first, shown.last).text for text in texts]
     if (shown.first, shown.last) != (None, None):
-        raise UserError("--from and --to are for a text; what watch kept is shown as it is")
+        raise UserError("--from and --to need a text; a file of watch is shown whole")
     if shown.context is not None:
-        raise UserError("--context is for a text; what watch kept was read already")
+        raise UserError("--context needs a text; a file of watch contains a finished call")
     for other in more:
         if not is_watch_file(other):
-            raise UserError(f"--against {shorten(other, 60)}: a watch is compared with another watch")
-    return [Path(one) for one in (first, *more)]
+            raise UserError(f"--against {shorten(other, 60)}: expected another file of watch")
+    return [Path(path) for path in (first, *more)]
 
 
 def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
-    """The models, opened, with room for the texts; none for what watch kept."""
+    """Open the models, with enough context for the texts; [] for files of watch."""
     if isinstance(subjects[0], Path):
         return list(shown.model or [])
     from ..see.inspection import open_model

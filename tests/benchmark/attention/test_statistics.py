@@ -20,7 +20,7 @@ def test_ratios_are_of_readings_of_one_round():
     # The machine slowed down by ten in the middle: medians apart would say 10 / 2, pairs say 2.
     ours, theirs = [1.0, 10.0, 1.0, 10.0, 10.0], [2.0, 20.0, 2.0, 20.0, 20.0]
     assert paired_ratio(theirs, ours).median == 2.0
-    with pytest.raises(ValueError, match="readings are not pairs: 2 and 1"):
+    with pytest.raises(ValueError, match="expected as many readings above as below, got 2 and 1"):
         paired_ratio([1.0, 2.0], [1.0])
 
 

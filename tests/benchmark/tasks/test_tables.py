@@ -215,7 +215,7 @@ def test_what_is_as_usual_need_not_be_said():
 
 def test_runs_under_different_budgets_do_not_stand_together():
     other = dataclasses.replace(ROWS[0], case={**ROWS[0].case, "budget": {"steps": 4}})
-    with pytest.raises(ValueError, match="runs of recall with different sizes, models or budgets do not compare"):
+    with pytest.raises(ValueError, match="runs of recall cannot be compared: their sizes, models or budgets differ"):
         tables.lines([*ROWS, other])
 
 

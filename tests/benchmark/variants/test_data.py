@@ -93,7 +93,7 @@ BAD = [
     (lambda t: t.update(key=t["key"][0]), r"key: expected \(batch, heads, length, width\), got \(3, 11, 5\)"),
     (lambda t: t.update(value=t["value"][:, :, :0]), NO_VALUES),
     (lambda t: t.update(query=t["query"].long()), "query: expected floating point, got torch.int64"),
-    (lambda t: t["key"].fill_(float("nan")), "key: holds NaN or infinity"),
+    (lambda t: t["key"].fill_(float("nan")), "key: contains NaN or infinity"),
     (lambda t: t.update(key=t["key"][:, :, :10]), SHORT_KEY),
     (lambda t: t.update(value=t["value"][:1]), FEW_VALUES),
     (lambda t: t.update(key=t["key"][..., :4]), r"key: expected width 5, as the query has, got \(2, 3, 11, 4\)"),

@@ -13,7 +13,7 @@ from comparisons import comparison
 from saccade.benchmark.attention import Budget
 from saccade.benchmark.variants import ApproximationError, measuring as module, random_data
 from saccade.benchmark.variants.catalogue import chosen_contenders, contender_named
-from saccade.benchmark.variants.contenders import Decoding
+from saccade.benchmark.variants.contenders import DecodingRun
 from saccade.benchmark.variants.measuring import ComparisonSettings, OutputJudge, distance, measure
 from saccade.benchmark.variants.readings import ExactAttention
 from saccade.benchmark.variants.weighing import CallWeight, WeighingLimits
@@ -137,7 +137,7 @@ class Odd(ExactAttention):
         return replace(
             made,
             forward=lambda: self.out(made.forward()),
-            decoding=lambda: Decoding(lambda: self.step(decoding.step()), decoding.kept),
+            decoding=lambda: DecodingRun(lambda: self.step(decoding.step()), decoding.kept),
         )
 
 

@@ -155,8 +155,8 @@ def test_a_process_that_ends_takes_nobody_along(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import os; os._exit(7)", "the process that weighed it ended: exit status 7"),
-        ("raise MemoryError('all gone')", "the process that weighed it ended: MemoryError: all gone"),
+        ("import os; os._exit(7)", "the process that measured its memory ended: exit status 7"),
+        ("raise MemoryError('all gone')", "the process that measured its memory ended: MemoryError: all gone"),
     ],
 )
 def test_why_a_process_ended(monkeypatch, program, words):

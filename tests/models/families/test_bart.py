@@ -140,7 +140,7 @@ def test_the_likeliest_texts_are_those_of_transformers(tmp_path):
     penalised = model.generate(**inputs, max_new_tokens=6, search=models.Sampling(0.0, repetition_penalty=1.7))
     assert torch.equal(penalised.ids[:, 0], expected[:, 1:])
     assert model.generate(**inputs, constraints=models.Constraints()).lengths.tolist() == [[17]] * 3
-    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1, but the model has 17 positions"):
+    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1 tokens, but the model has 17 positions"):
         model.generate(**inputs, max_new_tokens=18)
 
 
@@ -149,7 +149,7 @@ def test_other_blocks_are_refused(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     for name, value in (("normalize_before", True), ("normalize_embedding", False), ("tie_word_embeddings", False)):
         (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
-        with pytest.raises(ValueError, match=f"{name}: expected {not value}: nothing else is computed, got {value}"):
+        with pytest.raises(ValueError, match=f"{name}: expected {not value}: other values are not supported"):
             models.load(tmp_path)
 
 
@@ -169,10 +169,10 @@ def test_bad_input(tmp_path):
     memory = model.encode(ids)
     for call, message in (
         (lambda: model(ids), "decoder_input_ids: missing"),
-        (lambda: model(decoder_input_ids=targets), "input_ids: give the sources, or memory="),
+        (lambda: model(decoder_input_ids=targets), "input_ids: give either the sources, or memory="),
         (
             lambda: model(memory=memory, attention_mask=ids, decoder_input_ids=targets),
-            "attention_mask: is in the memory",
+            "attention_mask: give it to encode",
         ),
         (
             lambda: model(memory=memory, decoder_input_ids=targets[:2]),
@@ -181,7 +181,7 @@ def test_bad_input(tmp_path):
         (lambda: model(ids, decoder_input_ids=targets + 90), "decoder_input_ids: ids must be from 0 to 100"),
         (
             lambda: model(ids, decoder_input_ids=targets.repeat(1, 3)),
-            "decoder_input_ids: 21 tokens are more than the 17",
+            "decoder_input_ids: 21 tokens are more than the model's 17",
         ),
         (lambda: model(ids, decoder_input_ids=targets, labels=ids), r"labels: expected shape \(3, 7\), got \(3, 11\)"),
         (lambda: model(ids, labels=-targets - 101), "labels: ids must be from 0 to 100, got -"),

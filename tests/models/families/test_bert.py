@@ -79,5 +79,5 @@ def test_an_answer_is_learned_as_of_the_text_alone(tmp_path):
     loss = model(**inputs, start_positions=first, end_positions=last).loss
     assert torch.allclose(loss, torch.stack(alone).mean(), atol=1e-10)
     last[0] = lengths[0]
-    with pytest.raises(ValueError, match=r"end_positions: expected columns of real tokens, got 5 of item 0, padding"):
+    with pytest.raises(ValueError, match=r"end_positions: expected columns of real tokens, got 5, which is padding"):
         model(**inputs, start_positions=first, end_positions=last)

@@ -236,7 +236,7 @@ def test_bad_input(tmp_path):
     expected = model(values, observed).prediction_outputs
     assert torch.equal(model(holed, observed).prediction_outputs, expected)
     for call, told in [
-        (lambda: model(holed), r"past_values: holds NaN .* past_observed_mask"),
+        (lambda: model(holed), r"past_values: contains NaN .* past_observed_mask"),
         (lambda: model(values[:, :4]), r"past_values: expected .*37 steps of 3 channels, got \(2, 4, 3\)"),
         (lambda: model(values[..., :2]), r"past_values: expected .*37 steps of 3 channels, got \(2, 37, 2\)"),
         (lambda: model(values[:0]), r"past_values: expected .*got \(0, 37, 3\)"),
@@ -250,7 +250,7 @@ def test_bad_input(tmp_path):
         ({"do_mask_input": True, "architectures": ["PatchTSTModel"]}, r"do_mask_input: expected False"),
         (
             {"do_mask_input": False, "architectures": ["PatchTSTForPrediction"], "loss": "nll"},
-            r"loss: expected 'mse': nothing else is computed, got 'nll'",
+            r"loss: expected 'mse': other values are not supported, got 'nll'",
         ),
         ({"loss": "mse", "channel_attention": True}, r"channel_attention: expected False"),
         (

@@ -88,5 +88,5 @@ def test_the_longest_text_leaves_room_for_the_padding_token(tmp_path):
     model = models.load(tmp_path)
     assert model.longest == 33
     assert model(torch.full((1, 33), 7)).last_hidden_state.shape == (1, 33, 42)
-    with pytest.raises(ValueError, match="34 tokens are more than the 33"):
+    with pytest.raises(ValueError, match="34 tokens are more than the model's"):
         model(torch.full((1, 34), 7))

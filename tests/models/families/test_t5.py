@@ -96,7 +96,7 @@ def test_an_encoder_without_its_name_in_the_settings(tmp_path, names):
     write(tmp_path, "T5EncoderModel")
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": names}))
-    with pytest.raises(ValueError, match=r"architectures: names none, so the body; give head= for another"):
+    with pytest.raises(ValueError, match=r"architectures: none in config.json, so the body; give head= for another"):
         models.load(tmp_path)
     assert models.load(tmp_path, head="encoder").request.head == "encoder"
 

@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "beam-parents",
         BEAM,
-        "step.reorder((going[:, None] * told.shape[1] + parents[going]).flatten())",
-        "step.reorder((going[:, None] * told.shape[1] + 0 * parents[going]).flatten())",
+        "step.reorder((going[:, None] * texts.shape[1] + parents[going]).flatten())",
+        "step.reorder((going[:, None] * texts.shape[1] + 0 * parents[going]).flatten())",
         SEARCH,
         "Every beam goes on with the cache of the first.",
     ),
@@ -93,8 +93,8 @@ FAULTS = (
     Fault(
         "classified-padding",
         "src/saccade/make/models/text/decoder.py",
-        'told = input_ids != self.settings.get("pad_token_id", -1)',
-        "told = input_ids != -1",
+        'real = input_ids != self.settings.get("pad_token_id", -1)',
+        "real = input_ids != -1",
         ("tests/models/families/test_gpt2.py",),
         "A classifier reads padding where no mask says so.",
     ),

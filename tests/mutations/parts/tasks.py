@@ -103,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "task-of-a-folder",
-        "src/saccade/make/training/resume.py",
+        "src/saccade/make/training/run_folder/resume.py",
         "if text != asked:",
         "if False:",
         (RUNS,),

@@ -72,8 +72,8 @@ FAULTS = (
     Fault(
         "vectors-order",
         "src/saccade/make/models/embedding.py",
-        "vectors[batch] = found",
-        "vectors[sorted(batch)] = found",
+        "vectors[batch] = rows",
+        "vectors[sorted(batch)] = rows",
         ("tests/models/test_embedding.py",),
         "Vectors of a row stand in the order of their texts, not in that of the row.",
     ),

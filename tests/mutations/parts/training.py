@@ -5,7 +5,10 @@ from __future__ import annotations
 from ..fault import Fault
 
 SETTINGS, STATE, LOOP = (f"src/saccade/make/training/{name}.py" for name in ("settings", "state", "loop"))
-FILES, KEEPER = "src/saccade/make/training/files.py", "src/saccade/make/training/run_writer.py"
+FILES, KEEPER = (
+    "src/saccade/make/training/run_folder/checkpoint_files.py",
+    "src/saccade/make/training/run_folder/run_writer.py",
+)
 LOOPS, RESUME, RUN = (f"tests/training/test_{name}.py" for name in ("loop", "resume", "run"))
 EVERY = "tests/training"
 
@@ -76,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "evaluation-mode",
-        "src/saccade/make/training/evaluation.py",
+        "src/saccade/make/training/language/evaluation.py",
         "model.train(was_training)",
         "...",
         (LOOPS, EVERY),
@@ -84,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "shared-lock",
-        "src/saccade/make/training/lock.py",
+        "src/saccade/make/training/run_folder/lock.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         ("tests/training/test_lock.py",),
@@ -124,7 +127,7 @@ FAULTS = (
     ),
     Fault(
         "last-window",
-        "src/saccade/make/training/windows.py",
+        "src/saccade/make/training/language/windows.py",
         "tokens.shape[0] - context + 1, size=batch",
         "tokens.shape[0] - context, size=batch",
         ("tests/training/test_data.py", EVERY),

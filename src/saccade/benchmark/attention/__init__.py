@@ -1,11 +1,10 @@
-"""Speed of attention, measured: what `saccade bench` is made of.
+"""Measures the speed of attention; the implementation of `saccade bench`.
 
     entries = [Entry(case, SaccadeAttention("auto")), Entry(case, SdpaAttention())]
     group = measure("mine", entries, MeasurementSettings(threads=2))
     group.speedup(group.rows[0], over=group.rows[1]).median
 
-A contender's result is checked before it is timed; contenders take turns; ratios are medians of ratios of readings of
-the same round.
+Results are checked before timing; contenders are timed alternately; ratios are medians of ratios within a round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One thing that is timed: sizes, dtype, mask and stage, and how much work that is.
+"""A case of the benchmark: sizes, dtype, mask and stage, with its number of operations.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width of query and key, Dv of value.
 """
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from .patterns import MaskPattern, PatternSizes
 
-# What one call does, in units of a forward's work. Backward recomputes the logits and has four products where the
-# forward has two: 5 / 2 of it (Dao 2023, "FlashAttention-2", section 4.1).
+# Work relative to a forward pass. The backward pass recomputes the logits and has four more products, where the forward
+# # pass has two: 5 / 2 (Dao 2023, "FlashAttention-2", section 4.1).
 STAGES = {"forward": 1.0, "recorded": 1.0, "backward": 2.5, "forward+backward": 3.5, "decode": 1.0}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem and the stage of it that is timed.
+    """A problem and the timed stage.
 
-    stage: "forward" (no gradient is recorded), "recorded" (a forward that keeps what its backward needs), "backward"
-    (alone), "forward+backward", or "decode" (a forward of few queries against a long cache, measured in bytes/s).
+    stage: "forward" (without recording gradients), "recorded" (a forward pass that records for backward), "backward"
+    (alone), "forward+backward", or "decode" (a forward pass of few queries with a long cache, measured in bytes/s).
     """
 
     length_q: int
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def derives(self) -> bool:
-        """Whether gradients are computed."""
+        """Whether the stage computes gradients."""
         return self.stage in ("backward", "forward+backward")
 
     @property
@@ -77,22 +77,22 @@ class Case:
 
     @cached_property
     def pairs(self) -> int:
-        """Visible (query, key) pairs of one head, over the batch: counted from the mask."""
+        """Number of visible (query, key) pairs of one head, over the batch, counted from the mask."""
         return self.pattern.pairs(self.sizes)
 
     @property
     def work(self) -> float:
-        """The share of all pairs that is visible."""
+        """The visible share of all pairs."""
         return self.pairs / (self.batch * self.length_q * self.length_k)
 
     @property
     def flops(self) -> float:
-        """2 (D + Dv) per visible pair and query head, times what the stage does of it."""
+        """2 (D + Dv) for each visible pair and query head, times the factor of the stage."""
         return STAGES[self.stage] * 2 * (self.width + self.value_width) * self.pairs * self.heads
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the keys and values that some query sees."""
+        """Bytes of keys and values that are visible to any query."""
         first, stop = self.pattern.ranges(self.sizes)
         empty = stop <= first
         lowest = torch.where(empty, self.length_k, first).amin(-1)
@@ -102,12 +102,12 @@ class Case:
 
     @property
     def amount(self) -> float:
-        """What the case's rate counts: bytes for decoding, otherwise operations."""
+        """The amount that the rate refers to: bytes for decoding, otherwise operations."""
         return self.bytes_read if self.stage == "decode" else self.flops
 
     @property
     def label(self) -> str:
-        """One line, without what is as usual."""
+        """One line with the values that differ from the defaults."""
         length = f"L={self.length_k}" if self.length_q == self.length_k else f"Lq={self.length_q} Lk={self.length_k}"
         heads = f"H={self.heads}" if self.heads == self.kv_heads else f"H={self.heads}/{self.kv_heads}"
         width = f"D={self.width}" if self.width == self.value_width else f"D={self.width}/{self.value_width}"
@@ -135,7 +135,7 @@ class CaseInputs:
 
     @classmethod
     def make(cls, case: Case, seed: int = 0) -> CaseInputs:
-        """Standard normal values, the same for the same case."""
+        """Standard normal values; equal cases give equal values."""
         from ...operator._biases import ALiBi
 
         generator = torch.Generator().manual_seed(seed)
@@ -157,7 +157,7 @@ class CaseInputs:
 
 
 def decoding(size: int, like: Case) -> Case:
-    """The case with a cache whose keys and values take at least `size` bytes, in whole thousands of tokens."""
+    """A decoding case whose keys and values take at least `size` bytes, in multiples of a thousand tokens."""
     token = like.batch * like.kv_heads * (like.width + like.value_width) * like.torch_dtype.itemsize
     length = -(-size // (token * 1024)) * 1024
     return replace(like, length_k=max(length, like.length_q))

@@ -1,7 +1,7 @@
-"""Is a contender's result right? Before it is timed, some of its rows are computed exactly, in float64.
+"""Checks a contender's result before timing: some of its rows are computed in float64.
 
-The upstream gradient of the check is zero outside of those rows: then the gradients of *all* keys and values are sums
-over these rows alone, and long problems are checked in backward, too, without Lq x Lk memory or work.
+The upstream gradient of the check is zero outside of these rows. So the gradients of *all* keys and values are sums
+over these rows, and backward passes of long problems are checked without Lq x Lk memory or work.
 
 Shape legend: B batch, Hq / Hkv heads, R rows chosen, Lk keys, D and Dv widths.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from .cases import CaseInputs
 from .contenders import Forward, dense_bias
 
-ALL_ROWS = 2**24  # logits of a case whose rows are all computed
-SOME_ROWS = 2**25  # logits computed of a larger one
+ALL_ROWS = 2**24  # up to this number of logits all rows are checked
+SOME_ROWS = 2**25  # number of logits computed in larger cases
 # A result may be this many times further off than PyTorch's plain operations in the same dtype, plus as many units in
 # the last place of the largest entry: another order of summation, another exponential.
 FACTOR = 4.0
@@ -27,7 +27,7 @@ FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """error: the largest error of any output in units of what is allowed; right where it is at most 1."""
+    """The largest error of any output, in units of the tolerance. A result is right if it is at most 1."""
 
     error: float
     worst: str  # "out", "d_query", "d_key" or "d_value"
@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseJudge:
-    """What is right for a case, kept for all its contenders."""
+    """The expected results of a case, shared by all contenders."""
 
     inputs: CaseInputs
     rows: Tensor  # (R,) int64
@@ -77,7 +77,7 @@ class CaseJudge:
 
 
 def chosen_rows(inputs: CaseInputs) -> Tensor:
-    """All rows of a small case; of a large one some, the first and the last among them."""
+    """All rows of a small case; some rows of a large one, including the first and the last."""
     case = inputs.case
     across = case.batch * case.heads * case.length_k
     if across * case.length_q <= ALL_ROWS:
@@ -87,7 +87,7 @@ def chosen_rows(inputs: CaseInputs) -> Tensor:
 
 
 def written_out(inputs: CaseInputs, rows: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """out (B, Hq, R, Dv) of the rows, and the gradients if the stage has any, computed head by head in `dtype`."""
+    """out (B, Hq, R, Dv) of the rows, and the gradients if the stage has any, head by head in `dtype`."""
     case = inputs.case
     first, stop = (end.expand(case.batch, -1)[:, rows, None] for end in case.pattern.ranges(case.sizes))
     bias, keys = dense_bias(inputs, dtype, rows), torch.arange(case.length_k)
@@ -95,15 +95,17 @@ def written_out(inputs: CaseInputs, rows: Tensor, dtype: torch.dtype) -> dict[st
     out = torch.zeros(case.batch, case.heads, len(rows), case.value_width, dtype=dtype)
     sums = [torch.zeros(leaf.shape, dtype=dtype) for leaf in inputs.leaves] if case.derives else []
     for b in range(case.batch):
-        seen = (keys >= first[b]) & (keys < stop[b])
+        visible = (keys >= first[b]) & (keys < stop[b])
         for h in range(case.heads):
             kv = h // group
             parts = (inputs.query[b, h, rows], inputs.key[b, kv], inputs.value[b, kv])
             query, key, value = leaves = [part.detach().to(dtype).requires_grad_(case.derives) for part in parts]
-            one = _one_head(query, key, value, seen, None if bias is None else bias[0, h], case.width**-0.5)
-            out[b, h] = one.detach()
+            expected = _one_head(query, key, value, visible, None if bias is None else bias[0, h], case.width**-0.5)
+            out[b, h] = expected.detach()
             if case.derives:
-                by_query, by_key, by_value = torch.autograd.grad(one, leaves, inputs.upstream[b, h, rows].to(dtype))
+                by_query, by_key, by_value = torch.autograd.grad(
+                    expected, leaves, inputs.upstream[b, h, rows].to(dtype)
+                )
                 sums[0][b, h, rows] = by_query
                 sums[1][b, kv] += by_key
                 sums[2][b, kv] += by_value
@@ -111,7 +113,7 @@ def written_out(inputs: CaseInputs, rows: Tensor, dtype: torch.dtype) -> dict[st
 
 
 def _one_head(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """(R, Dv) from (R, D), (Lk, D), (Lk, Dv) and seen (R, Lk); rows that see nothing are 0."""
+    """(R, Dv) from (R, D), (Lk, D), (Lk, Dv) and visible (R, Lk); rows without visible keys are 0."""
     logits = query @ key.mT * scale
     if bias is not None:
         logits = logits + bias
@@ -125,12 +127,12 @@ def _named(gradients: list[Tensor] | tuple[Tensor, ...]) -> dict[str, Tensor]:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest magnitude; NaN if there is one."""
+    """The largest magnitude; NaN if any entry is."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def staged(forward: Forward, inputs: CaseInputs) -> Callable[[], object]:
-    """What the stage of the case repeats: a forward, its backward, or both."""
+    """The function to time for the stage: a forward pass, its backward pass, or both."""
     stage = inputs.case.stage
     if stage == "recorded":
         return forward

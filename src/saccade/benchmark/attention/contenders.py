@@ -1,7 +1,7 @@
-"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention and the formula written out.
+"""The compared implementations: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention and a plain formula.
 
-What the others' masks are made of (dense booleans, block masks) exists before the clock starts; Saccade's mask is a
-fresh value in every call.
+Masks of the other implementations (dense booleans, block masks) are made before timing; Saccade's mask is created in
+every call.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ Forward = Callable[[], Tensor]  # -> (B, Hq, Lq, Dv)
 
 
 class Contender(ABC):
-    """Computes attention its own way. `name` is what tables call it."""
+    """An implementation of attention. `name` is shown in tables."""
 
     name: str
     compiles = False  # whether its first call compiles for the shape
 
     @abstractmethod
     def forward(self, inputs: CaseInputs) -> Forward:
-        """A function of no arguments that computes the output; what may be prepared is prepared here.
+        """Returns a function without arguments that computes the output. Preparation happens here, before timing.
 
-        Raises whatever tells that it cannot: the message becomes the row's note.
+        Raises any exception if the case is not supported; its message becomes the row's note.
         """
 
     def needs(self, case: Case) -> int:
-        """Bytes of the largest things that it forms, beyond inputs and outputs, as far as they grow with Lq x Lk."""
+        """Bytes of its largest intermediate tensors, as far as they grow with Lq x Lk."""
         return 0
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered around every stretch of its calls."""
+        """A context manager around every sequence of its calls."""
         return contextlib.nullcontext()
 
     def limits(self, inputs: CaseInputs, threads: int) -> list[Limit]:
-        """The machine's limits for it on these inputs."""
+        """The machine's limits for these inputs."""
         return limits_of(inputs, threads)
 
 
 class SaccadeAttention(Contender):
-    """`saccade.attention` through one backend, "auto" included."""
+    """`saccade.attention` with a backend, which may be "auto"."""
 
     def __init__(self, backend: str):
         self.name = self.backend = backend
@@ -70,7 +70,7 @@ class SaccadeAttention(Contender):
 
 
 class SdpaAttention(Contender):
-    """F.scaled_dot_product_attention: is_causal where it means the same, otherwise a dense mask."""
+    """F.scaled_dot_product_attention: with is_causal if it is equivalent, otherwise with a dense mask."""
 
     name = "F.sdpa"
 
@@ -90,7 +90,7 @@ class SdpaAttention(Contender):
         pairs = case.length_q * case.length_k * (case.batch if case.pattern.by_item else 1)
         if case.pattern.bias:
             return pairs * case.heads * case.torch_dtype.itemsize
-        # The booleans, and the numbers that the kernel makes of them.
+        # The boolean mask, and the kernel's conversion of it to numbers.
         return pairs * (1 + case.torch_dtype.itemsize)
 
     @staticmethod
@@ -117,19 +117,19 @@ class FlexAttention(Contender):
             items = case.batch if pattern.by_item else None
             blocks = create_block_mask(rule, items, None, case.length_q, case.length_k, device="cpu")
         score_mod = _added_score(inputs)
-        # Each shape counts against a limit of recompilations, which would end the run.
+        # Each shape counts against the limit of recompilations, which would stop the run.
         torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         return lambda: compiled(query, key, value, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped)
 
     def needs(self, case: Case) -> int:
-        # The block mask is made from all pairs at once.
+        # The block mask is computed from all pairs at once.
         items = case.batch if case.pattern.by_item else 1
         return case.length_q * case.length_k * 2 * items if case.pattern.terms else 0
 
 
 class DenseAttention(Contender):
-    """softmax(q k^T / sqrt(D)) v written out in PyTorch, as one does without a library."""
+    """softmax(q k^T / sqrt(D)) v in plain PyTorch."""
 
     name = "dense"
 
@@ -149,32 +149,32 @@ class DenseAttention(Contender):
         return compute
 
     def needs(self, case: Case) -> int:
-        # Logits, scaled logits, masked logits and weights; their gradients besides.
+        # Logits, scaled logits, masked logits and weights, and their gradients.
         alive = 6 if case.records else 3
         return alive * case.batch * case.heads * case.length_q * case.length_k * case.torch_dtype.itemsize
 
 
 def others() -> dict[str, Contender]:
-    """Everyone but Saccade, by the word that `saccade bench --against` takes."""
+    """The other implementations, by their names in `saccade bench --against`."""
     return {"sdpa": SdpaAttention(), "flex": FlexAttention(), "dense": DenseAttention()}
 
 
 def constrains(case: Case) -> bool:
-    """Whether a mask or a bias is there."""
+    """Whether the case has a mask or a bias."""
     return bool(case.pattern.terms or case.pattern.bias)
 
 
 def dense_scores(inputs: CaseInputs) -> Tensor | None:
-    """What F.sdpa takes as attn_mask: booleans (B or 1, 1, Lq, Lk), or numbers with -inf where nothing is seen."""
+    """The attn_mask of F.sdpa: booleans (B or 1, 1, Lq, Lk), or numbers with -inf at hidden pairs."""
     case = inputs.case
-    seen, added = case.pattern.dense(case.sizes), dense_bias(inputs, case.torch_dtype)
+    visible, added = case.pattern.dense(case.sizes), dense_bias(inputs, case.torch_dtype)
     if added is None:
-        return seen
-    return added if seen is None else torch.where(seen, added, -math.inf)
+        return visible
+    return added if visible is None else torch.where(visible, added, -math.inf)
 
 
 def dense_bias(inputs: CaseInputs, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
-    """The bias (1, Hq, Lq or rows, Lk) as numbers; None without one."""
+    """The bias (1, Hq, Lq or rows, Lk) as a dense tensor; None without one."""
     case = inputs.case
     if inputs.bias is None:
         return None

@@ -19,24 +19,24 @@ def draw(report: BenchmarkReport, kind: str) -> bytes:
     Raises:
         ValueError: no contender was measured at two lengths or more.
     """
-    found = series(report)
-    if not found:
+    curves = series(report)
+    if not curves:
         raise ValueError("a plot needs measurements at two lengths or more")
-    figure = new_figure(figsize=(5.2, 4.2 + 0.16 * len(found)), layout="constrained")
-    _panel(figure.subplots(), found)
-    figure.suptitle(_title(found, report), fontsize=9)
+    figure = new_figure(figsize=(5.2, 4.2 + 0.16 * len(curves)), layout="constrained")
+    _panel(figure.subplots(), curves)
+    figure.suptitle(_title(curves, report), fontsize=9)
     return rendered(figure, kind)
 
 
 def _panel(axes: Axes, series: list[Series]) -> None:
     common = _common(series)
-    for number, one in enumerate(series):
-        own = " ".join(word for word in one.name.split() if word not in common)
-        mark, label = MARKS[number % len(MARKS)], f"{own}  ~ L^{one.exponent:.2f}"
-        axes.plot(one.lengths, one.times, marker=mark, markersize=4, lw=1.2, label=label)
+    for number, curve in enumerate(series):
+        own = " ".join(word for word in curve.name.split() if word not in common)
+        mark, label = MARKS[number % len(MARKS)], f"{own}  ~ L^{curve.exponent:.2f}"
+        axes.plot(curve.lengths, curve.times, marker=mark, markersize=4, lw=1.2, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    ticks = sorted({length for one in series for length in one.lengths})
+    ticks = sorted({length for curve in series for length in curve.lengths})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30, fontsize=7)
     axes.set_xlabel("length (tokens)", fontsize=8)
     axes.set_ylabel("time of a call", fontsize=8)
@@ -46,7 +46,7 @@ def _panel(axes: Axes, series: list[Series]) -> None:
 
 
 def _mark_times(axes: Axes) -> None:
-    """Ticks in units that are read aloud, so many that a narrow range has some and a wide one not too many."""
+    """Ticks in readable units; their number suits narrow and wide ranges."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axes.get_ylim()
@@ -58,8 +58,8 @@ def _mark_times(axes: Axes) -> None:
 
 
 def _common(series: list[Series]) -> set[str]:
-    """Words that every series has: they stand once, in the title."""
-    names = [set(one.name.split()) - {one.contender} for one in series]
+    """Words common to all series, which are shown in the title."""
+    names = [set(curve.name.split()) - {curve.contender} for curve in series]
     return set.intersection(*names)
 
 

@@ -1,4 +1,4 @@
-"""Cases that differ in length alone make a series: how its time grows."""
+"""Series of cases that differ only in length, and the exponents of their times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .statistics import exponent
 
 @dataclass
 class Series:
-    """Rows of one contender by length, ascending."""
+    """Rows of a contender in ascending order of length."""
 
     contender: str
     rows: list[Measurement] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Series:
 
 def series(report: BenchmarkReport) -> list[Series]:
     """Series of at least two lengths, in the order of the report."""
-    found: dict[tuple[Any, ...], Series] = {}
+    by_key: dict[tuple[Any, ...], Series] = {}
     for row in report.rows:
         if row.seconds is None:
             continue
@@ -44,24 +44,24 @@ def series(report: BenchmarkReport) -> list[Series]:
         # A decoding query stays short while its cache grows.
         queries = row.case.length_q if row.case.length_q != row.case.length_k else None
         key = (row.contender, queries, *case.values())
-        rows = found.setdefault(key, Series(row.contender)).rows
+        rows = by_key.setdefault(key, Series(row.contender)).rows
         if all(other.case != row.case for other in rows):
             rows.append(row)
-    long = [one for one in found.values() if len(one.rows) > 1]
-    for one in long:
-        one.rows.sort(key=lambda row: row.case.length_k)
+    long = [curve for curve in by_key.values() if len(curve.rows) > 1]
+    for curve in long:
+        curve.rows.sort(key=lambda row: row.case.length_k)
     return long
 
 
 def exponents(report: BenchmarkReport) -> list[dict[str, Any]]:
-    """The fitted exponent of each series of three lengths or more, as the report keeps it: two always fit."""
+    """The fitted exponents of all series with at least three lengths; with two every fit is perfect."""
     return [
         {
-            "series": one.name,
-            "time": one.exponent,
-            "from": one.lengths[0],
-            "to": one.lengths[-1],
+            "series": curve.name,
+            "time": curve.exponent,
+            "from": curve.lengths[0],
+            "to": curve.lengths[-1],
         }
-        for one in series(report)
-        if len(set(one.lengths)) > 2
+        for curve in series(report)
+        if len(set(curve.lengths)) > 2
     ]

@@ -1,6 +1,6 @@
-"""What the machine can do at most: multiply-adds and bf16 products a second, bytes read a second.
+"""The machine's limits: multiply-adds and bf16 products per second, and bytes read per second.
 
-A limit is measured in every round, beside the contenders: a clock that drops or a neighbour that comes slows both.
+Limits are measured in every round between the contenders, so that clock changes and other load affect both.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ class Limit:
 
 
 def limits_of(inputs: CaseInputs, threads: int) -> list[Limit]:
-    """The limits of a case on the instruction set in use, the case's own first.
+    """The limits for a case with the active instruction set, the relevant one first.
 
-    None is there where it is not known: without a build of the native kernels nothing here reaches it, and no number is
-    made up. `own_limit` tells which of them a case is measured by.
+    Limits that cannot be measured, such as without native kernels, are missing. `own_limit` selects the one that a case
+    is compared with.
     """
     case = inputs.case
-    found = []
+    limits = []
     if case.stage == "decode":
         meter = sets.reading((inputs.key.detach(), inputs.value.detach()), threads)
-        found += [] if meter is None else [Limit(READING, "B/s", meter)]
+        limits += [] if meter is None else [Limit(READING, "B/s", meter)]
     name = sets.in_use()
     if name is None or case.dtype == "float64":
-        return found
+        return limits
     for dtype, what in _kinds(case):
         meter = sets.peak(dtype, threads, MILLISECONDS)
         if meter is not None:
-            found.append(Limit(f"{what} ({name})", "FLOP/s", meter))
-    return found
+            limits.append(Limit(f"{what} ({name})", "FLOP/s", meter))
+    return limits
 
 
 def own_limit(case: Case, limits: Sequence[Limit]) -> Limit | None:
-    """What a case's rate is compared with: reading when decoding, otherwise the fastest products of its dtype."""
+    """The limit to compare a case with: reading for decoding, otherwise the fastest products of its dtype."""
     unit = "B/s" if case.stage == "decode" else "FLOP/s"
     return next((limit for limit in limits if limit.unit == unit), None)
 
 
 def _kinds(case: Case) -> list[tuple[str, str]]:
-    """Kinds of products, the fastest that fits first: a set without bf16 products computes in float32."""
+    """Kinds of products, fastest first; instruction sets without bf16 products compute in float32."""
     wide = ("float32", MULTIPLY_ADDS)
     return [("bfloat16", DOT_PRODUCTS), wide] if case.dtype == "bfloat16" else [wide]

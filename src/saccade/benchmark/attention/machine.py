@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""Describes the machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIM_THRESHOLD, MAP_THRESHOLD = -1, -3  # names of mallopt(3)
 
 
 def describe(version: str, threads: int) -> dict[str, Any]:
-    """The machine and the versions, as JSON takes them. version: Saccade's own."""
+    """The machine and the versions as JSON values. version: Saccade's."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -37,7 +37,7 @@ def describe(version: str, threads: int) -> dict[str, Any]:
 
 
 def last_level_cache(caches: Path = CACHES) -> int | None:
-    """Bytes of the largest cache of the first core; None where the system does not tell."""
+    """Size in bytes of the first core's largest cache; None if unknown."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
     sizes = []
     for file in caches.glob("index*/size"):
@@ -47,10 +47,10 @@ def last_level_cache(caches: Path = CACHES) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps what it frees, in pieces of up to 32 MiB (with glibc; elsewhere nothing).
+    """Let the process keep freed memory in pieces of up to 32 MiB (glibc only).
 
-    Otherwise chance decides whether a contender's output lies in pages that are there or in fresh ones: a full float32
-    call of 44 ms cost nothing or 256 page faults, 1.2 ms of the system's time.
+    Otherwise outputs are sometimes allocated in new pages: a float32 call of 44 ms then takes up to 256 page faults,
+    1.2 ms of system time.
     """
     tune = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if tune is not None:

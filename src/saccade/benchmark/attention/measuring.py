@@ -1,4 +1,4 @@
-"""One group from start to end: make the inputs, check every contender, then time all of them in turns."""
+"""Measures a group: makes the inputs, checks every contender, then times all of them alternately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, Mea
 from .statistics import quartiles
 from .timing import Budget, Stopwatch, first_line, quiet, take_turns, thread_count
 
-LONG = 40  # blocks; a call that took longer when it was checked needs no more warming up
+LONG = 40  # blocks; a longer first call needs no more warm-up
 
 
 class Entry(NamedTuple):
@@ -27,8 +27,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasurementSettings:
-    """How a run measures. `most_memory`: bytes beyond which a contender is left out of a case. `again`: how often a
-    group with noisy readings is timed again, first twice as long, then three times; the calmest is kept."""
+    """Settings of measuring. `most_memory`: bytes above which a contender is skipped. `again`: how often a noisy group
+    is timed again, each time longer; the least noisy attempt is kept."""
 
     threads: int
     budget: Budget = field(default_factory=Budget)
@@ -42,7 +42,7 @@ class MeasurementSettings:
 
 @dataclass
 class _CheckedEntry:
-    """An entry that was found right, and how it is timed."""
+    """An entry with a correct result, ready to be timed."""
 
     entry: Entry
     stopwatch: Stopwatch
@@ -58,7 +58,7 @@ def sweep(
     settings: MeasurementSettings,
     after: Callable[[MeasurementGroup], None],
 ) -> None:
-    """Measure every contender on every case into a report that can be read at any time; `after` gets each group."""
+    """Measure every contender on every case into a report; `after` is called with each finished group."""
     for case in cases:
         group = measure(case.label, [Entry(case, contender) for contender in contenders], settings)
         report.groups.append(group)
@@ -67,7 +67,7 @@ def sweep(
 
 
 def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
-    """Check and time the entries against each other; one row each, in their order."""
+    """Check the entries and time them alternately; returns a row for each, in order."""
     shared = _SharedInputs(settings)
     with thread_count(settings.threads):
         prepared = [shared.prepare(entry) for entry in entries]
@@ -78,7 +78,7 @@ def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings)
 
 
 class _SharedInputs:
-    """Inputs and judges by case, so that contenders of one case read the same memory."""
+    """Inputs and expected results by case, shared by its contenders."""
 
     def __init__(self, settings: MeasurementSettings):
         self._settings = settings
@@ -93,7 +93,7 @@ class _SharedInputs:
         try:
             return self._runner(entry)
         except Exception as error:
-            # Whatever a contender raises is its own answer to the case; the others still run.
+            # An exception of a contender becomes its note; the others still run.
             return Measurement(case, contender.name, "none", first_line(error))
 
     def _runner(self, entry: Entry) -> _CheckedEntry | Measurement:
@@ -123,13 +123,13 @@ class _SharedInputs:
 
 
 class _Attempt(NamedTuple):
-    """Readings by meter, and the share of the processors that others took meanwhile."""
+    """Readings by meter, and the share of the processors used by other programs."""
 
     readings: list[list[float]]
     others: float | None
 
     def disturbance(self) -> tuple[int, float]:
-        """How many of the meters are noisy, all of them if others were running; and how much they spread."""
+        """Number of noisy meters (all if other programs were running), and their total spread."""
         middles = [quartiles(readings) for readings in self.readings]
         disturbed = self.others is not None and self.others > DISTURBED
         noisy = len(middles) if disturbed else sum(middle.noisy for middle in middles)
@@ -159,7 +159,7 @@ def _timed(
 
 
 def _meter(limit: Limit) -> Callable[[], float]:
-    """Of arithmetic the best of three: two threads that begin on one core stay there for some of a reading's 10 ms."""
+    """For arithmetic the best of three: threads that start on one core stay there for part of a reading's 10 ms."""
     return (lambda: max(limit.meter() for _ in range(3))) if limit.unit == "FLOP/s" else limit.meter
 
 

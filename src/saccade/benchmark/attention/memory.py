@@ -1,7 +1,7 @@
-"""The peak memory of one call. For numbers to keep, measure each in a process of its own.
+"""Measures the peak memory of a call. For reliable numbers, measure each in a separate process.
 
-Linux keeps the peak of a process's resident memory and lets it be reset; the growth of that peak over the call, above
-the inputs, is what the call needed. Where the peak cannot be reset, the resident memory is sampled every millisecond.
+Linux records the peak of a process's resident memory, which can be reset; its growth over the call, beyond the inputs,
+is the result. If the peak cannot be reset, resident memory is sampled every millisecond.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-WARM_UP = 64  # length of the call that loads what a first call loads
+WARM_UP = 64  # length of the warm-up call
 
 
 def environment() -> dict[str, str]:
-    """Ours, with this very package first on the path."""
+    """The environment, with this package first in the Python path."""
     root = str(Path(__file__).parents[3])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 def growth(call: Callable[[], object]) -> tuple[int, str]:
-    """Bytes by which this process's resident memory grows at its peak while the call runs, and how that was seen.
+    """Growth of resident memory in bytes at its peak during the call, and the method of measuring it.
 
     Raises:
-        OSError: the system does not tell (it is not Linux).
+        OSError: the system has no such information (not Linux).
     """
     _free_cached_memory()
     before = _resident("VmRSS")
@@ -71,7 +71,7 @@ def _resident(field: str) -> int:
 
 
 def _free_cached_memory() -> None:
-    """Free memory that the allocator keeps would hide what the call needs; so would garbage collected meanwhile."""
+    """Return cached memory to the system: reused memory and collected garbage would reduce the result."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,8 +1,8 @@
-"""Who sees whom in a benchmark: `full`, `causal`, `window:W`, `padding:half`, `documents:N`, `prefix:N`, joined by `+`.
+"""Masks of the benchmark: `full`, `causal`, `window:W`, `padding:half`, `documents:N`, `prefix:N`, joined by `+`.
 
-Every term leaves each row one range of keys, so that the visible pairs are counted exactly and without forming them:
-row i of item b sees the keys `first[b, i] <= j < stop[b, i]`. A term has three faces that state the same, for Saccade
-(a mask value), for FlexAttention (a rule of indices) and for the count and the reference (the range).
+In every mask a row sees one range of keys, so visible pairs are counted exactly without forming them: row i of item b
+sees the keys `first[b, i] <= j < stop[b, i]`. Each term has three equivalent forms: a mask value for Saccade, a rule on
+indices for FlexAttention, and the ranges for counting and for the reference.
 
 Shape legend: B batch, Lq / Lk lengths. Query row i stands at position `i + (Lk - Lq)`.
 """
@@ -43,11 +43,11 @@ class KeyRanges(NamedTuple):
 class PatternTerm(ABC):
     @abstractmethod
     def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
-        """The keys seen from each position (Lq,); ends beyond 0 and Lk are cut off by the caller."""
+        """The visible keys for each position (Lq,); the caller clips them to 0 and Lk."""
 
     @abstractmethod
     def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
-        """What makes a fresh mask value; tensors it is made of exist already, as they do in a training loop."""
+        """Returns a function that creates a new mask value; its tensors are made in advance, as in a training loop."""
 
     @abstractmethod
     def rule(self, sizes: PatternSizes) -> Rule: ...
@@ -67,7 +67,7 @@ class CausalTerm(PatternTerm):
 
 @dataclass(frozen=True)
 class WindowTerm(PatternTerm):
-    """The query's own key and the `width - 1` before it."""
+    """A query's own key and the `width - 1` keys before it."""
 
     width: int
 
@@ -87,12 +87,12 @@ class WindowTerm(PatternTerm):
 
 @dataclass(frozen=True)
 class PaddingTerm(PatternTerm):
-    """Keys padded on the right: `share` of them are real, in items whose lengths differ by up to half of that."""
+    """Keys with padding on the right: a mean share of `share` is real; lengths differ by up to half of that."""
 
     share: float
 
     def lengths(self, sizes: PatternSizes) -> Tensor:
-        """(B,), evenly spread about the mean; odd, because real lengths do not end where a kernel's tiles do."""
+        """Lengths (B,), evenly spread around the mean; odd, since real lengths do not end at tile boundaries."""
         spread = torch.linspace(-1, 1, sizes.batch, dtype=torch.float64) if sizes.batch > 1 else torch.zeros(1)
         room = min(self.share, 1 - self.share) / 2
         exact = sizes.length_k * (self.share + room * spread.double())
@@ -113,7 +113,7 @@ class PaddingTerm(PatternTerm):
 
 @dataclass(frozen=True)
 class DocumentsTerm(PatternTerm):
-    """`count` documents of equal length but for a few tokens, so that they end within a kernel's tiles."""
+    """`count` documents of almost equal length, which do not end at tile boundaries."""
 
     count: int
 
@@ -154,14 +154,14 @@ class PrefixTerm(PatternTerm):
 
 @dataclass(frozen=True)
 class MaskPattern:
-    """Terms that all hold, and what is added to the logits: None, "alibi" or "bias" (a tensor, (Hq, Lq, Lk))."""
+    """Terms that are all combined, and an optional bias: None, "alibi" or "bias" (a tensor, (Hq, Lq, Lk))."""
 
     terms: tuple[PatternTerm, ...]
     bias: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> MaskPattern:
-        """ValueError for what is no pattern."""
+        """Parse a pattern; ValueError if it is invalid."""
         words = text.split("+")
         biases = [word for word in words if word in ("alibi", "bias")]
         if len(biases) > 1:
@@ -179,7 +179,7 @@ class MaskPattern:
         return KeyRanges(first, reduce(torch.minimum, [part.stop for part in parts]))
 
     def pairs(self, sizes: PatternSizes) -> int:
-        """Visible (query, key) pairs of one head, over the batch."""
+        """Number of visible (query, key) pairs of one head, over the batch."""
         first, stop = self.ranges(sizes)
         return int((stop - first).clamp(min=0).expand(sizes.batch, -1).sum())
 
@@ -194,7 +194,7 @@ class MaskPattern:
         return lambda b, h, row, key: reduce(torch.logical_and, [rule(b, h, row, key) for rule in rules])
 
     def dense(self, sizes: PatternSizes) -> Tensor | None:
-        """bool (B or 1, 1, Lq, Lk), True = attend; None where there is nothing to say."""
+        """bool (B or 1, 1, Lq, Lk), True = visible; None without a mask."""
         if not self.terms:
             return None
         first, stop = self.ranges(sizes)

@@ -1,4 +1,4 @@
-"""What a run measured, as values that go to JSON and come back."""
+"""Results of the benchmark, as values that are written to JSON and read back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...support._plain_values import parsed_json, plain_values
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 
-DISTURBED = 0.1  # of the processors' time that other programs take
+DISTURBED = 0.1  # share of processor time used by other programs
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender on one case.
+    """A contender's result on a case.
 
-    status: "measured", "wrong" (then there is no speed), or "none" (it cannot, or was left out; the note says why).
-    readings: seconds of one call, one a round; readings of one group belong together round by round.
+    status: "measured", "wrong" (without a speed), or "none" (not supported or skipped; the note gives the reason).
+    readings: seconds of a call in each round; readings of a group are paired by round.
     """
 
     case: Case
@@ -54,9 +54,9 @@ class LimitReadings:
 
 @dataclass(frozen=True)
 class MeasurementGroup:
-    """Rows that were measured in turns, and the limits measured between them.
+    """Rows that were timed alternately, and the limits measured between them.
 
-    others: the share of the processors that other programs took meanwhile; None where that is not known.
+    others: the share of the processors used by other programs; None if unknown.
     """
 
     title: str
@@ -66,16 +66,16 @@ class MeasurementGroup:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs ran: a steady disturbance leaves no spread in the readings."""
+        """Whether other programs were running: a constant load leaves no spread in the readings."""
         return self.others is not None and self.others > DISTURBED
 
     def limit(self, name: str) -> float | None:
-        """The median of the limit whose name begins like this."""
-        found = next((limit for limit in self.limits if limit.name.startswith(name)), None)
-        return None if found is None else quartiles(found.readings).median
+        """The median of the limit whose name begins with `name`."""
+        limit = next((limit for limit in self.limits if limit.name.startswith(name)), None)
+        return None if limit is None else quartiles(limit.readings).median
 
     def share(self, row: Measurement) -> Quartiles | None:
-        """Quartiles of the row's rate as a part of its limit, round by round; None where either is not known."""
+        """Quartiles of the row's rate relative to its limit, round by round; None if either is unknown."""
         limit = next((limit for limit in self.limits if limit.name == row.limit), None)
         if limit is None or not row.readings:
             return None
@@ -102,7 +102,7 @@ class BenchmarkReport:
         return [row for group in self.groups for row in group.rows]
 
     def as_json(self) -> str:
-        """JSON in which every reading stands, with six significant digits."""
+        """JSON with every reading, with six significant digits."""
         return json.dumps(plain_values(asdict(self), digits=6), indent=1, allow_nan=False) + "\n"
 
     @classmethod

@@ -1,6 +1,6 @@
-"""The compiled module, as far as the benchmark needs it: the instruction set and the machine's limits.
+"""The benchmark's interface to the compiled module: instruction set and limits of the machine.
 
-Everything that touches `saccade._native` from the benchmark stands here.
+Only this file of the benchmark uses `saccade._native`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ READING_SECONDS = 0.005
 
 
 def compiled() -> Any | None:
-    """The module `saccade._native`, or None where there is no build that loads."""
+    """The module `saccade._native`, or None if it cannot be loaded."""
     try:
         return importlib.import_module("saccade._native")
     except ImportError:
@@ -30,7 +30,7 @@ def in_use() -> str | None:
 
 
 def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] | None:
-    """A meter of the FLOP/s of nothing but multiply-adds; None where there is no build or no such instruction."""
+    """A meter of FLOP/s with only multiply-adds; None without native kernels or without such an instruction."""
     native = compiled()
     measure = None if native is None else getattr(native, "peak_bf16" if dtype == "bfloat16" else "peak_f32", None)
     if measure is None or measure(threads, 1.0) is None:
@@ -39,23 +39,23 @@ def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] |
 
 
 def reading(tensors: tuple[Tensor, ...], threads: int) -> Callable[[], float] | None:
-    """A meter of the bytes/s at which the tensors' memory can be read; None where there is no build, and for so few
-    bytes that their reading cannot be timed."""
+    """A meter of the bytes/s of reading the tensors' memory; None without native kernels, or if there are too few bytes
+    for a timing."""
     native = compiled()
     measure = getattr(native, "read_bandwidth", None)
     if measure is None or any(
         not measure(tensor.data_ptr(), tensor.numel() * tensor.element_size(), threads) for tensor in tensors
     ):
         return None
-    # The tensors are held by the meter: their addresses stay theirs.
+    # Keeps the tensors alive, whose addresses it uses.
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
 
     def rate() -> float:
-        """Once, or again for `READING_SECONDS`: what fits a cache is there from the second time on, as in a
-        contender's repeated calls."""
+        """Read once, or repeatedly for `READING_SECONDS`: like a contender's repeated calls, later passes may hit the
+        cache."""
         seconds: list[float] = []
         while sum(seconds) < READING_SECONDS:
-            rates = [measure(one.data_ptr(), size, threads) for one, size in zip(tensors, sizes, strict=True)]
+            rates = [measure(tensor.data_ptr(), size, threads) for tensor, size in zip(tensors, sizes, strict=True)]
             seconds.append(sum(size / rate for size, rate in zip(sizes, rates, strict=True)))
         return sum(sizes) / statistics.fmean(seconds[1:] or seconds)
 

@@ -1,4 +1,4 @@
-"""Medians, quartiles, ratios of readings that belong together, and growth with length."""
+"""Medians, quartiles, paired ratios, and growth with length."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ class Quartiles(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The middle half of the readings, as a share of the median."""
+        """The interquartile range relative to the median."""
         return (self.high - self.low) / self.median if self.median else math.inf
 
     @property
     def noisy(self) -> bool:
-        """Whether something else took part in the readings."""
+        """Whether the spread suggests a disturbance."""
         return self.spread > NOISY
 
 
 def quartiles(readings: Sequence[float]) -> Quartiles:
-    """ValueError without readings."""
+    """Quartiles of readings. ValueError without readings."""
     if not len(readings):
         raise ValueError("quartiles of no readings")
     return Quartiles(*(float(number) for number in np.quantile(np.asarray(readings, dtype=float), (0.25, 0.5, 0.75))))
 
 
 def paired_ratio(upper: Sequence[float], lower: Sequence[float]) -> Quartiles:
-    """Quartiles of `upper[n] / lower[n]`: of readings of the same round, so that drift cancels.
+    """Quartiles of `upper[n] / lower[n]`: pairs of the same round, so that drift cancels.
 
-    ValueError where the numbers of readings differ.
+    ValueError for different numbers of readings.
     """
     if len(upper) != len(lower):
-        raise ValueError(f"readings are not pairs: {len(upper)} and {len(lower)}")
+        raise ValueError(f"expected as many readings above as below, got {len(upper)} and {len(lower)}")
     return quartiles([a / b for a, b in zip(upper, lower, strict=True)])
 
 
 def exponent(lengths: Sequence[float], amounts: Sequence[float]) -> float:
-    """The p of `amount = c * length ** p` that fits best in logarithms (least squares).
+    """The exponent p of the least-squares fit of `amount = c * length ** p` in logarithms.
 
     ValueError with fewer than two different lengths or an amount that is not positive.
     """

@@ -1,4 +1,4 @@
-"""A report as text, aligned for a terminal or a pipe; and tables as Markdown."""
+"""A report as aligned text for a terminal or a pipe, and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unit_of(row: Measurement) -> str:
 
 
 def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
-    """Header and cells of a group. cases: a column for the case, where the rows differ in it."""
+    """Header and cells of a group. cases: whether to add a column for the case."""
     first = group.rows[0]
     header = ["contender", "time", "spread", "rate", "of limit", f"{first.contender} is"]
     header += ["work"] if cases else []
@@ -61,13 +61,13 @@ def exponent_table(report: BenchmarkReport) -> Table:
 
 
 def group_heading(group: MeasurementGroup) -> str:
-    """The title and, where some pairs are not visible, the share of them that is."""
+    """The title, with the visible share of pairs if some are hidden."""
     case = group.rows[0].case
     return group.title if _mixed(group) or case.work == 1 else f"{group.title}; work {_numbers.percent(case.work)}"
 
 
 def limits_line(group: MeasurementGroup) -> str:
-    """What the machine could do meanwhile; empty where that is not known."""
+    """The limits measured with the group; "" if unknown."""
     limits = [f"{limit.name} {_numbers.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
     return f"limit: {', '.join(limits)}" if limits else ""
 
@@ -87,41 +87,41 @@ def group_lines(group: MeasurementGroup) -> list[str]:
 
 
 def notes(report: BenchmarkReport) -> list[str]:
-    """What a reader must know to trust the numbers."""
+    """Notes on noise, missing limits, compilation and wrong results."""
     rows = report.rows
-    told = disturbances(sum(row.noisy for row in rows), len(rows), report.machine)
+    lines = disturbances(sum(row.noisy for row in rows), len(rows), report.machine)
     disturbed = [group.others or 0.0 for group in report.groups if group.disturbed]
     if disturbed:
-        told.append(
+        lines.append(
             f"! Other programs took more than {_numbers.percent(DISTURBED)} of the processors while {len(disturbed)} "
             f"groups were timed, up to {_numbers.percent(max(disturbed))}."
         )
     if any(row.status == "measured" and row.readings and row.limit is None for row in rows):
-        told.append("The limit is unknown if no native kernel measures it.")
+        lines.append("The limit is unknown if no native kernel measures it.")
     compiled = [row for row in rows if row.setup > 0]
     if compiled:
         longest = max(row.setup for row in compiled)
-        told.append(
+        lines.append(
             f"Times do not include compilation: {compiled[0].contender} took up to {longest:.0f} s for a shape."
         )
     wrong = sum(row.status == "wrong" for row in rows)
     if wrong:
-        told.append(f"{wrong} results were WRONG, so no speed is shown for them.")
-    return told
+        lines.append(f"{wrong} results were WRONG, so no speed is shown for them.")
+    return lines
 
 
 def disturbances(noisy: int, rows: int, machine: dict[str, Any]) -> list[str]:
-    """Warnings where readings differ much among themselves, or other programs ran."""
-    told = []
+    """Warnings about noisy readings and other programs."""
+    lines = []
     if noisy:
-        told.append(
+        lines.append(
             f"! {noisy} of {rows} rows are noisy: the middle half of their readings spans more than "
             f"{_numbers.percent(NOISY)} of the median."
         )
     load = machine.get("load_before")
     if load is not None and load > 0.5:
-        told.append(f"! Other programs were running: the load average was {load} before the run.")
-    return told
+        lines.append(f"! Other programs were running: the load average was {load} before the run.")
+    return lines
 
 
 def machine_line(machine: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Taking turns: every meter is read once in each round, so that whatever disturbs the machine disturbs all alike."""
+"""Alternating timing: each meter is read once in every round, so that disturbances affect all alike."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .statistics import quartiles
 Clock = Callable[[], float]  # seconds
 Meter = Callable[[], float]
 
-SHORT = 10  # blocks; what takes longer hardly notices how it finds the machine
+SHORT = 10  # blocks; longer calls need no warm-up
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a group may be measured: about `seconds`, but at least `least` rounds and at most `most`.
+    """How long to measure a group: about `seconds`, but at least `least` rounds and at most `most`.
 
-    A call shorter than `block` seconds is repeated until a reading takes that long: the clock's resolution and the
-    loop around the call are then a thousandth of it.
+    Calls shorter than `block` seconds are repeated until a reading takes that long, so that clock resolution and loop
+    overhead are about a thousandth of it.
     """
 
     seconds: float = 3.0
@@ -39,16 +39,16 @@ class Budget:
             raise ValueError(f"a budget needs seconds >= 0, 1 <= least <= most and block > 0, got {self}")
 
     def longer(self, times: int) -> Budget:
-        """So many times as long, in seconds and in rounds."""
+        """A budget with `times` as many seconds and rounds."""
         return Budget(self.seconds * times, self.least * times, self.most * times, self.block)
 
 
 @dataclass
 class Stopwatch:
-    """Times a call: a reading is the seconds of one call, from as many as fill a block.
+    """Times a call: a reading is the seconds of a call, averaged over as many as fill a block.
 
-    A short call is made once before the clock starts: it finds the caches full of what another contender used, and
-    threads asleep or still at work for the other. Both are over after one call.
+    A short call is made once before the clock starts, since another contender's data fills the caches and its threads
+    may still be running or asleep. One call is enough.
     """
 
     call: Callable[[], Any]
@@ -58,10 +58,10 @@ class Stopwatch:
     short: bool = field(default=False, init=False)
 
     def prepare(self, block: float) -> float:
-        """Warm the call up and settle the repeats; the seconds a block takes."""
+        """Warm up, choose the number of repeats, and return the seconds of a block."""
         self.repeats = 1
         taken = self()
-        # A first call pays for what later ones find ready: only a second one tells how long a short call is.
+        # The first call includes initialisation, so the second one determines the number of repeats.
         while taken * self.repeats < block and self.repeats < 1_000_000:
             self.repeats = max(self.repeats + 1, min(self.repeats * 10, math.ceil(block / max(taken, 1e-9))))
             taken = self()
@@ -80,7 +80,7 @@ class Stopwatch:
 
 
 def take_turns(meters: Sequence[Meter], budget: Budget, clock: Clock = time.perf_counter) -> list[list[float]]:
-    """Readings of each meter, one a round. The order is rotated: nobody always follows the same neighbour."""
+    """Readings of each meter, one for each round. The order rotates, so that no meter always follows the same one."""
     readings: list[list[float]] = [[] for _ in meters]
     start = clock()
     for turn in range(budget.most):
@@ -95,7 +95,7 @@ def take_turns(meters: Sequence[Meter], budget: Budget, clock: Clock = time.perf
 def rounds_of(
     calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = time.perf_counter, *, warm: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each of so many rounds; one more goes before them unless the calls are `warm`."""
+    """Seconds of each call in each round; an additional warm-up round comes first unless the calls are `warm`."""
 
     def meter(call: Callable[[], Any]) -> Meter:
         def read() -> float:
@@ -111,25 +111,25 @@ def rounds_of(
 
 
 def median_ratio(seconds: Sequence[float], to: Sequence[float]) -> float:
-    """The median of the ratios of readings of the same round."""
-    return statistics.median(one / other for one, other in zip(seconds, to, strict=True))
+    """The median ratio of readings of the same round."""
+    return statistics.median(time / other for time, other in zip(seconds, to, strict=True))
 
 
 def repeat_noisy(
     meters: Sequence[Meter], readings: Sequence[list[float]], budget: Budget, clock: Clock = time.perf_counter
 ) -> list[list[float]]:
-    """Readings in which the noisy ones were taken once more, where that came out calmer."""
-    found = list(readings)
-    noisy = [place for place, seconds in enumerate(found) if quartiles(seconds).noisy]
+    """Readings in which noisy ones were repeated; the repetition is used if it is less noisy."""
+    medians = list(readings)
+    noisy = [place for place, seconds in enumerate(medians) if quartiles(seconds).noisy]
     again = take_turns([meters[place] for place in noisy], budget, clock) if noisy else []
     for place, seconds in zip(noisy, again, strict=True):
-        found[place] = min(found[place], seconds, key=lambda one: quartiles(one).spread)
-    return found
+        medians[place] = min(medians[place], seconds, key=lambda one: quartiles(one).spread)
+    return medians
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage collection while the clock runs."""
+    """Disable garbage collection within the context."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -142,7 +142,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_count(threads: int) -> Iterator[None]:
-    """PyTorch computes on so many threads within, and on as many as before afterwards."""
+    """Set PyTorch's number of threads within the context, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -152,6 +152,6 @@ def thread_count(threads: int) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as a note in a table: one line, not too long."""
+    """The first line of an error message, shortened for a table."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "..."

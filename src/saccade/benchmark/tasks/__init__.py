@@ -1,4 +1,4 @@
-"""Synthetic tasks that tell mechanisms apart: what `saccade compare --task` trains small models on."""
+"""Synthetic tasks that distinguish mechanisms: `saccade compare --task` trains small models on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from . import figure, tables
 from .catalogue import contender_named, refused_contenders, usual_contenders
 from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
 from .copying import Copy, Duplication
-from .examples import UNASKED, Examples, Task
+from .examples import UNASKED, Examples, SyntheticTask
 from .model import ModelShape, SequenceModel
 from .recall import Induction, Needle, Recall
 from .records import FinishedRun, TrainingCase, append, as_dict, load, missing
@@ -28,7 +28,7 @@ __all__ = [
     "Recall",
     "RecurrentNetwork",
     "SequenceModel",
-    "Task",
+    "SyntheticTask",
     "TaskContender",
     "TrainingBudget",
     "TrainingCase",

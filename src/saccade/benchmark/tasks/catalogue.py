@@ -1,4 +1,4 @@
-"""Who is trained, and how each is named on a command line."""
+"""The trained mechanisms, and their names on the command line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import nn
 
 from ...operator import variants
 from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
-from .examples import Task
+from .examples import SyntheticTask
 from .recall import Recall
 
 EXACT, WINDOW = "exact", "window"
 NETWORKS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
-# Chunks, blocks, windows and features as papers set them are more than a whole example here: these are as small
-# beside an example as theirs are beside a text.
+# Chunks, blocks, windows and numbers of features are smaller than in papers, whose values exceed a whole example: here
+# they # are as small relative to an example as theirs relative to a text.
 SMALL = {
     "reformer": "reformer:buckets=8,chunk=8",
     "block-topk": "block-topk:block=4",
@@ -35,27 +35,27 @@ SIZES = (
     "performer:features=64",
     "performer:features=256",
 )
-"""Forms with a state of fixed size, from small to large within each kind."""
+"""Mechanisms with a state of fixed size, from small to large within each kind."""
 
 
-def usual_contenders(task: Task) -> list[str]:
-    """Who is trained where nothing is said: everyone that can read in order; for recall, states of many sizes too."""
+def usual_contenders(task: SyntheticTask) -> list[str]:
+    """Default mechanisms: all causal ones; for recall also states of many sizes."""
     causal = [SMALL.get(config.name, config.name) for config in variants.MECHANISMS if config.traits.causal is True]
     names = [EXACT, f"{WINDOW}:size=8", *causal, "linear:feature_map=taylor,head=8", *NETWORKS]
     return list(dict.fromkeys([*names, *SIZES])) if isinstance(task, Recall) else names
 
 
 def refused_contenders() -> dict[str, str]:
-    """Mechanisms that cannot read in order, and why."""
-    found = {config.name: config.traits.causal for config in variants.MECHANISMS}
-    return {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    """Mechanisms that cannot be causal, with the reason."""
+    causal = {config.name: config.traits.causal for config in variants.MECHANISMS}
+    return {name: reason for name, reason in causal.items() if isinstance(reason, str)}
 
 
 def contender_named(text: str) -> TaskContender:
-    """The contender that is called `name`, or `name:setting=value,...`; of mechanisms, `head` is the width of a head.
+    """The contender with the name `name`, or `name:setting=value,...`; for mechanisms `head` is the width of a head.
 
     Raises:
-        ValueError: no such name, a setting that cannot be, a mechanism that cannot be causal.
+        ValueError: an unknown name, an invalid setting, a mechanism that cannot be causal.
     """
     name, _, settings = text.partition(":")
     if name in NETWORKS and not settings:

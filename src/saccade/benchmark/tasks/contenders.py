@@ -1,4 +1,4 @@
-"""What is trained on the tasks: a mechanism in both layers of a decoder, or a recurrent network of equal width.
+"""The trained models: a mechanism in every layer of a decoder, or a recurrent network of the same width.
 
 Shape legend: B batch, L length, E width, D key width, Dv value width of a head.
 """
@@ -19,35 +19,35 @@ from ...operator.variants import MechanismConfig, Recurrent
 
 @dataclass(frozen=True)
 class TaskContender(ABC):
-    """Something that reads tokens in order.
+    """A causal model body.
 
     Args:
-        name: as tables call it.
+        name: shown in tables.
     """
 
     name: str
 
     @abstractmethod
     def body(self, width: int, layers: int, length: int) -> nn.Module:
-        """(B, L, E) -> (B, L, E), normalised, and causal. Weights are drawn from the global generator."""
+        """A causal module (B, L, E) -> (B, L, E) with normalised output, initialised by the global generator."""
 
     @abstractmethod
     def remembers(self, width: int, layers: int, length: int) -> int:
-        """Numbers that it keeps of `length` tokens to go on from there, in all layers."""
+        """Number of stored values after `length` tokens, in all layers (state, or keys and values)."""
 
 
 @dataclass(frozen=True)
 class AttentionBlocks(TaskContender):
-    """Pre-norm blocks of attention alone, without feed-forward layers.
+    """Pre-norm blocks with attention only, without feed-forward layers.
 
     Args:
-        mechanism: instead of softmax attention; None is softmax attention.
-        heads: how many.
-        head: D; None is E / heads. Values are E / heads wide in any case.
-        window: tokens that each token sees, itself among them; None is all of them.
+        mechanism: replaces softmax attention; None is softmax attention.
+        heads: number of heads.
+        head: D; None is E / heads. The width of values is always E / heads.
+        window: number of visible tokens, including the token itself; None is all.
 
     Raises:
-        ValueError: a mechanism that cannot be causal, with its reason.
+        ValueError: a mechanism that cannot be causal.
     """
 
     mechanism: MechanismConfig | None = None
@@ -79,8 +79,8 @@ class AttentionBlocks(TaskContender):
         if isinstance(built, Recurrent):
             return layers * _state_size(built, config)
         shape = config.shape
-        seen = length if self.window is None else min(length, self.window)
-        return layers * seen * (shape.key_heads * shape.head + shape.kv_heads * shape.value_head)
+        visible = length if self.window is None else min(length, self.window)
+        return layers * visible * (shape.key_heads * shape.head + shape.kv_heads * shape.value_head)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _RecurrentLayers(nn.Module):
 
 @torch.no_grad()
 def _state_size(mechanism: Recurrent, config: AttentionConfig) -> int:
-    """Numbers in the state after a token, which stays as large."""
+    """Number of values in the state, whose size is constant."""
     shape = config.shape
     query = torch.zeros(1, shape.query_heads, 1, shape.head)
     key = torch.zeros(1, shape.key_heads, 1, shape.head)

@@ -1,4 +1,4 @@
-"""Tasks of repeating a whole word: by what stands in it, and by where it stands.
+"""Copying tasks: the next symbol follows from the previous symbol, or from the position.
 
 Shape legend: B examples, n length of a word, L length of an example.
 """
@@ -11,26 +11,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .examples import UNASKED, Examples, Task, distinct
+from .examples import UNASKED, Examples, SyntheticTask, distinct
 
-NOTHING, SEPARATOR = 0, 1  # what fills the end of an example; what stands between a word and its copy
+NOTHING, SEPARATOR = 0, 1  # padding at the end; separator between word and copy
 
 
 @dataclass(frozen=True)
-class Copy(Task):
-    """A word of different symbols, of any length between two bounds; after a separator the word again.
+class Copy(SyntheticTask):
+    """A word of distinct symbols, of random length, repeated after a separator.
 
         b d a | b d a        answers: b after |, d after b, a after d
 
-    Where the copy begins changes from example to example, so that a symbol is followed by what followed it before:
-    found by content. Nothing is asked after the last symbol.
+    The position of the copy varies, so that the next symbol is the one that followed the same symbol before: lookup by
+    content. There is no target after the last symbol.
 
     Jelassi et al., "Repeat After Me: Transformers are Better than State Space Models at Copying" (2024), section 2;
-    there symbols may come twice, and a few of them together say where one is. Here one alone does.
+    there symbols may repeat, so a position is identified by several of them. Here a single one is enough.
 
     Args:
-        symbols: how many there are; a word has no symbol twice.
-        least, most: symbols of a word, every length equally likely.
+        symbols: number of symbols; a word has no symbol twice.
+        least, most: bounds of the uniformly distributed length of a word.
     """
 
     name: ClassVar[str] = "copy"
@@ -57,7 +57,7 @@ class Copy(Task):
 
     @property
     def chance(self) -> float:
-        """One of the symbols that are left, which a model without memory of order can at best know: the mean of 1/k."""
+        """Accuracy of guessing among the remaining symbols: the mean of 1/k."""
         lengths = range(self.least, self.most + 1)
         right = sum(sum(1 / left for left in range(1, n + 1)) for n in lengths)
         return right / sum(lengths)
@@ -75,16 +75,16 @@ class Copy(Task):
 
 
 @dataclass(frozen=True)
-class Duplication(Task):
-    """0w0w: a word of symbols that may come again and again, of one length, twice.
+class Duplication(SyntheticTask):
+    """0w0w: a word of fixed length, whose symbols may repeat, twice.
 
         0 b d b 0 b d b      answers: b after the second 0, then d, then b
 
-    Only the place of a symbol says what comes next. Kitaev, Kaiser and Levskaya, "Reformer" (2020), section 5: w there
-    has 511 symbols out of 127, and examples 1,024 tokens.
+    Only the position determines the next symbol. Kitaev, Kaiser and Levskaya, "Reformer" (2020), section 5, with words
+    of 511 symbols out of 127, and examples of 1,024 tokens.
 
     Args:
-        symbols: how many there are, 1 to this number.
+        symbols: number of symbols, numbered from 1.
         word: n.
     """
 
@@ -109,7 +109,7 @@ class Duplication(Task):
 
     @property
     def chance(self) -> float:
-        """Of a symbol drawn anew. Who remembers which symbols came, but not where, does a little better."""
+        """Accuracy of a uniform guess. Remembering which symbols occurred, but not where, gives slightly more."""
         return 1 / self.symbols
 
     def draw(self, count: int, random: torch.Generator) -> Examples:
@@ -120,6 +120,6 @@ class Duplication(Task):
 
 
 def _targets_at_end(words: Tensor, length: int) -> Tensor:
-    """Targets that end with `words`, and ask for nothing before."""
+    """Targets that end with `words`, and are ignored before."""
     unasked = torch.full((len(words), length - words.shape[1]), UNASKED)
     return torch.cat((unasked, words), 1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw(rows: Sequence[FinishedRun], task: str, kind: str) -> bytes:
-    """Accuracy on a task against the numbers that are kept, a panel for each of its groups; `kind` "png" or "svg".
+    """Accuracy on a task against the number of stored values, with a panel for each group; `kind` "png" or "svg".
 
     Raises:
         ValueError: no run of the task has a state of fixed size.
@@ -63,7 +63,7 @@ def _median(line: TaskLine, place: int) -> float:
 
 
 def family(mechanism: str) -> str:
-    """The name without what sets the size of the state: `linear:feature_map=taylor,head=8` is `linear, taylor`."""
+    """The name without settings of the state's size: `linear:feature_map=taylor,head=8` becomes `linear, taylor`."""
     name, _, settings = mechanism.partition(":")
     parts = [part.partition("=") for part in settings.split(",") if part]
     return ", ".join([name, *(value for key, _, value in parts if key == "feature_map")])

@@ -1,4 +1,4 @@
-"""The model that every contender stands in: nothing else in it moves anything from one token to another.
+"""The model around every contender; only the contender moves information between tokens, except a short convolution.
 
 Shape legend: B batch, L length, E width, V vocabulary, n tokens with an answer.
 """
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from ...operator.nn.config import check_count, check_positive
 from ...operator.positions import Sinusoidal
 from .contenders import TaskContender
-from .examples import Task
+from .examples import SyntheticTask
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model, the same for all contenders.
+    """Sizes of a model, the same for all contenders.
 
     Args:
         width: E.
-        layers: how many blocks; Zoology's setting has 2, and no feed-forward layers.
-        taps: tokens that a short convolution in front of the blocks reads, the token itself among them; 0 is none.
-            Without it, the first layer has to learn to look at the token before, and nothing but that is tested of
-            mechanisms that cannot; with it, what is tested is what they keep.
+        layers: number of blocks; Zoology uses 2, without feed-forward layers.
+        taps: number of tokens in a short convolution before the blocks, including the token itself; 0 is none. Without
+            it, the first layer has to learn to attend to the previous token, which some mechanisms cannot; with it,
+            only their memory is tested.
     """
 
     width: int = 32
@@ -44,8 +44,8 @@ class ShortConvolution(nn.Module):
 
         out[t] = x[t] + sum_i weight[i] * x[t - taps + 1 + i]
 
-    As it stands before linear attention in H3 (Fu et al. 2022, "shift"), Based (Arora et al. 2024) and others: it
-    shows each token those just before it, which a sum over all keys cannot single out.
+    As used before linear attention in H3 (Fu et al. 2022, "shift"), Based (Arora et al. 2024) and others: each token
+    sees the previous ones, which a sum over all keys cannot distinguish.
     """
 
     def __init__(self, width: int, taps: int):
@@ -58,15 +58,15 @@ class ShortConvolution(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Reads tokens in order, and says what comes after some of them.
+    """A causal model that predicts the next token at some positions.
 
         logits = W norm(body(sqrt(E) W[tokens] + positions)),   W the embedding (V, E)
 
-    Sinusoidal positions are added to the embedding, the same for every contender: by them a layer finds the token
-    before in fewer steps than by learned ones. The head is the embedding's transpose, as in Zoology's models.
+    Sinusoidal positions are added to the embedding for every contender: with them a layer learns to find the previous
+    token in fewer steps than with learned ones. The output matrix is the transposed embedding, as in Zoology.
     """
 
-    def __init__(self, contender: TaskContender, task: Task, shape: ModelShape):
+    def __init__(self, contender: TaskContender, task: SyntheticTask, shape: ModelShape):
         super().__init__()
         self.width = shape.width
         self.embedding = nn.Embedding(task.vocabulary, shape.width)
@@ -76,7 +76,7 @@ class SequenceModel(nn.Module):
         self.body = contender.body(shape.width, shape.layers, task.length)
 
     def forward(self, tokens: Tensor, asked: Tensor) -> Tensor:
-        """Logits (n, V) of what comes after those tokens (B, L) where `asked` (B, L) is True."""
+        """Logits (n, V) of the next token, for tokens (B, L) where `asked` (B, L) is True."""
         x = self.near(self.positions(self.embedding(tokens) * self.width**0.5))
         return F.linear(self.body(x)[asked], self.embedding.weight)
 
@@ -86,7 +86,7 @@ class SequenceModel(nn.Module):
 
 @torch.no_grad()
 def answers(model: SequenceModel, tokens: Tensor, asked: Tensor, batch: int = 256) -> Tensor:
-    """The most probable tokens (n,) where `asked` (B, L), a batch at a time."""
+    """The most probable next tokens (n,) where `asked` (B, L) is True, computed in batches."""
     training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Tasks of recalling what followed a token before.
+"""Recall tasks: which token followed a given token before.
 
 Shape legend: B examples, P pairs, L length.
 """
@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import torch
 
-from .examples import UNASKED, Examples, Task, distinct
+from .examples import UNASKED, Examples, SyntheticTask, distinct
 
 FILLER = 0  # between queries
 
 
 @dataclass(frozen=True)
-class Recall(Task):
-    """Multi-query associative recall: pairs of key and value, then every key once more, at some distance.
+class Recall(SyntheticTask):
+    """Multi-query associative recall: pairs of key and value, then every key again, at some distance.
 
         k1 v1 k2 v2 k3 v3 k2 _ _ _ k1 _ k3 _      answers: v2 after k2, v1 after k1, v3 after k3
 
@@ -28,10 +28,10 @@ class Recall(Task):
     Recall-Throughput Tradeoff" (2024), figure 2, examples of few and of many pairs are mixed, and told apart.
 
     Args:
-        vocabulary: 0 fills; the keys are 1 to half of it less one, values the rest. Even.
+        vocabulary: an even number; 0 is the filler, the lower half are keys, the upper half values.
         length: L, even, at least 4 times the pairs.
-        pairs: how many there may be, each count equally likely.
-        power: of the gaps; 1 is uniform.
+        pairs: possible numbers of pairs, equally likely.
+        power: of the distribution of distances; 1 is uniform.
     """
 
     name: ClassVar[str] = "recall"
@@ -54,7 +54,7 @@ class Recall(Task):
 
     @property
     def chance(self) -> float:
-        """One of the values that came: the mean of 1/P over all answers."""
+        """Accuracy of guessing among the values of the example: the mean of 1/P over all answers."""
         return len(self.pairs) / sum(self.pairs)
 
     @property
@@ -85,8 +85,8 @@ class Recall(Task):
 
 
 @dataclass(frozen=True)
-class Induction(Task):
-    """A special token stands somewhere among random ones, and again at the end: what followed it before?
+class Induction(SyntheticTask):
+    """A special token is among random ones, and again at the end: which token followed it before?
 
         b d * a c b c d *      answer: a after the last *
 
@@ -94,7 +94,7 @@ class Induction(Task):
     (2022), section 3.1 (there of 20 symbols and 30 tokens).
 
     Args:
-        symbols: how many random tokens there are, 1 to this number; the special one is 0.
+        symbols: number of random tokens, numbered from 1; the special one is 0.
         length: L.
     """
 
@@ -128,21 +128,20 @@ class Induction(Task):
 
 
 @dataclass(frozen=True)
-class Needle(Task):
-    """One key and its value among noise, and the key again at the end: accuracy by the distance in between.
+class Needle(SyntheticTask):
+    """A key and its value among noise, and the key again at the end: accuracy by distance.
 
         . . k v . . . . . . k      answer: v after the last k, at the distance of 8 between the two k
 
-    Noise, keys and values are of different kinds, so that nothing has to be told apart: what is tested is whether
-    one thing is kept through much that does not matter. After "needle in a haystack" tests of language models
-    (Kamradt 2023).
+    Noise, keys and values use different tokens, so that only memory over many irrelevant tokens is tested. After
+    "needle in a haystack" tests of language models (Kamradt 2023).
 
     Args:
-        kinds: different keys, and as many values.
-        noise: different tokens of noise.
+        kinds: number of different keys, and of different values.
+        noise: number of different noise tokens.
         length: L.
-        distances: the groups' upper bounds, ascending; the last is L - 1. Each group is equally likely, and each
-            distance in it. The smallest distance is 2.
+        distances: ascending upper bounds of the groups; the last is L - 1. All groups are equally likely, and all
+            distances within a group. The smallest distance is 2.
     """
 
     name: ClassVar[str] = "needle"

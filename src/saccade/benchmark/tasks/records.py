@@ -1,4 +1,4 @@
-"""Runs on disk: one line of JSON each, appended as soon as it ends, so that what is stopped can go on later."""
+"""Results of runs in a file: one line of JSON each, appended when a run ends, so that later runs can resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...support._numbers import rounded
 from ...support._plain_values import NotJson, parsed_json, plain_values
-from .examples import Task
+from .examples import SyntheticTask
 from .model import ModelShape
 from .training import TrainingBudget, TrainingOutcome
 
@@ -19,16 +19,16 @@ FIGURES = 6  # significant digits of what is written
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """What is trained: a contender by its name, on a task, from a seed."""
+    """A run to train: a contender by name, a task and a seed."""
 
-    task: Task
+    task: SyntheticTask
     name: str
     seed: int
     shape: ModelShape
     budget: TrainingBudget
 
     def described(self) -> dict[str, Any]:
-        """As JSON takes it. Two cases with the same description are the same run."""
+        """As JSON values. Equal descriptions mean the same run."""
         sizes: dict[str, Any] = json.loads(json.dumps(asdict(self.task)))  # type: ignore[call-overload]
         return {
             "task": self.task.name,
@@ -42,10 +42,10 @@ class TrainingCase:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is done.
+    """The result of a run.
 
-    groups, chance: of the task. remembers: numbers kept of an example; a_token: of each further token, where that
-    grows with length, else 0.
+    groups, chance: of the task. remembers: number of stored values; a_token: of each additional token if it grows with
+    length, else 0.
     """
 
     case: dict[str, Any]
@@ -65,12 +65,12 @@ class FinishedRun:
 
     @property
     def setting(self) -> str:
-        """What has to be equal for two rows to stand in one table."""
+        """Everything that has to be equal for rows of the same table."""
         return json.dumps({name: self.case[name] for name in ("sizes", "shape", "budget")}, sort_keys=True)
 
 
 def as_dict(row: FinishedRun) -> dict[str, Any]:
-    """A run as JSON takes it."""
+    """The result as JSON values."""
     outcome = {name: plain_values(value, float, digits=FIGURES) for name, value in asdict(row.outcome).items()}
     return {
         **row.case,
@@ -83,16 +83,16 @@ def as_dict(row: FinishedRun) -> dict[str, Any]:
 
 
 def read(lines: Iterable[str], where: object = "records") -> list[FinishedRun]:
-    """The rows that `append` wrote, one a line.
+    """Read the rows written by `append`, one in each line.
 
     Raises:
-        ValueError: a line is none; the message names `where` and its number.
+        ValueError: an invalid line; the message has `where` and the line's number.
     """
     return [_row(line, f"{where}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def load(path: Path) -> list[FinishedRun]:
-    """The rows of a file; none where there is no file."""
+    """The rows of a file; [] if there is no file."""
     return read(path.read_text(encoding="utf-8").splitlines(), path) if path.exists() else []
 
 
@@ -102,17 +102,19 @@ def append(path: Path, row: FinishedRun) -> None:
 
 
 def missing(cases: Iterable[TrainingCase], rows: Sequence[FinishedRun]) -> list[TrainingCase]:
-    """The cases that no row is of."""
+    """The cases without a row."""
     done = [row.case for row in rows]
     return [case for case in cases if case.described() not in done]
 
 
 def _row(line: str, where: str) -> FinishedRun:
     try:
-        found = parsed_json(line)
-        case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
-        outcome = TrainingOutcome(**{each.name: found[each.name] for each in fields(TrainingOutcome)})
+        record = parsed_json(line)
+        case = {name: record[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
+        outcome = TrainingOutcome(**{each.name: record[each.name] for each in fields(TrainingOutcome)})
         outcome = replace(outcome, by_group=tuple(outcome.by_group))
-        return FinishedRun(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
+        return FinishedRun(
+            case, tuple(record["groups"]), record["chance"], record["remembers"], record["a_token"], outcome
+        )
     except (NotJson, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None

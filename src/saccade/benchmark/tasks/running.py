@@ -1,4 +1,4 @@
-"""Many runs, one after another, in an order in which stopping early leaves the most to read."""
+"""Runs many cases, in an order that gives useful results if it is stopped early."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...support._seeding import seeded
 from ..attention.timing import thread_count
 from .catalogue import contender_named, usual_contenders
-from .examples import Task
+from .examples import SyntheticTask
 from .model import ModelShape
 from .records import FinishedRun, TrainingCase
 from .training import Tell, TrainingBudget, run
@@ -17,18 +17,18 @@ End = Callable[[FinishedRun], object]
 
 
 def cases(
-    tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: ModelShape, budget: TrainingBudget
+    tasks: Sequence[SyntheticTask], names: Sequence[str] | None, seeds: int, shape: ModelShape, budget: TrainingBudget
 ) -> list[TrainingCase]:
-    """Every contender on every task: all tasks with the first seed, then all with the next.
+    """All combinations of contenders and tasks: first all with the first seed, then with the next.
 
     Args:
         tasks: at least one.
-        names: of contenders, as `contender_named` takes them; None takes those of `usual_contenders`.
-        seeds: runs of each, from seed 0.
+        names: of contenders, as in `contender_named`; None takes `usual_contenders`.
+        seeds: number of runs of each, with seeds from 0.
         shape, budget: the same for all.
 
     Raises:
-        ValueError: a name that nobody has; no seeds.
+        ValueError: an unknown name; no seeds.
     """
     if seeds < 1:
         raise ValueError(f"seeds: must be at least 1, got {seeds}")
@@ -45,7 +45,7 @@ def cases(
 
 
 def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
-    """One run, and what its contender keeps."""
+    """Train a case, and count the stored values of its contender."""
     contender, (width, layers) = contender_named(case.name), (case.shape.width, case.shape.layers)
     length = case.task.length
     with seeded(None):
@@ -55,7 +55,7 @@ def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
 
 
 def go_through(cases: Iterable[TrainingCase], begin: Begin, end: End, threads: int = 1) -> None:
-    """Run the cases in this order, on so many threads."""
+    """Run the cases in order, on so many threads."""
     with thread_count(threads):
         for case in cases:
             end(measure(case, begin(case)))

@@ -1,4 +1,4 @@
-"""The runs as tables of Markdown, and what follows from them in a sentence."""
+"""Results of runs as Markdown tables, with conclusions in sentences."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 from ...support._numbers import counted, percent_rounded_down
 from ...support._tables import Table
 from .copying import Copy, Duplication
-from .examples import Task
+from .examples import SyntheticTask
 from .model import ModelShape
 from .recall import Induction, Needle, Recall
 from .records import FinishedRun
 from .training import SOLVED, TrainingBudget
 
-TASKS: tuple[type[Task], ...] = (Copy, Duplication, Recall, Induction, Needle)
+TASKS: tuple[type[SyntheticTask], ...] = (Copy, Duplication, Recall, Induction, Needle)
 """In the order of the table."""
 
 
 class TaskLine(NamedTuple):
-    """A contender on a task, over its seeds."""
+    """A contender on a task, over all seeds."""
 
     task: str
     mechanism: str
@@ -28,7 +28,7 @@ class TaskLine(NamedTuple):
 
     @property
     def right(self) -> float:
-        """The median."""
+        """The median accuracy."""
         return statistics.median(row.outcome.right for row in self.rows)
 
     @property
@@ -37,7 +37,7 @@ class TaskLine(NamedTuple):
 
     @property
     def solved(self) -> bool:
-        """With every seed."""
+        """Whether every seed solved the task."""
         return self.least >= SOLVED
 
     @property
@@ -50,18 +50,18 @@ class TaskLine(NamedTuple):
 
 
 def lines(rows: Sequence[FinishedRun]) -> list[TaskLine]:
-    """One for each task and contender, in the order in which they first came.
+    """A line for each task and contender, in order of their first run.
 
     Raises:
         ValueError: runs of one task with different sizes, models or budgets.
     """
-    found: dict[tuple[str, str], TaskLine] = {}
+    by_task: dict[tuple[str, str], TaskLine] = {}
     settings: dict[str, str] = {}
     for row in rows:
         if settings.setdefault(row.task, row.setting) != row.setting:
-            raise ValueError(f"records: runs of {row.task} with different sizes, models or budgets do not compare")
-        found.setdefault((row.task, row.mechanism), TaskLine(row.task, row.mechanism, [])).rows.append(row)
-    return list(found.values())
+            raise ValueError(f"records: runs of {row.task} cannot be compared: their sizes, models or budgets differ")
+        by_task.setdefault((row.task, row.mechanism), TaskLine(row.task, row.mechanism, [])).rows.append(row)
+    return list(by_task.values())
 
 
 def tasks_of(task_lines: Sequence[TaskLine]) -> list[str]:
@@ -70,11 +70,11 @@ def tasks_of(task_lines: Sequence[TaskLine]) -> list[str]:
 
 
 def command(rows: Sequence[FinishedRun]) -> str:
-    """What makes runs like these, were there none."""
+    """The command that repeats these runs."""
     names = tasks_of(lines(rows))
     first, usual = rows[0].case, (ModelShape(), TrainingBudget())
     budget, taps = first["budget"], first["shape"]["taps"]
-    given = {  # what is asked for, and what is usual
+    given = {  # options with their defaults
         "task": ("all" if len(names) == len(TASKS) else ",".join(names), None),
         "seeds": (len({row.case["seed"] for row in rows}), 1),
         "steps": (budget["steps"], usual[1].steps),
@@ -87,7 +87,7 @@ def command(rows: Sequence[FinishedRun]) -> str:
 
 
 def head(rows: Sequence[FinishedRun]) -> list[str]:
-    """A title, the command, and the budget that all had."""
+    """A title, the command, and the common budget."""
     case = rows[0].case
     shape, budget = case["shape"], case["budget"]
     layers = counted(shape["layers"], "layer")
@@ -117,11 +117,19 @@ def head(rows: Sequence[FinishedRun]) -> list[str]:
 
 
 def page(rows: Sequence[FinishedRun], refused: dict[str, str]) -> list[str]:
-    """All tables, lines of Markdown."""
-    found = lines(rows)
-    out = [] if len(tasks_of(found)) < 2 else [*summary(found), ""]
-    for task in tasks_of(found):
-        out += [f"## {task}", "", *_task_description(found, task), *detail(found, task), "", *verdict(found, task), ""]
+    """All tables as lines of Markdown."""
+    table_lines = lines(rows)
+    out = [] if len(tasks_of(table_lines)) < 2 else [*summary(table_lines), ""]
+    for task in tasks_of(table_lines):
+        out += [
+            f"## {task}",
+            "",
+            *_task_description(table_lines, task),
+            *detail(table_lines, task),
+            "",
+            *verdict(table_lines, task),
+            "",
+        ]
     if refused:
         out += ["Not trained, since these tasks are read in order:", ""]
         out += [f"- {name}: {reason}." for name, reason in refused.items()]
@@ -129,7 +137,7 @@ def page(rows: Sequence[FinishedRun], refused: dict[str, str]) -> list[str]:
 
 
 def summary(task_lines: Sequence[TaskLine]) -> list[str]:
-    """Which contender solves which task. Those that were tried on one task alone stand in its own table."""
+    """Which contender solves which task. Contenders with runs on only one task are listed in its table."""
     tasks, names = tasks_of(task_lines), list(dict.fromkeys(line.mechanism for line in task_lines))
     by_case = {(line.task, line.mechanism): line for line in task_lines}
     heads = ["mechanism", *tasks]
@@ -144,7 +152,7 @@ def summary(task_lines: Sequence[TaskLine]) -> list[str]:
 
 
 def detail(task_lines: Sequence[TaskLine], task: str) -> list[str]:
-    """Everything about one task: states of fixed size from small to large, then what grows with length."""
+    """All results of a task: states of fixed size from small to large, then mechanisms that grow with length."""
     own = sorted((line for line in task_lines if line.task == task), key=lambda line: (line.grows, line.kept))
     groups = own[0].rows[0].groups
     groups = groups if len(groups) > 1 else ()
@@ -163,7 +171,7 @@ def detail(task_lines: Sequence[TaskLine], task: str) -> list[str]:
 
 
 def verdict(task_lines: Sequence[TaskLine], task: str) -> list[str]:
-    """What the table says, in sentences."""
+    """The conclusions of a table in sentences."""
     own = [line for line in task_lines if line.task == task]
     fixed = sorted((line for line in own if not line.grows), key=lambda line: line.kept)
     solved = [line for line in fixed if line.solved]
@@ -183,11 +191,11 @@ def verdict(task_lines: Sequence[TaskLine], task: str) -> list[str]:
 
 
 def _task_description(task_lines: Sequence[TaskLine], task: str) -> list[str]:
-    """What the task is, where it comes from, and its sizes."""
+    """Description, source and sizes of a task."""
     sizes = next(line for line in task_lines if line.task == task).rows[0].case["sizes"]
-    told = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())
+    listed = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())
     known = {kind.name: kind for kind in TASKS}[task]
-    return [f"{known.title[0].upper()}{known.title[1:]} ({known.source}): {told}.", ""]
+    return [f"{known.title[0].upper()}{known.title[1:]} ({known.source}): {listed}.", ""]
 
 
 def _size(value: object) -> str:
@@ -195,7 +203,7 @@ def _size(value: object) -> str:
 
 
 def _share(line: TaskLine) -> str:
-    """The median; with the least where seeds differ. Bold where all seeds solve it."""
+    """The median, and the minimum if seeds differ. Bold if all seeds solve the task."""
     text = percent_rounded_down(line.right)
     if percent_rounded_down(line.least) != text:
         text += f" (at least {percent_rounded_down(line.least)})"

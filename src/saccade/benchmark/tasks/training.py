@@ -1,4 +1,4 @@
-"""One run: a contender, a task, a seed; trained under the same budget as every other, and judged on held-out examples.
+"""A training run of a contender on a task with a seed, with the same budget for all, and its test on held-out examples.
 
 Shape legend: B batch, L length, n tokens with an answer.
 """
@@ -16,27 +16,27 @@ from torch import Tensor, nn
 from ...operator.nn.config import check_count, check_number, check_positive
 from ...support._seeding import seeded
 from .contenders import TaskContender
-from .examples import UNASKED, Examples, Task, digests, never_seen
+from .examples import UNASKED, Examples, SyntheticTask, digests, never_seen
 from .model import ModelShape, SequenceModel, answers
 
 SOLVED = 0.99  # share of the held-out answers
-SURE = 0.999  # share of the validation's answers at two looks in a row, at which training has nothing left to gain
+SURE = 0.999  # accuracy on validation at two evaluations in a row that ends training
 
 Tell = Callable[[int, float], object]  # steps done, share of the validation's answers that are right
 
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """What every contender gets on every task.
+    """The budget of every run.
 
     Args:
-        steps: of Adam, at most; training ends where nothing is left to gain.
-        batch: examples a step, all of them new.
-        rates: learning rates. A contender that does not solve the task with one gets the next, from the start; the
-            run that is right most often on the validation counts.
-        warmup: steps in which the rate rises; then it falls to 0 along a cosine.
-        every: steps between two looks at the validation.
-        held: examples for the judgement; half as many for the validation.
+        steps: maximum number of steps of Adam.
+        batch: new examples in each step.
+        rates: learning rates. If a contender does not solve the task with one, the next is tried from the start; the
+            run with the best validation accuracy counts.
+        warmup: steps of linear warm-up; then the rate falls to 0 along a cosine.
+        every: steps between evaluations.
+        held: number of test examples; half as many are used for validation.
     """
 
     steps: int = 600
@@ -59,7 +59,7 @@ class TrainingBudget:
                 raise ValueError(f"rates: must be positive, got {rate}")
 
     def rate_at(self, step: int, highest: float) -> float:
-        """Of that step, counted from 1: up in a line, down along half a cosine."""
+        """Learning rate of a step, counted from 1."""
         if step <= self.warmup:
             return highest * step / self.warmup
         done = (step - self.warmup) / max(self.steps + 1 - self.warmup, 1)
@@ -68,7 +68,7 @@ class TrainingBudget:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What a run came to."""
+    """The result of a run."""
 
     right: float  # share of the answers to held-out examples
     by_group: tuple[float, ...]  # likewise, of each of the task's groups
@@ -80,7 +80,7 @@ class TrainingOutcome:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainedModel:
     model: SequenceModel
     validated: float
     steps: int
@@ -88,11 +88,16 @@ class _Trained:
 
 
 def run(
-    contender: TaskContender, task: Task, seed: int, shape: ModelShape, budget: TrainingBudget, tell: Tell | None = None
+    contender: TaskContender,
+    task: SyntheticTask,
+    seed: int,
+    shape: ModelShape,
+    budget: TrainingBudget,
+    tell: Tell | None = None,
 ) -> TrainingOutcome:
-    """Train and judge. The same arguments give the same numbers on the same machine.
+    """Train and test. Equal arguments give equal numbers on the same machine.
 
-    PyTorch's global generator is used, and left as it was.
+    Restores PyTorch's global generator afterwards.
     """
     wall, own = time.perf_counter(), time.process_time()
     judged, validation = (
@@ -100,7 +105,7 @@ def run(
         for part, count in (("judged", budget.held), ("validation", budget.held // 2))
     )
     held = torch.cat((digests(judged.tokens), digests(validation.tokens)))
-    best: _Trained | None = None
+    best: _TrainedModel | None = None
     for rate in budget.rates:
         with seeded(_part_seed(seed, "weights")):
             model = SequenceModel(contender, task, shape)
@@ -123,14 +128,14 @@ def run(
 
 def _train(
     model: SequenceModel,
-    task: Task,
+    task: SyntheticTask,
     seed: int,
     rate: float,
     budget: TrainingBudget,
     validation: Examples,
     held: Tensor,
     tell: Tell | None,
-) -> _Trained:
+) -> _TrainedModel:
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
     random = torch.Generator().manual_seed(_part_seed(seed, "training"))
     looks, validated, step = 0, 0.0, 0
@@ -151,15 +156,15 @@ def _train(
             looks = looks + 1 if validated >= SURE else 0
             if looks == 2:
                 break
-    return _Trained(model, validated, step, rate)
+    return _TrainedModel(model, validated, step, rate)
 
 
 def _answers_right(model: SequenceModel, examples: Examples) -> Tensor:
-    """(n,) of each answer, whether it is right."""
+    """Whether each answer is right, (n,)."""
     asked = examples.targets != UNASKED
     return answers(model, examples.tokens, asked) == examples.targets[asked]
 
 
 def _part_seed(seed: int, part: str) -> int:
-    """Another one for each part of a run, and for each run."""
+    """A different seed for each part of a run, and for each run."""
     return 4 * seed + ("weights", "training", "validation", "judged").index(part)

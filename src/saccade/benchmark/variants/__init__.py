@@ -1,7 +1,7 @@
-"""Which attention to choose, measured: what `saccade compare` is made of.
+"""Measures which attention to choose; the implementation of `saccade compare`.
 
-Mechanisms, exact sparse patterns and other layers are timed and weighed at each length, held against exact attention on
-the same data, and one sentence of advice is made of the numbers.
+Mechanisms, sparse patterns and other layers are timed, their memory is measured and their outputs are compared with
+exact attention on the same data. The results lead to a sentence of advice.
 """
 
 from __future__ import annotations

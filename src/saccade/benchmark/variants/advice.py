@@ -1,4 +1,4 @@
-"""One sentence of advice that follows from the table, and from nothing else."""
+"""A sentence of advice that follows from the measured numbers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ...support import _numbers
 from .results import READING, ApproximationError, ContenderResults, VariantComparison
 from .trends import crossover, sound
 
-FASTER = 1.2  # times; less is not worth a change
+FASTER = 1.2  # times as fast; less is not worth a change
 CALL = "training"
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the numbers say.
+    """A conclusion from the numbers.
 
-    length: the longest at which exact attention was timed. error_length: the longest at which errors are known.
-    close: what is worth a change and near enough to exact attention to take its place; the fastest of those.
-    fastest: what is fastest of all, near or not; None where nothing is worth a change.
+    length: the longest with a time of exact attention. error_length: the longest with known errors. close: the fastest
+    mechanism that is worth a change and close to exact attention. fastest: the fastest mechanism, regardless of its
+    error; None if none is worth a change.
     """
 
     length: int
@@ -29,11 +29,11 @@ class Recommendation:
     fastest: ContenderResults | None
 
     def faster(self, line: ContenderResults) -> float:
-        """How many times faster than exact attention, at the length."""
+        """Speed relative to exact attention, at this length."""
         return _seconds(self.exact, self.length) / _seconds(line, self.length)
 
     def named(self) -> list[ContenderResults]:
-        """The lines that the advice is about, each once."""
+        """The results named in the advice, without duplicates."""
         lines = (self.exact, self.close, self.fastest)
         return list({line.name: line for line in lines if line is not None}.values())
 
@@ -43,8 +43,8 @@ class Recommendation:
 
 
 def choose(comparison: VariantComparison, tolerance: float) -> Recommendation | None:
-    """What reads q, k and v fastest, with an error of at most `tolerance` and with any; None where exact attention was
-    not timed, so that there is nothing to hold others against."""
+    """The fastest mechanism with an error of at most `tolerance`, and the fastest with any error; None if exact
+    attention was not timed."""
     exact = comparison.exact(READING)
     lengths = [] if exact is None else exact.amounts(CALL)[0]
     if exact is None or not lengths:
@@ -60,9 +60,9 @@ def choose(comparison: VariantComparison, tolerance: float) -> Recommendation | 
 
 
 def advice(comparison: VariantComparison, tolerance: float | None = None) -> str:
-    """One sentence, and a second where it rests on noisy times.
+    """A sentence of advice, and a second one if times are noisy.
 
-    tolerance: the relative error up to which an approximation may stand for exact attention; None is the one in the
+    tolerance: the largest relative error of an approximation that may replace exact attention; None uses the
     comparison's settings.
     """
     tolerance = comparison.settings.get("tolerance", 0.1) if tolerance is None else tolerance
@@ -110,8 +110,8 @@ def _advised(choice: Recommendation, comparison: VariantComparison) -> str:
 
 def _since(choice: Recommendation) -> str:
     assert choice.close is not None
-    found = crossover(choice.close, choice.exact, CALL)
-    return f" from about {about(found.length)} tokens on" if found.kind == "measured" and found.length else ""
+    crossing = crossover(choice.close, choice.exact, CALL)
+    return f" from about {about(crossing.length)} tokens on" if crossing.kind == "measured" and crossing.length else ""
 
 
 def _off(choice: Recommendation, line: ContenderResults) -> str:
@@ -123,14 +123,14 @@ def _off(choice: Recommendation, line: ContenderResults) -> str:
 
 
 def _closest(choice: Recommendation, comparison: VariantComparison) -> str:
-    """The smallest error among what is worth a change."""
+    """The smallest error of mechanisms that are worth a change."""
     others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
     errors = [error.whole for line in others if choice.faster(line) >= FASTER and (error := choice.error(line))]
     return f" (an error of {_numbers.percent(min(errors))} or more)" if errors else ""
 
 
 def about(length: float) -> str:
-    """Two significant digits: 1,234 as 1,200."""
+    """Round to two significant digits: 1,234 becomes 1,200."""
     return f"{float(f'{length:.2g}'):,.0f}"
 
 

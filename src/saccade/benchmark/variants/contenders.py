@@ -1,4 +1,4 @@
-"""What stands in the table: something that reads q, k and v, or a layer over tokens, at one setting for each length.
+"""The interface of a compared mechanism or layer, with settings for each length.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
 """
@@ -18,26 +18,26 @@ Forward = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """One more token after L - 1 others. Its result is the last row of the forward's."""
+class DecodingRun:
+    """A decoding step: the last token after L - 1 cached ones. Its result is the last row of the forward pass."""
 
     step: Forward
-    kept: int  # bytes that it keeps of the past
+    kept: int  # bytes of its cache or state
 
 
 @dataclass(frozen=True)
 class ContenderRunner:
     """A contender at one length, with its inputs.
 
-    leaves: what training has gradients of: inputs first, then parameters.
-    decoding: how it decodes, or a sentence that says why it cannot.
-    aligned: exact attention's output (B, Hq, L, Dv) in the layout of this output, for what has another.
+    leaves: tensors with gradients in training: inputs first, then parameters. decoding: makes a decoding step, or a
+    sentence with the reason why it cannot. aligned: exact attention's output (B, Hq, L, Dv) in this output's layout, if
+    that differs.
     """
 
     forward: Forward
     leaves: tuple[Tensor, ...]
-    inputs: int  # how many of the leaves are inputs
-    decoding: Callable[[], Decoding] | str
+    inputs: int  # number of leaves that are inputs
+    decoding: Callable[[], DecodingRun] | str
     parameters: int = 0
     aligned: Callable[[Tensor], Tensor] = field(default=lambda exact: exact)
 
@@ -46,16 +46,16 @@ class ContenderRunner:
         return sum(leaf.nbytes for leaf in self.leaves[: self.inputs])
 
     def training(self) -> Callable[[], object]:
-        """Forward and backward, from a fixed gradient of the output."""
+        """Returns a function of the forward and backward pass, with a fixed gradient of the output."""
         with torch.no_grad():
             upstream = torch.randn(self.forward().shape, generator=torch.Generator().manual_seed(1))
-        # A parameter may play no part at this length.
+        # Some parameters are not used at every length.
         return lambda: torch.autograd.grad(self.forward(), self.leaves, upstream, allow_unused=True)
 
 
 @dataclass(frozen=True)
 class VariantContender(ABC):
-    """What is compared. name: as the command line and the tables call it; `contenders.named` finds it again."""
+    """A compared mechanism or layer. name: on the command line and in tables; `contender_named` finds it."""
 
     name: str
 
@@ -67,28 +67,28 @@ class VariantContender(ABC):
     @property
     @abstractmethod
     def computes(self) -> str:
-        """As `Traits.computes`."""
+        """The value of `Traits.computes`."""
 
     @property
     def whole(self) -> bool:
-        """Whether it is exact attention, which the others of its kind are measured against."""
+        """Whether it is exact attention, which others of its kind are compared with."""
         return False
 
     @abstractmethod
     def setting(self, length: int) -> str:
-        """How it is set for this length, in a few words; empty where there is nothing to set."""
+        """Its settings for this length, as text; "" without settings."""
 
     def refusal(self, sizes: ProblemSizes) -> str:
-        """Why it takes no part in a comparison of these sizes, whatever the length; empty where it does."""
+        """Why it cannot be compared at these sizes, at any length; "" if it can."""
         return ""
 
     def needs(self, sizes: ProblemSizes) -> int:
-        """Bytes that training forms for certain; what it forms besides is measured."""
+        """A lower bound of the bytes that training allocates; the actual peak is measured."""
         return 0
 
     @abstractmethod
     def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:
-        """At this length, with q, k, v (or, for a layer, with tokens of the same number and width)."""
+        """Build it for this length, with q, k, v (or, for a layer, with tokens of the same number and width)."""
 
 
 def counted(module: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""What is compared on: random numbers, tensors from a file, or the q, k, v of a model that reads a text.
+"""Data of a comparison: random numbers, tensors from a file, or q, k, v of a model for a text.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width.
 """
@@ -24,7 +24,7 @@ TEXT_NAME = "the start of The Hound of the Baskervilles"
 
 
 class ProblemSizes(NamedTuple):
-    """The numbers of a problem."""
+    """Sizes of a problem."""
 
     batch: int
     heads: int  # Hq
@@ -36,20 +36,19 @@ class ProblemSizes(NamedTuple):
 
     @property
     def width(self) -> int:
-        """E, of tokens: as wide as all query heads side by side."""
+        """E, the width of tokens: that of all query heads together."""
         return self.heads * self.head
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonData:
-    """Queries, keys and values of one sequence each, and where they come from.
+    """Queries, keys and values, and their source.
 
-    note: what a reader should know of them.
-    unlimited: there is more of the same at any length (random numbers).
+    note: what to know about the data. unlimited: whether any length is available (random numbers).
     """
 
     source: str
-    query: Tensor | None  # (B, Hq, L, D); None where only lengths that are made are asked for
+    query: Tensor | None  # None if only generated lengths are needed
     key: Tensor | None  # (B, Hkv, L, D)
     value: Tensor | None  # (B, Hkv, L, Dv)
     sizes: ProblemSizes  # its length is the longest at which errors are measured
@@ -57,9 +56,9 @@ class ComparisonData:
     unlimited: bool = False
 
     def at(self, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The first `length` tokens; where there are fewer, tokens of the data drawn at random.
+        """The first `length` tokens; if there are fewer, random draws of them.
 
-        Times do not depend on values, except where keys are selected by them: drawn tokens are as alike as the data's.
+        Times do not depend on values, except if keys are selected by them; drawn tokens have the same statistics.
         """
         if self.query is None or self.key is None or self.value is None:
             return normal(self.sizes._replace(length=length), seed)
@@ -69,7 +68,7 @@ class ComparisonData:
         return self.query[:, :, chosen], self.key[:, :, chosen], self.value[:, :, chosen]
 
     def real(self, length: int) -> bool:
-        """Whether `at(length)` is the data itself."""
+        """Whether `at(length)` returns the data itself."""
         return self.unlimited or length <= self.sizes.length
 
     def as_json(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def normal(sizes: ProblemSizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def random_data(shape: str, *, causal: bool = True) -> ComparisonData:
-    """Normal numbers of "B,H,D": logits of variance 1, attention that is spread wide.
+    """Standard normal tensors of the shape "B,H,D": logits have variance 1, so attention is spread widely.
 
     Raises:
         ValueError: not three positive numbers.
@@ -106,7 +105,7 @@ def tensor_data(path: Path, *, causal: bool = True) -> ComparisonData:
     """The tensors query, key and value (B, H, L, D) of a .safetensors or .pt file.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: another format, tensors that are missing or do not fit.
+        FileNotFoundError: no such file. ValueError: another format, tensors that are missing or do not match.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"tensors: expected a file that ends in .safetensors or .pt, got {path}")
@@ -130,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 
             return load_file(path)
         read = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # either library raises many kinds for a damaged file
+    except Exception as error:  # both libraries raise many kinds of exceptions for damaged files
         reason = " ".join(str(error).split())[:120]
         raise ValueError(f"{path}: cannot be read as {path.suffix[1:]} ({reason})") from None
     if not isinstance(read, dict):
@@ -150,7 +149,7 @@ def _check(path: Path, query: Tensor, key: Tensor, value: Tensor) -> None:
         if not tensor.is_floating_point():
             raise ValueError(f"{path}: {name}: expected floating point, got {tensor.dtype}")
         if not tensor.isfinite().all():
-            raise ValueError(f"{path}: {name}: holds NaN or infinity")
+            raise ValueError(f"{path}: {name}: contains NaN or infinity")
         if tensor.shape[0] != query.shape[0] or tensor.shape[2] != query.shape[2]:
             expected = f"batch {query.shape[0]} and length {query.shape[2]}, as the query has"
             raise ValueError(f"{path}: {name}: expected {expected}, got {shape}")
@@ -171,17 +170,17 @@ def model_data(
     most: int,
     causal: bool | None = None,
 ) -> ComparisonData:
-    """The q, k, v of all heads of one layer of a model that reads a text, as they go into attention.
+    """The q, k, v of all heads in a layer of a model that reads a text.
 
     Args:
         source: a model folder or a name on the hub; None is the embedded model.
         text: a text file; None is the start of a novel.
         layer: counted from 0; None is the middle one.
-        most: tokens at most; fewer where the text or what the model reads at once is shorter.
-        causal: None is as the model has it.
+        most: maximum number of tokens; fewer if the text or the model's context is shorter.
+        causal: None follows the model.
 
     Raises:
-        FileNotFoundError, ValueError: as `saccade.inspection.open_model`; a layer that is not there, an empty text.
+        FileNotFoundError, ValueError: as `saccade.inspection.open_model`; an unknown layer, an empty text.
     """
     model = open_model(source)
     layer = model.layers // 2 if layer is None else layer
@@ -191,7 +190,7 @@ def model_data(
     room = max(1, most - len(model.before) - len(model.after))
     ids = model.encode(words).ids[: room if model.room is None else min(room, model.room)]
     if not ids:
-        raise ValueError(f"{text}: is empty; one word at least is needed")
+        raise ValueError(f"{text}: is empty; expected at least one word")
     call = _call(model, ids, layer)
     scale = 1.0 if call.scale is None else call.scale * call.query.shape[3] ** 0.5
     query, key, value = (tensor.float() for tensor in (call.query * scale, call.key, call.value))
@@ -211,18 +210,18 @@ def model_data(
 
 
 def _call(model: TextModel, ids: list[int], layer: int) -> ObservedCall:
-    found: list[ObservedCall] = []
+    calls: list[ObservedCall] = []
 
     def keep(number: int, call: ObservedCall) -> None:
         if number == layer:
-            found.append(call)
+            calls.append(call)
 
     model.run(model.whole(ids), keep)
-    return found[0]
+    return calls[0]
 
 
 def _is_causal(call: ObservedCall) -> bool:
-    """Whether the mask shows the first token nothing but itself: a causal one, whatever else it hides."""
+    """Whether the mask is causal: the first token sees only itself."""
     mask, length = as_mask(call.mask), call.query.shape[2]
     if isinstance(mask, Causal):
         return True
@@ -230,16 +229,16 @@ def _is_causal(call: ObservedCall) -> bool:
 
 
 def _is_narrower(call: ObservedCall) -> bool:
-    """Whether the mask hides more than the tokens after each one, as a window does in a text longer than itself."""
+    """Whether the mask also hides earlier tokens, as a window does in longer texts."""
     mask, length = as_mask(call.mask), call.query.shape[2]
     if mask is None or isinstance(mask, Causal):
         return False
-    seen = torch.ones(length, length, dtype=torch.bool)
-    return not bool(mask.dense(length, length)[..., seen.tril() if _is_causal(call) else seen].all())
+    visible = torch.ones(length, length, dtype=torch.bool)
+    return not bool(mask.dense(length, length)[..., visible.tril() if _is_causal(call) else visible].all())
 
 
 def _unsupported(call: ObservedCall) -> str:
-    """What the model's attention has besides, and mechanisms here do not."""
+    """Features of the model's attention that the compared mechanisms lack, as text; "" without any."""
     parts = {"bias": call.bias, "softcap": call.softcap, "sink": call.sink}
     named = [name for name, part in parts.items() if part is not None] + ["window"] * _is_narrower(call)
     return f"without the {' and '.join(named)} that this layer has" if named else ""

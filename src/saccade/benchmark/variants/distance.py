@@ -1,15 +1,14 @@
-"""The length of paths, measured: how much of the last output comes from an input at distance d.
+"""Measures how gradients decrease with distance: the influence of the input at distance d on the last output.
 
-    g(d) = E || v^T d y_L / d x_(L-d) ||,  v ~ N(0, I),  told relative to g(1), as the layer starts
+    g(d) = E || v^T d y_L / d x_(L-d) ||,  v ~ N(0, I),  relative to g(1), with initial parameters
 
 Hochreiter et al., "Gradient Flow in Recurrent Nets" (2001), and Vaswani et al. (2017), section 4 and table 1, count the
-steps that a signal takes: O(1) for attention, O(L) for a recurrent layer, O(log_k L) for dilated convolutions. What
-they mean for learning is whether a gradient arrives, which is measured here.
+steps of a signal's path: O(1) for attention, O(L) for a recurrent layer, O(log_k L) for dilated convolutions. For
+learning it matters whether a gradient arrives, which is measured here.
 
-A random vector v stands for the gradient that reaches the output; one backward pass gives g of all distances, and the
-mean is over vectors, tokens and parameters (of norms, not of their squares: the exponential of attention makes a few of
-these so large that they would be all that is seen). Stacks of more than one layer are residual, x + f(norm(x)), as in a
-transformer.
+The random vector v represents the gradient of the output; one backward pass gives g for all distances. Norms are
+averaged over vectors, tokens and parameters (not squared norms, which a few large values of attention's exponential
+would dominate). Stacks of several layers are residual, x + f(norm(x)), as in a transformer.
 
 Shape legend: N sequences, L tokens, E width.
 """
@@ -31,21 +30,21 @@ from .readings import ExactAttention, MaskedAttention, VariantAttention
 from .results import GradientReach
 
 Told = Callable[[str], None]
-NUMBERS = 2**20  # in the tokens of a draw
+NUMBERS = 2**20  # entries of the tokens in a draw
 MOST = 4  # sequences of a draw
 DRAWS = 8  # of parameters and tokens
 STACKED = 4
 
 
 def paths(who: Sequence[VariantContender], sizes: ProblemSizes, seed: int, progress: Told) -> list[GradientReach]:
-    """The path of everyone as a layer of these sizes; of patterns, whose reach is short, also four upon each other."""
-    found = []
-    for one in who:
-        if not one.refusal(sizes):
-            depths = (1, STACKED) if isinstance(one, MaskedAttention) else (1,)
-            found += [_path(one, depth, sizes, seed) for depth in depths]
-        progress(one.name)
-    return found
+    """The gradients by distance of each contender as a layer; for sparse patterns also of four layers."""
+    paths = []
+    for contender in who:
+        if not contender.refusal(sizes):
+            depths = (1, STACKED) if isinstance(contender, MaskedAttention) else (1,)
+            paths += [_path(contender, depth, sizes, seed) for depth in depths]
+        progress(contender.name)
+    return paths
 
 
 def _path(contender: VariantContender, depth: int, sizes: ProblemSizes, seed: int) -> GradientReach:
@@ -54,7 +53,7 @@ def _path(contender: VariantContender, depth: int, sizes: ProblemSizes, seed: in
             gradients([as_layer(contender, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
             for draw in range(DRAWS)
         ]
-    except Exception as error:  # whatever a contender raises is its own answer
+    except Exception as error:  # an exception of a contender becomes its note
         return GradientReach(contender.name, depth, (), (), first_line(error))
     norms = torch.stack(draws).mean(0)
     if not norms[1] > 0:
@@ -77,7 +76,7 @@ def gradients(stack: Sequence[nn.Module], sizes: ProblemSizes, seed: int) -> Ten
 
 
 def as_layer(contender: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module:
-    """What reads q, k and v instead of softmax attention in a layer; a layer is one already."""
+    """A layer with the contender in place of softmax attention; layers are returned unchanged."""
     if isinstance(contender, LayerMaker):
         return contender.module(sizes, seed)
     with seeded(seed):

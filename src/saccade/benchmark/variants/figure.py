@@ -1,6 +1,6 @@
-"""One figure of the trade-offs: error against time, time and memory against length, gradient against distance.
+"""The figure of a comparison: error against time, time and memory against length, gradient against distance.
 
-Colours are of families and safe for the colour-blind (Okabe and Ito 2008); every line carries its name at its end.
+Colours distinguish families and suit colour blindness (Okabe and Ito 2008); lines are labelled at their ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FAMILIES = {
     "something else": "#009E73",
     "layer": "#8A5A83",
 }
-SMALLEST = 1e-4  # of an error, and of a gradient, that is drawn
-FLAT = (1 / 3, 3.0)  # gradients that stay within count as independent of distance
+SMALLEST = 1e-4  # smallest error and gradient drawn
+FLAT = (1 / 3, 3.0)  # gradients within these bounds count as independent of distance
 TEXT = 6.5  # points
 CALL = "training"
 
 
 class LineLabel(NamedTuple):
-    """A name beside the end of a line, in the coordinates of the data."""
+    """A label at the end of a line, in data coordinates."""
 
     x: float
     y: float
@@ -68,7 +68,7 @@ def family(line: ContenderResults) -> str:
 
 
 def _annotate_figure(figure: Figure, comparison: VariantComparison) -> None:
-    """Title, the advice below it, and what the colours mean."""
+    """Add title, advice and the legend of colours."""
     data, threads = comparison.data, comparison.machine["threads"]
     way = "causal" if data["causal"] else "bidirectional"
     where = f"{comparison.machine['processor']}, {_numbers.counted(threads, 'thread')}"
@@ -82,12 +82,12 @@ def _annotate_figure(figure: Figure, comparison: VariantComparison) -> None:
         if name in used:
             figure.text(x, 0.912, "■ " + name, color=colour, fontsize=8)
             x += 0.0058 * len(name) + 0.03
-    told = "hollow: no approximation of exact attention; dashed: layers, and four layers where gradients are shown"
-    figure.text(x, 0.912, told, color="#555555", fontsize=7.5)
+    legend = "hollow: no approximation of exact attention; dashed: layers, and four layers where gradients are shown"
+    figure.text(x, 0.912, legend, color="#555555", fontsize=7.5)
 
 
 def _trade(axes: Axes, comparison: VariantComparison) -> None:
-    """Error at the longest length that has one, against time at the longest of all."""
+    """Plot the error at the longest length with one against the time at the longest length."""
     length, known = _longest(comparison)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -163,7 +163,7 @@ def _named(line: ContenderResults) -> str:
 
 
 def _gradients(axes: Axes, comparison: VariantComparison) -> None:
-    """What stays flat is a band, with the number of those in it; every other path is a line."""
+    """Plot gradients by distance: constant ones as one labelled band, others as lines."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     drawn = [path for path in comparison.paths if path.distances]
@@ -183,16 +183,16 @@ def _gradients(axes: Axes, comparison: VariantComparison) -> None:
     for path in drawn:
         if path in flat:
             continue
-        seen = _down_to_the_floor(path)
+        shown = _down_to_the_floor(path)
         axes.plot(
-            *zip(*seen, strict=True),
+            *zip(*shown, strict=True),
             marker=".",
             ms=4,
             lw=1.1,
             color=colours.get(path.name, "#000000"),
             ls="--" if path.layers > 1 else "-",
         )
-        labels.append(LineLabel(*seen[-1], _path_name(path), colours.get(path.name, "#000000")))
+        labels.append(LineLabel(*shown[-1], _path_name(path), colours.get(path.name, "#000000")))
     axes.set_ylim(SMALLEST, None)
     ticks = [2**n for n in range(far.bit_length())][:: 1 + (far > 256)]
     axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
@@ -201,13 +201,13 @@ def _gradients(axes: Axes, comparison: VariantComparison) -> None:
 
 
 def _down_to_the_floor(path: GradientReach) -> list[tuple[int, float]]:
-    """Distances and gradients, up to the first one that is too small to be drawn."""
-    seen = []
+    """Distances and gradients up to the first gradient that is too small to draw."""
+    drawn = []
     for distance, gradient in zip(path.distances, path.gradients, strict=True):
-        seen.append((distance, max(gradient, SMALLEST)))
+        drawn.append((distance, max(gradient, SMALLEST)))
         if gradient < SMALLEST:
             break
-    return seen
+    return drawn
 
 
 def _is_flat(path: GradientReach) -> bool:
@@ -215,7 +215,7 @@ def _is_flat(path: GradientReach) -> bool:
 
 
 def _band(flat: Sequence[GradientReach]) -> str:
-    """The names of those in the band, a few to a line; what is flat with one layer is so with four."""
+    """Names in the band, a few to a line; only single layers, since four layers are constant too."""
     single = {path.name for path in flat if path.layers == 1}
     names = [_path_name(path) for path in flat if path.layers == 1 or path.name not in single]
     rows = [", ".join(names[start : start + 2]) for start in range(0, len(names), 2)]
@@ -229,10 +229,10 @@ def _path_name(path: GradientReach) -> str:
 def _style(axes: Axes, across: Callable[[float], str] | None, up: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for axis, told in ((axes.xaxis, across), (axes.yaxis, up)):
+    for axis, label in ((axes.xaxis, across), (axes.yaxis, up)):
         axis.set_minor_locator(NullLocator())
-        if told is not None:
-            axis.set_major_formatter(FuncFormatter(lambda amount, _, told=told: without_zeros(told(amount))))
+        if label is not None:
+            axis.set_major_formatter(FuncFormatter(lambda amount, _, label=label: without_zeros(label(amount))))
     if across is not None:
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,), numticks=12))
@@ -240,8 +240,8 @@ def _style(axes: Axes, across: Callable[[float], str] | None, up: Callable[[floa
 
 
 def _at_ends(axes: Axes, labels: Sequence[LineLabel]) -> None:
-    """Names right of the axes at the heights of their lines' ends, moved apart, with a thin line to each end."""
-    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
+    """Label the ends of lines to the right of the axes, moved apart and connected by thin lines."""
+    axes.get_xlim(), axes.get_ylim()  # computes the limits
     scale = axes.figure.dpi / 72
     heights = {label: axes.transData.transform((label.x, label.y))[1] / scale for label in labels}
     bottom, top = (axes.transAxes.transform((0, edge))[1] / scale for edge in (0, 1))
@@ -271,9 +271,9 @@ def _at_ends(axes: Axes, labels: Sequence[LineLabel]) -> None:
 
 
 def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: float) -> list[float]:
-    """Centres near those wanted (ascending) so that things of these sizes do not overlap and stay within the ends.
+    """Centres near `wanted` (ascending), such that items of these sizes do not overlap and stay between bottom and top.
 
-    Where they do not fit, they are squeezed evenly.
+    If there is too little room, they are squeezed evenly.
     """
     shrink = min(1.0, (top - bottom) / max(sum(sizes), 1e-9))
     sizes = [size * shrink for size in sizes]
@@ -290,8 +290,8 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: f
 
 
 def _label_points(axes: Axes, labels: Sequence[LineLabel]) -> None:
-    """Names beside their points, on the first of ten places that is free."""
-    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
+    """Label points at the first free of ten positions."""
+    axes.get_xlim(), axes.get_ylim()  # computes the limits
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     points = [axes.transData.transform((label.x, label.y)) for label in labels]
     frame = axes.get_window_extent(renderer)

@@ -1,4 +1,4 @@
-"""Layers over tokens, of equal width: attention with its projections, and what it is an alternative to.
+"""Compared layers of equal width: attention with projections, recurrent, convolutional and fully connected ones.
 
 Shape legend: B batch, L tokens, E width, H heads, k kernel, d dilation.
 """
@@ -18,26 +18,26 @@ from ...operator._masks import Causal, Mask
 from ...operator.nn import AttentionConfig, MultiHeadAttention
 from ...operator.variants import MechanismConfig
 from ...support._seeding import seeded
-from .contenders import ContenderRunner, Decoding, VariantContender, counted
+from .contenders import ContenderRunner, DecodingRun, VariantContender, counted
 from .data import ProblemSizes
 from .readings import NO_STEP, described, refused
 from .results import LAYER
 
 
 class Stepping(nn.Module):
-    """A layer (B, L, E) -> (B, L, E) that says how it decodes."""
+    """A layer (B, L, E) -> (B, L, E) with a decoding step."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...
 
-    def decoding(self, x: Tensor) -> Decoding:
-        """The step of the last token after the others."""
+    def decoding(self, x: Tensor) -> DecodingRun:
+        """The decoding step of the last token."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LayerMaker(VariantContender):
-    """A module over tokens. `make` builds it for sizes, `refuse` says why it cannot be built, `tell` how it is set."""
+    """A module as contender. `make` builds it, `refuse` returns why it cannot, `tell` returns its settings as text."""
 
     make: Callable[[ProblemSizes], Stepping] | None = None
     tell: Callable[[int], str] = lambda length: ""
@@ -65,17 +65,17 @@ class LayerMaker(VariantContender):
         return self.form(sizes)
 
     def module(self, sizes: ProblemSizes, seed: int) -> Stepping:
-        """With parameters drawn from `seed`, at rest; the global generator is left as it was."""
+        """The module in evaluation mode, initialised from `seed`; the global generator is restored."""
         assert self.make is not None
         with seeded(seed):
             return self.make(sizes).eval()
 
     def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:
-        """Tokens are the queries of all heads side by side."""
+        """Tokens are the concatenated queries of all heads."""
         x = tensors[0].detach().transpose(1, 2).flatten(2).clone().requires_grad_()
         module = self.module(sizes, seed)
 
-        def decoding() -> Decoding:
+        def decoding() -> DecodingRun:
             with torch.no_grad():
                 return module.decoding(x)
 
@@ -91,7 +91,7 @@ class LayerMaker(VariantContender):
 
 
 class AttentionLayer(Stepping):
-    """`saccade.nn.MultiHeadAttention` over the tokens themselves; its mask is causal or none where none is given."""
+    """`saccade.nn.MultiHeadAttention` as self-attention; its mask is causal or none by default."""
 
     def __init__(self, sizes: ProblemSizes, mechanism: MechanismConfig | None, mask: Mask | None = None):
         super().__init__()
@@ -106,7 +106,7 @@ class AttentionLayer(Stepping):
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, self.mask)
 
-    def decoding(self, x: Tensor) -> Decoding:
+    def decoding(self, x: Tensor) -> DecodingRun:
         cache = self.attention.cache()
         self.attention(x[:, :-1], Causal(), cache=cache)
         kept, last = cache.nbytes, x[:, -1:]
@@ -116,11 +116,11 @@ class AttentionLayer(Stepping):
             cache.rollback(1)
             return out
 
-        return Decoding(step, kept)
+        return DecodingRun(step, kept)
 
 
 class RecurrentStack(Stepping):
-    """`nn.LSTM` or `nn.GRU`; without a direction of time one each way, of half the width."""
+    """`nn.LSTM` or `nn.GRU`; without causality a bidirectional one, with half the width each way."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], sizes: ProblemSizes):
         super().__init__()
@@ -130,15 +130,15 @@ class RecurrentStack(Stepping):
     def forward(self, x: Tensor) -> Tensor:
         return self.recurrence(x)[0]
 
-    def decoding(self, x: Tensor) -> Decoding:
+    def decoding(self, x: Tensor) -> DecodingRun:
         _, state = self.recurrence(x[:, :-1])
         last = x[:, -1:]
         parts = state if isinstance(state, tuple) else (state,)
-        return Decoding(lambda: self.recurrence(last, state)[0], sum(part.nbytes for part in parts))
+        return DecodingRun(lambda: self.recurrence(last, state)[0], sum(part.nbytes for part in parts))
 
 
 class Convolutions(Stepping):
-    """`nn.Conv1d` upon each other with GELU between them; causal ones are padded on the left alone."""
+    """A stack of `nn.Conv1d` with GELU between them; causal ones are padded on the left only."""
 
     def __init__(self, sizes: ProblemSizes, kernel: int, dilations: tuple[int, ...]):
         super().__init__()
@@ -158,8 +158,8 @@ class Convolutions(Stepping):
     def _between(self, layer: nn.Module, features: Tensor) -> Tensor:
         return features if layer is self.convolutions[0] else F.gelu(features)
 
-    def decoding(self, x: Tensor) -> Decoding:
-        """Each layer keeps the last (k - 1) d of what it read."""
+    def decoding(self, x: Tensor) -> DecodingRun:
+        """Each layer caches its last (k - 1) d inputs."""
         features, kept = x.transpose(1, 2), []
         for layer, dilation in zip(self.convolutions, self.dilations, strict=True):
             features = F.pad(self._between(layer, features), ((self.kernel - 1) * dilation, 0))
@@ -173,11 +173,11 @@ class Convolutions(Stepping):
                 new = layer(torch.cat([past, self._between(layer, new)], -1))
             return new.transpose(1, 2)
 
-        return Decoding(step, sum(past.nbytes for past in kept))
+        return DecodingRun(step, sum(past.nbytes for past in kept))
 
 
 class Connected(Stepping):
-    """A fully connected layer over positions: y_i = sum_j W_ij x_j, one weight for each pair of places (j <= i)."""
+    """A fully connected layer over positions: y_i = sum_j W_ij x_j, with a weight for each pair (j <= i)."""
 
     def __init__(self, sizes: ProblemSizes):
         super().__init__()
@@ -189,9 +189,9 @@ class Connected(Stepping):
         weight = self.weight[:length, :length]
         return (weight.tril() if self.causal else weight) @ x
 
-    def decoding(self, x: Tensor) -> Decoding:
+    def decoding(self, x: Tensor) -> DecodingRun:
         row = self.weight[-1:]
-        return Decoding(lambda: row @ x, x.nbytes)
+        return DecodingRun(lambda: row @ x, x.nbytes)
 
 
 STACKED_KERNEL, STACKED = 7, 4
@@ -200,14 +200,14 @@ DILATED_KERNEL = 3
 
 def dilations_for(length: int) -> tuple[int, ...]:
     """1, 3, 9, ... as many as reach the whole length: 1 + (k - 1) sum(d) >= L (k = 3)."""
-    found = [1]
-    while 1 + (DILATED_KERNEL - 1) * sum(found) < length:
-        found.append(found[-1] * DILATED_KERNEL)
-    return tuple(found)
+    counts = [1]
+    while 1 + (DILATED_KERNEL - 1) * sum(counts) < length:
+        counts.append(counts[-1] * DILATED_KERNEL)
+    return tuple(counts)
 
 
 def attention_layer(name: str, usual: Callable[[int], MechanismConfig] | None = None) -> LayerMaker:
-    """`MultiHeadAttention`, with a mechanism or without."""
+    """`MultiHeadAttention`, with a mechanism or with softmax attention."""
     if usual is None:
         return LayerMaker(name, lambda sizes: AttentionLayer(sizes, None), like="softmax", first=True)
     return LayerMaker(
@@ -238,7 +238,7 @@ OTHERS: tuple[LayerMaker, ...] = (
         lambda sizes: Convolutions(sizes, DILATED_KERNEL, dilations_for(sizes.length)),
         lambda length: f"layers={len(dilations_for(length))}, kernel={DILATED_KERNEL}",
     ),
-    # Weights, their gradient and, where causal, the masked copies of both.
+    # Weights and their gradient and, if causal, masked copies of both.
     LayerMaker(
         "connected",
         Connected,

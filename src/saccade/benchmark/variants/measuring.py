@@ -1,4 +1,4 @@
-"""A comparison from start to end: weigh everyone, check and hold against exact attention, time in turns.
+"""Makes a comparison: measures memory, checks results against exact attention, and times contenders alternately.
 
 Shape legend: B batch, Hq / Hkv heads, L tokens, R rows that are compared, D key width, Dv value width.
 """
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from ..attention.timing import Budget, Clock, Stopwatch, first_line, quiet, repeat_noisy, take_turns, thread_count
-from .contenders import ContenderRunner, Decoding, VariantContender
+from .contenders import ContenderRunner, DecodingRun, VariantContender
 from .data import ComparisonData
 from .results import READING, ApproximationError, ContenderResults, LengthResult, VariantComparison
 from .weighing import CallWeight, WeighingLimits, weigh
 
 Told = Callable[[str], None]
-ROWS = 256  # of a long problem that are held against exact attention
-ALL_ROWS = 2048  # tokens up to which all of them are
-WRONG_STEP = 1e-3  # of the last row's norm: far above rounding, far below what a mistake gives
-WRONG_EXACT = 1e-4  # likewise, of exact attention itself
-WARM = 0.2  # seconds; a first call that took longer needs no more warming up
-SIDE_BY_SIDE = 2  # processes that weigh at a time
+ROWS = 256  # rows of long problems compared with exact attention
+ALL_ROWS = 2048  # up to this number of tokens all rows are compared
+WRONG_STEP = 1e-3  # relative to the last row's norm: far above rounding errors
+WRONG_EXACT = 1e-4  # the same for exact attention
+WARM = 0.2  # seconds; longer first calls need no more warm-up
+SIDE_BY_SIDE = 2  # processes that measure memory in parallel
 
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """How a comparison is made."""
+    """Settings of a comparison."""
 
     threads: int
     budget: Budget = field(default_factory=lambda: Budget(2.0, 3, 100))
@@ -46,12 +46,12 @@ class ComparisonSettings:
 
 @dataclass
 class _CheckedContender:
-    """A contender at one length that was found right."""
+    """A contender at one length with a correct result."""
 
     contender: VariantContender
     runner: ContenderRunner
     point: LengthResult
-    decoding: Decoding | None
+    decoding: DecodingRun | None
 
 
 def measure(
@@ -63,22 +63,24 @@ def measure(
     progress: Told,
     clock: Clock = time.perf_counter,
 ) -> None:
-    """Put a line of everyone into the comparison, and fill them length after length.
+    """Add a line for each contender to the comparison, and fill them length by length.
 
-    told: is called with what was done, len(who) + len(lengths) times.
+    progress: called with each finished piece of work, len(who) + len(lengths) times.
     """
     sizes = data.sizes
     longest = sizes._replace(length=max(lengths))
-    for one in who:
-        line = ContenderResults(one.name, one.kind, one.computes, one.setting(max(lengths)), one.whole)
-        comparison.lines.append(replace(line, refused=one.refusal(longest)))
-    taking = [one for one, line in zip(who, comparison.lines, strict=True) if not line.refused]
+    for contender in who:
+        line = ContenderResults(
+            contender.name, contender.kind, contender.computes, contender.setting(max(lengths)), contender.whole
+        )
+        comparison.lines.append(replace(line, refused=contender.refusal(longest)))
+    taking = [contender for contender, line in zip(who, comparison.lines, strict=True) if not line.refused]
     for _ in range(len(who) - len(taking)):
         progress("")
     weighed = _weighed_all(taking, data, lengths, settings, progress)
     with thread_count(settings.threads):
         for length in sorted(lengths):
-            weights = {name: found[length] for name, found in weighed.items()}
+            weights = {name: by_length[length] for name, by_length in weighed.items()}
             points = _points_at(length, taking, weights, data, settings, clock)
             comparison.lines = [
                 replace(line, points=(*line.points, points[line.name])) if line.name in points else line
@@ -102,7 +104,7 @@ def _weighed_all(
         try:
             parts = list(pool.map(some, [who[first::SIDE_BY_SIDE] for first in range(SIDE_BY_SIDE)]))
         except KeyboardInterrupt:
-            stop.set()  # the pool waits for its threads, and they ask no more
+            stop.set()  # the pool waits for its threads, which stop at the next piece of work
             raise
     return {name: weights for part in parts for name, weights in part.items()}
 
@@ -115,24 +117,26 @@ def _points_at(
     settings: ComparisonSettings,
     clock: Clock,
 ) -> dict[str, LengthResult]:
-    """Everyone's point at one length."""
+    """The result of each contender at one length."""
     points: dict[str, LengthResult] = {}
     running = []
     judge = OutputJudge(data, length, settings.seed)
-    for one in who:
-        weight = weighed[one.name]
+    for runner in who:
+        weight = weighed[runner.name]
         point = LengthResult(length, memory=weight.peak, note=weight.left_out)
-        made = _prepared(one, point, judge) if not point.note else None
+        made = _prepared(runner, point, judge) if not point.note else None
         if isinstance(made, _CheckedContender):
             running.append(made)
-        points[one.name] = point if made is None else made.point if isinstance(made, _CheckedContender) else made
+        points[runner.name] = point if made is None else made.point if isinstance(made, _CheckedContender) else made
     timed = _timed(running, settings.budget, clock)
-    points.update({one.contender.name: replace(one.point, readings=timed[one.contender.name]) for one in running})
+    points.update(
+        {runner.contender.name: replace(runner.point, readings=timed[runner.contender.name]) for runner in running}
+    )
     return points
 
 
 def _prepared(contender: VariantContender, point: LengthResult, judge: OutputJudge) -> _CheckedContender | LengthResult:
-    """What is ready to be timed, or the point that says why it is not."""
+    """The contender ready for timing, or its result with the reason why it is not timed."""
     try:
         runner = contender.build(judge.sizes, judge.tensors, judge.seed)
         point = replace(point, parameters=runner.parameters)
@@ -146,7 +150,7 @@ def _prepared(contender: VariantContender, point: LengthResult, judge: OutputJud
                 return _CheckedContender(contender, runner, replace(point, no_decode=runner.decoding), None)
             decoding = runner.decoding()
             off = distance(decoding.step()[..., -1:, :], out[..., -1:, :])
-    except Exception as error:  # whatever a contender raises is its own answer; the others still run
+    except Exception as error:  # an exception of a contender becomes its note; the others still run
         return replace(point, note=first_line(error))
     if not off.worst <= WRONG_STEP:
         return replace(point, note=f"WRONG: a decoding step is off by {off.worst:.2g} of the parallel form")
@@ -154,7 +158,7 @@ def _prepared(contender: VariantContender, point: LengthResult, judge: OutputJud
 
 
 class OutputJudge:
-    """What is right at a length: shapes, finite numbers, and exact attention in float64 where the data is real."""
+    """Checks results at a length: shapes, finite numbers, and, for given data, exact attention in float64."""
 
     def __init__(self, data: ComparisonData, length: int, seed: int):
         self.sizes, self.seed = data.sizes._replace(length=length), seed
@@ -165,7 +169,7 @@ class OutputJudge:
         self._exact = exact_rows(*self.tensors, self.rows, causal=self.sizes.causal) if data.real(length) else None
 
     def faults(self, contender: VariantContender, runner: ContenderRunner, out: Tensor) -> str:
-        """What makes a result wrong; empty where nothing does."""
+        """The fault of a result as text; "" for a correct one."""
         if not out.isfinite().all():
             return "WRONG: the result has NaN or infinity"
         batch, heads, _, _, width, length, _ = self.sizes
@@ -186,7 +190,7 @@ class OutputJudge:
 
 
 def distance(tensor: Tensor, right: Tensor) -> ApproximationError:
-    """How far rows (..., R, Dv) are off, in the L2 norm, relative to what is right; NaN counts as infinity."""
+    """Relative error of rows (..., R, Dv) in the L2 norm; NaN counts as infinity."""
     tensor, right = tensor.detach().double(), right.detach().double()
     off, norm = (tensor - right).norm(dim=-1), right.norm(dim=-1)
     whole = float(off.norm() / norm.norm()) if float(norm.norm()) > 0 else float(off.norm())
@@ -195,7 +199,7 @@ def distance(tensor: Tensor, right: Tensor) -> ApproximationError:
 
 
 def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causal: bool) -> Tensor:
-    """Rows (B, Hq, R, Dv) of softmax attention, written out in float64, head by head."""
+    """Rows (B, Hq, R, Dv) of softmax attention in float64, computed head by head."""
     out = query.new_empty(*query.shape[:2], len(rows), value.shape[3], dtype=torch.float64)
     hidden = torch.arange(key.shape[2]) > rows[:, None]
     group = query.shape[1] // key.shape[1]
@@ -211,17 +215,17 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causa
 def _timed(
     running: Sequence[_CheckedContender], budget: Budget, clock: Clock
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Readings by name and call; everyone takes turns at one kind of call, then at the next.
+    """Readings by contender and kind of call, timed alternately for each kind.
 
-    What is noisy then is read once more.
+    Noisy readings are repeated once.
     """
     calls: dict[str, dict[str, Callable[[], object]]] = {"forward": {}, "training": {}, "decode": {}}
-    for one in running:
-        calls["forward"][one.contender.name] = _resting(one.runner.forward)
-        calls["training"][one.contender.name] = one.runner.training()
-        if one.decoding is not None:
-            calls["decode"][one.contender.name] = _resting(one.decoding.step)
-    found: dict[str, dict[str, tuple[float, ...]]] = {one.contender.name: {} for one in running}
+    for runner in running:
+        calls["forward"][runner.contender.name] = _resting(runner.runner.forward)
+        calls["training"][runner.contender.name] = runner.runner.training()
+        if runner.decoding is not None:
+            calls["decode"][runner.contender.name] = _resting(runner.decoding.step)
+    times: dict[str, dict[str, tuple[float, ...]]] = {runner.contender.name: {} for runner in running}
     with quiet():
         for call, made in calls.items():
             watches = {name: Stopwatch(function, clock=clock) for name, function in made.items()}
@@ -231,8 +235,8 @@ def _timed(
             meters = list(watches.values())
             readings = repeat_noisy(meters, take_turns(meters, budget, clock), budget, clock) if meters else []
             for name, seconds in zip(watches, readings, strict=True):
-                found[name][call] = tuple(seconds)
-    return found
+                times[name][call] = tuple(seconds)
+    return times
 
 
 def _resting(call: Callable[[], object]) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What reads queries, keys and values that are given: exact attention, exact sparse patterns, mechanisms.
+"""Compared mechanisms on given queries, keys and values: exact attention, sparse patterns, and `saccade.variants`.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
 """
@@ -17,18 +17,18 @@ from ...operator._attention import attention
 from ...operator._masks import Causal, Mask
 from ...operator.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
 from ...support._seeding import seeded
-from .contenders import ContenderRunner, Decoding, VariantContender, counted
+from .contenders import ContenderRunner, DecodingRun, VariantContender, counted
 from .data import ProblemSizes
 from .results import READING
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 NO_STEP = "without a direction of time there is no next token"
-ABOUT = 128  # keys a row of each pattern whose papers leave the number open
+ABOUT = 128  # keys in each row of patterns whose papers do not fix the number
 
 
 @dataclass(frozen=True)
 class ExactAttention(VariantContender):
-    """Softmax attention over all keys, as `saccade.attention` computes it."""
+    """Softmax attention over all keys, computed by `saccade.attention`."""
 
     name: str = "exact"
     kind = READING
@@ -44,20 +44,20 @@ class ExactAttention(VariantContender):
         def forward() -> Tensor:
             return attention(query, key, value, Causal() if sizes.causal else None)
 
-        def decoding() -> Decoding:
+        def decoding() -> DecodingRun:
             last, keys, values = query[:, :, -1:], key, value
-            return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
+            return DecodingRun(lambda: attention(last, keys, values), _bytes(keys, values))
 
         return ContenderRunner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
 
 
 @dataclass(frozen=True)
 class MaskedAttention(VariantContender):
-    """Exact attention over the keys that a mask shows.
+    """Exact attention over the visible keys of a mask.
 
-    causal, bidirectional: make the mask for a length and settings, or say why there is none.
-    usual: its settings for a length.
-    recent: the settings that name the first and the last keys that decoding keeps, where it needs no others.
+    causal, bidirectional: make the mask for a length and settings, or return why there is none. usual: default settings
+    for a length. recent: the settings for the numbers of first and last keys that decoding keeps, if it needs no
+    others.
     """
 
     causal: Callable[..., Mask] | str = ""
@@ -89,16 +89,16 @@ class MaskedAttention(VariantContender):
         def forward() -> Tensor:
             return attention(query, key, value, self.mask(sizes))
 
-        def decoding() -> Decoding:
+        def decoding() -> DecodingRun:
             last, (keys, values) = query[:, :, -1:], self._kept(sizes.length, key, value)
             if self.recent is not None:
-                return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
-            return Decoding(lambda: attention(last, keys, values, self.mask(sizes)), _bytes(keys, values))
+                return DecodingRun(lambda: attention(last, keys, values), _bytes(keys, values))
+            return DecodingRun(lambda: attention(last, keys, values, self.mask(sizes)), _bytes(keys, values))
 
         return ContenderRunner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
 
     def _kept(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What decoding keeps: the first and the last keys, where those are all it will ever see."""
+        """The keys and values cached in decoding: only the first and last ones, if the mask never shows others."""
         if self.recent is None:
             return key, value
         first, last = (0 if name is None else self.settings(length)[name] for name in self.recent)
@@ -139,7 +139,7 @@ PATTERNS: tuple[MaskedAttention, ...] = (
 
 @dataclass(frozen=True)
 class VariantAttention(VariantContender):
-    """A mechanism of `saccade.variants`, with parameters as they start."""
+    """A mechanism of `saccade.variants` with initial parameters."""
 
     usual: Callable[[int], MechanismConfig] | None = None
     kind = READING
@@ -150,7 +150,7 @@ class VariantAttention(VariantContender):
 
     @property
     def computes(self) -> str:
-        """What shares queries and keys reads other keys than those that are given: its error is not its own."""
+        """As in its traits; "other" if it shares queries and keys, and so does not use the given keys."""
         config = self.config(1024)
         return "other" if config.shares_key else config.traits.computes
 
@@ -185,7 +185,7 @@ class VariantAttention(VariantContender):
 
 
 def refused(config: MechanismConfig, sizes: ProblemSizes) -> str:
-    """Why a mechanism cannot read these q, k and v; empty where it can."""
+    """Why a mechanism cannot use these q, k and v; "" if it can."""
     traits = config.traits
     able = traits.causal if sizes.causal else traits.bidirectional
     if able is not True:
@@ -198,17 +198,17 @@ def refused(config: MechanismConfig, sizes: ProblemSizes) -> str:
 
 
 def built(config: MechanismConfig, heads: HeadSizes, seed: int) -> Mechanism:
-    """The module with its parameters drawn from `seed`, at rest; the global generator is left as it was."""
+    """The module in evaluation mode, initialised from `seed`; the global generator is restored."""
     with seeded(seed):
         return config.build(heads).eval()
 
 
 def described(config: MechanismConfig) -> str:
-    """The fields of a configuration, `name=value`; what is None or at rest is left out."""
+    """The fields of a configuration that differ from None and defaults, as `name=value`."""
     import dataclasses
 
-    told = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    return ", ".join(f"{name}={_short(value)}" for name, value in told if value is not None and value is not False)
+    fields = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    return ", ".join(f"{name}={_short(value)}" for name, value in fields if value is not None and value is not False)
 
 
 def _short(value: Any) -> str:
@@ -223,7 +223,7 @@ def _leaves(tensors: Sequence[Tensor]) -> Tensors:
 
 
 def _paired(tensors: Tensors, maps: int) -> Tensors:
-    """Values of `maps` heads side by side, where one head of values belongs to so many of queries and keys."""
+    """Concatenate the values of `maps` heads, for mechanisms with several query-key heads for each value head."""
     query, key, value = tensors
     return query, key, _pairs(value, maps)
 
@@ -235,22 +235,22 @@ def _pairs(tensor: Tensor, maps: int) -> Tensor:
     return tensor.unflatten(1, (-1, maps)).transpose(2, 3).flatten(3)
 
 
-def _decoding(config: MechanismConfig, module: Mechanism, tensors: Tensors) -> Callable[[], Decoding] | str:
+def _decoding(config: MechanismConfig, module: Mechanism, tensors: Tensors) -> Callable[[], DecodingRun] | str:
     if isinstance(module, Recurrent):
         return lambda: _recurrent(module, tensors)
     if config.traits.cached is not True:
         return str(config.traits.cached)
     query, key, value = tensors
     last = query[:, :, -1:]
-    return lambda: Decoding(lambda: module(last, key, value, Causal()), _bytes(key, value))
+    return lambda: DecodingRun(lambda: module(last, key, value, Causal()), _bytes(key, value))
 
 
 @torch.no_grad()
-def _recurrent(module: Recurrent, tensors: Tensors) -> Decoding:
+def _recurrent(module: Recurrent, tensors: Tensors) -> DecodingRun:
     query, key, value = (part[:, :, :-1] for part in tensors)
     _, state = module.step(query, key, value)
     last, new_key, new_value = (part[:, :, -1:] for part in tensors)
-    return Decoding(lambda: module.step(last, new_key, new_value, state)[0], _bytes(*state))
+    return DecodingRun(lambda: module.step(last, new_key, new_value, state)[0], _bytes(*state))
 
 
 def _bytes(*tensors: Tensor) -> int:

@@ -1,7 +1,7 @@
-"""What a comparison measured, as values that go to JSON and come back.
+"""Results of a comparison, as values that are written to JSON and read back.
 
-Every amount is of one call on the whole batch. Readings are seconds; those of one length and kind of call belong
-together round by round, but for those that were noisy and read again.
+All amounts are of one call for the whole batch. Readings are seconds; for a length and a kind of call they are paired
+by round, except for repeated noisy ones.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ READING, LAYER = "reading", "layer"
 
 @dataclass(frozen=True)
 class ApproximationError:
-    """How far an output is from exact attention's, in the L2 norm and relative to it."""
+    """Error of an output in the L2 norm, relative to exact attention."""
 
     whole: float  # over all rows together
-    worst: float  # of the row that is furthest off
+    worst: float  # of the row with the largest error
 
 
 @dataclass(frozen=True)
 class LengthResult:
-    """One line at one length. None or nothing where it was not measured; `note` and `no_decode` say why."""
+    """A contender's result at one length. Missing values are None or empty; `note` and `no_decode` give reasons."""
 
     length: int
     readings: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by call
-    memory: int | None = None  # bytes at the peak of training, above inputs and parameters
-    kept: int | None = None  # bytes that decoding keeps of the past: a cache, or a state
+    memory: int | None = None  # bytes at the peak of training, beyond inputs and parameters
+    kept: int | None = None  # bytes of the decoding cache or state
     parameters: int = 0
     error: ApproximationError | None = None
     no_decode: str = ""
@@ -46,18 +46,17 @@ class LengthResult:
 
     @property
     def noisy(self) -> bool:
-        """Whether the readings of any call differ much among themselves."""
+        """Whether the readings of any call are noisy."""
         return any(quartiles(readings).noisy for readings in self.readings.values() if readings)
 
 
 @dataclass(frozen=True)
 class ContenderResults:
-    """One thing that is compared, at every length.
+    """The results of a contender at all lengths.
 
-    kind: "reading", of q, k and v that are given; or "layer", of tokens of width E.
-    computes: "softmax" (exactly that, of the keys it looks at), "approximation" of it, or "other".
-    whole: whether it is exact attention over all keys, which others are measured against.
-    refused: why it takes no part; then it has no points.
+    kind: "reading", of given q, k and v; or "layer", of tokens of width E. computes: "softmax" (exactly, over its
+    visible keys), "approximation" of it, or "other". whole: whether it is exact attention over all keys, the baseline.
+    refused: why it was not measured; then there are no points.
     """
 
     name: str
@@ -72,13 +71,13 @@ class ContenderResults:
         return next((point for point in self.points if point.length == length), None)
 
     def amounts(self, what: str) -> tuple[list[int], list[float]]:
-        """Lengths and amounts, where there are any: seconds of a call, or bytes of "memory"."""
-        found = []
+        """Lengths with an amount, and the amounts: seconds of a call, or bytes of "memory"."""
+        entries = []
         for point in self.points:
             amount = point.memory if what == "memory" else point.seconds(what)
             if amount is not None and amount > 0:
-                found.append((point.length, float(amount)))
-        return [length for length, _ in found], [amount for _, amount in found]
+                entries.append((point.length, float(amount)))
+        return [length for length, _ in entries], [amount for _, amount in entries]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class GradientReach:
     """The gradient of the last output with respect to the input at each distance, relative to that at distance 1."""
 
     name: str
-    layers: int  # how many stand on each other
+    layers: int  # number of stacked layers
     distances: tuple[int, ...]
     gradients: tuple[float, ...]
     note: str = ""
@@ -98,10 +97,10 @@ class GradientReach:
 
 @dataclass
 class VariantComparison:
-    """A whole run.
+    """The result of a whole comparison.
 
-    machine: as `benchmark.attention.machine.describe` tells it. settings: how it was measured.
-    data: source, note, batch, heads, kv_heads, head, value_head, length, causal.
+    machine: from `benchmark.attention.machine.describe`. settings: of the comparison. data: source, note, batch, heads,
+    kv_heads, head, value_head, length, causal.
     """
 
     machine: dict[str, Any]
@@ -115,15 +114,15 @@ class VariantComparison:
         return sorted({point.length for line in self.lines for point in line.points})
 
     def of(self, kind: str) -> list[ContenderResults]:
-        """The lines of a kind that were measured."""
+        """The measured results of a kind."""
         return [line for line in self.lines if line.kind == kind and line.points]
 
     def exact(self, kind: str) -> ContenderResults | None:
-        """What the others of a kind are measured against."""
+        """The baseline of a kind: exact attention."""
         return next((line for line in self.of(kind) if line.whole), None)
 
     def as_json(self) -> str:
-        """JSON in which every reading stands, with six significant digits."""
+        """JSON with every reading, with six significant digits."""
         return json.dumps({"comparison": 1, **plain_values(asdict(self), digits=6)}, indent=1, allow_nan=False) + "\n"
 
     @classmethod

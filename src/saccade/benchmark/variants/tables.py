@@ -1,4 +1,4 @@
-"""A comparison as tables: for a terminal, for a pipe, and as a page of Markdown to keep."""
+"""A comparison as tables, for a terminal, a pipe and a Markdown page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .trends import TAIL, Crossover, crossover, growth, sound
 
 KINDS = {READING: "Reading q, k and v", LAYER: "Layers of equal width, with their projections"}
 FIRST = {READING: "exact", LAYER: "attention"}
-COLUMNS = 12  # of distances that a table shows
-WIDTH = 100  # characters of a line of text, as far as tables go
+COLUMNS = 12  # maximum number of distances in a table
+WIDTH = 100  # characters in a line of text outside of tables
 INDENT = "  "
 UNCLEAR = "unclear"
 
@@ -27,25 +27,25 @@ class TableSection(NamedTuple):
 
 
 def sections(comparison: VariantComparison, width: int | None = None) -> list[TableSection]:
-    """Every table of a comparison, in order.
+    """All tables of a comparison, in order.
 
-    width: characters that a line of text has room for; None: as many as it takes.
+    width: maximum characters in a line; None: unlimited.
     """
-    found = []
+    rows = []
     for length in comparison.lengths:
         for kind, title in KINDS.items():
             lines = [line for line in comparison.of(kind) if line.at(length)]
             if lines:
-                found.append(TableSection(f"{title}: {_numbers.length(length)} tokens", _at(comparison, lines, length)))
+                rows.append(TableSection(f"{title}: {_numbers.length(length)} tokens", _at(comparison, lines, length)))
     if len(comparison.lengths) > 1:
         for kind, title in KINDS.items():
             if comparison.of(kind):
-                found.append(TableSection(f"{title}: growth", _growths(comparison, kind, width)))
-                found.append(TableSection(f"{title}: where they become faster", _crossings(comparison, kind)))
+                rows.append(TableSection(f"{title}: growth", _growths(comparison, kind, width)))
+                rows.append(TableSection(f"{title}: where they become faster", _crossings(comparison, kind)))
     if comparison.paths:
         table = path_table(comparison.paths, width)
-        found.append(TableSection("Gradient of the last output by distance, as it starts", table))
-    return found
+        rows.append(TableSection("Gradient of the last output by distance, as it starts", table))
+    return rows
 
 
 def _at(comparison: VariantComparison, lines: Sequence[ContenderResults], length: int) -> Table:
@@ -75,7 +75,7 @@ def _cells(line: ContenderResults, point: LengthResult, base: LengthResult | Non
 
 
 def _error_cells(line: ContenderResults, point: LengthResult) -> tuple[str, str]:
-    """In brackets for what approximates nothing."""
+    """The error, in brackets for mechanisms that are not approximations."""
     if point.error is None:
         return "-", "-"
     whole, worst = (_numbers.relative_error(number) for number in (point.error.whole, point.error.worst))
@@ -88,15 +88,15 @@ def duration(seconds: float | None) -> str:
 
 def _growths(comparison: VariantComparison, kind: str, width: int | None) -> Table:
     header = ["", "training grows", "decode", "memory", "setting at the longest"]
-    found = [
+    parts = [
         ([line.name, *(_power(line, what) for what in ("training", "decode", "memory"))], line.setting)
         for line in comparison.of(kind)
     ]
-    return Table(header, _with_settings(header, found, width), "l")
+    return Table(header, _with_settings(header, parts, width), "l")
 
 
 def _with_settings(header: list[str], table_rows: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
-    """A setting that is too wide goes on in the next line."""
+    """Rows with settings in the last column, wrapped to the width."""
     if width is None:
         return [[*cells, setting] for cells, setting in table_rows]
     before = sum(max(len(row[place]) for row in (header, *(cells for cells, _ in table_rows))) for place in range(4))
@@ -129,7 +129,7 @@ def _crossing(line: ContenderResults, exact: ContenderResults, call: str) -> str
 
 
 def crossed(crossover: Crossover) -> str:
-    """From which length on a line is faster, in words."""
+    """The crossover in words."""
     length = "" if crossover.length is None else about(crossover.length)
     return {
         "always": "at every length",
@@ -142,7 +142,7 @@ def crossed(crossover: Crossover) -> str:
 
 
 def path_table(paths: Sequence[GradientReach], width: int | None = None) -> Table:
-    """A column for each distance (every second one of many), and how far a hundredth arrives."""
+    """A column for each distance (every second one if there are many), and the reach of the gradient."""
     distances = sorted({d for path in paths for d in path.distances})
     if len(distances) > COLUMNS:
         distances = distances[::-2][::-1]
@@ -170,37 +170,39 @@ def _gradient(number: float | None) -> str:
 
 
 def notes(comparison: VariantComparison) -> list[str]:
-    """What a reader must know: how to read the columns, and why something is missing."""
-    told = [
+    """Notes on columns and missing numbers."""
+    notes = [
         "training: forward and backward. is: speed of training relative to the first line. keeps: bytes that decoding "
         "caches of the past. memory: peak of training beyond inputs and parameters, without gradients of inputs."
     ]
     if any(line.points for line in comparison.lines if line.kind == READING):
-        told.append(
+        notes.append(
             "error: ||out - exact|| / ||exact|| over all rows, exact attention in float64. In brackets: "
             "mechanisms that are no approximation of it. Parameters of mechanisms have their initial values."
         )
     if len(comparison.lengths) > 2:
-        told.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
-    told += _doubts(comparison)
+        notes.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
+    notes += _doubts(comparison)
     if comparison.paths:
-        told.append("Gradients are relative to the one at distance 1; reaches: the largest distance with at least .01.")
-    return [*told, *_beyond(comparison), *missing(comparison)]
+        notes.append(
+            "Gradients are relative to the one at distance 1; reaches: the largest distance with at least .01."
+        )
+    return [*notes, *_beyond(comparison), *missing(comparison)]
 
 
 def _doubts(comparison: VariantComparison) -> list[str]:
-    """What is extrapolated, noisy or senseless."""
-    told = []
+    """Notes on extrapolated, noisy and implausible numbers."""
+    notes = []
     measured = [point for line in comparison.lines for point in line.points if point.readings]
     if _any_cell(comparison, "*"):
-        told.append("*: extrapolated from the last two lengths.")
-    told += disturbances(sum(point.noisy for point in measured), len(measured), comparison.machine)
+        notes.append("*: extrapolated from the last two lengths.")
+    notes += disturbances(sum(point.noisy for point in measured), len(measured), comparison.machine)
     if _any_cell(comparison, UNCLEAR):
-        told.append(
+        notes.append(
             f"! {UNCLEAR}: numbers that fall with length or follow no power law. Another program may have used the "
             "machine; measure again when it is idle."
         )
-    return told
+    return notes
 
 
 def _any_cell(comparison: VariantComparison, ending: str) -> bool:
@@ -221,20 +223,20 @@ def _beyond(comparison: VariantComparison) -> list[str]:
 
 
 def missing(comparison: VariantComparison) -> list[str]:
-    """Who took no part, at which lengths, and who cannot decode, each with the reason."""
-    told = [f"{line.name} is not measured: {line.refused}." for line in comparison.lines if line.refused]
+    """Contenders without numbers, by length, and those without decoding, with reasons."""
+    notes = [f"{line.name} is not measured: {line.refused}." for line in comparison.lines if line.refused]
     for line in comparison.lines:
         by_note: dict[str, list[str]] = {}
         for point in line.points:
             if point.note:
                 by_note.setdefault(point.note, []).append(_numbers.length(point.length))
-        told += [f"{line.name} at {', '.join(lengths)}: {note}." for note, lengths in by_note.items()]
+        notes += [f"{line.name} at {', '.join(lengths)}: {note}." for note, lengths in by_note.items()]
     steps: dict[str, list[str]] = {}
     for line in comparison.lines:
         reason = next((point.no_decode for point in line.points if point.no_decode), "")
         if reason:
             steps.setdefault(reason, []).append(line.name)
-    return told + [f"No decoding step: {', '.join(names)}: {reason}." for reason, names in steps.items()]
+    return notes + [f"No decoding step: {', '.join(names)}: {reason}." for reason, names in steps.items()]
 
 
 def heading(comparison: VariantComparison) -> list[str]:

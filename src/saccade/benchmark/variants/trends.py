@@ -1,4 +1,4 @@
-"""What follows from measurements at several lengths: how an amount grows, and where one line becomes faster."""
+"""Trends over lengths: growth of an amount, and the length from which one contender is faster than another."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from ..attention.statistics import exponent
 from .results import ContenderResults
 
-TAIL = 8  # exponents are fitted from the longest length down to an eighth of it: short calls are overhead
-FORESEEN = 16  # times the longest length, as far as a crossing is extrapolated
-FLATTEST, STEEPEST = -0.1, 3.5  # exponents that a machine left to itself may give: a state of fixed size, and rounding
-OFF = 1.5  # times that amounts may lie off their power of the length, as a root mean square
+TAIL = 8  # fits use lengths from the longest to an eighth of it: short calls are mostly overhead
+FORESEEN = 16  # times the longest length, up to which crossovers are extrapolated
+FLATTEST, STEEPEST = -0.1, 3.5  # plausible exponents of times: a constant time, with some noise, to a cubic one
+OFF = 1.5  # maximum root-mean-square factor between amounts and the fitted power law
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """From which length on a line is faster.
+    """The length from which a contender is faster.
 
-    kind: "always" (at every measured length), "measured" (between two of them), "extrapolated" (beyond them), "never"
-    (not within sixteen times the longest), "until" (faster below `length` alone), "unknown" (too few measurements).
+    kind: "always" (at every measured length), "measured" (between two measured lengths), "extrapolated" (beyond them),
+    "never" (not within sixteen times the longest), "until" (faster only below `length`), "unknown" (too few
+    measurements).
     """
 
     kind: str
@@ -29,15 +30,15 @@ class Crossover:
 
 
 def growth(line: ContenderResults, what: str) -> float | None:
-    """The fitted exponent in L of seconds of a call or of "memory"; None with fewer than three lengths."""
+    """The fitted exponent in the length of a call's seconds or of "memory"; None for fewer than three lengths."""
     tail = _longest_lengths(line, what)
     return exponent(*zip(*tail, strict=True)) if len({length for length, _ in tail}) > 2 else None
 
 
 def sound(line: ContenderResults, what: str) -> bool:
-    """Whether the amounts may be what they seem: they do not fall with length, and lie near some power of it.
+    """Whether the amounts are plausible: they grow with length and are near a power law.
 
-    Where they are not sound, something else used the machine, and nothing follows from them. One length says nothing.
+    Otherwise another program used the machine, and no conclusion is drawn. A single length is always plausible.
     """
     tail = _longest_lengths(line, what)
     if len({length for length, _ in tail}) < 2:
@@ -50,14 +51,14 @@ def sound(line: ContenderResults, what: str) -> bool:
 
 
 def _longest_lengths(line: ContenderResults, what: str) -> list[tuple[int, float]]:
-    """Lengths and amounts from the longest length down to an eighth of it."""
+    """Amounts for lengths from the longest to an eighth of it."""
     lengths, amounts = line.amounts(what)
     both = zip(lengths, amounts, strict=True)
     return [(length, amount) for length, amount in both if length * TAIL >= lengths[-1]]
 
 
 def crossover(line: ContenderResults, exact: ContenderResults, call: str) -> Crossover:
-    """Where `line` becomes faster than `exact`: a straight line between measurements, both axes logarithmic."""
+    """Where `line` becomes faster than `exact`, by linear interpolation in logarithms."""
     ratios = _ratios(line, exact, call)
     if not ratios:
         return Crossover("unknown")
@@ -88,7 +89,7 @@ def _crossing(before: Ratio, after: Ratio) -> float:
 
 
 def _beyond(ratios: Sequence[Ratio]) -> Crossover:
-    """Where the last two measurements point to; never where they do not come nearer."""
+    """Extrapolate from the last two measurements; "never" if the ratio does not improve."""
     if len(ratios) < 2 or ratios[-1][1] >= ratios[-2][1]:
         return Crossover("never")
     length = _crossing(ratios[-2], ratios[-1])

@@ -1,7 +1,7 @@
-"""The peak memory of training at each length, in processes of their own, shortest length first.
+"""Measures the peak memory of training in separate processes, from the shortest length to the longest.
 
-What a longer call will need is foreseen from the shorter ones: a call that would take too much is not made, and where
-one ends its process all the same, the next goes on in another.
+Needs of longer calls are predicted from shorter ones: calls that would exceed the limits are skipped. If a call ends
+its process nevertheless, the next contender is measured in a new one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROGRAM = "from saccade.benchmark.variants.weighing import main; main()"
 
 @dataclass(frozen=True)
 class WeighingLimits:
-    """Beyond which a call is left out."""
+    """Limits above which a call is skipped."""
 
     bytes: int = 4 * 2**30
     seconds: float = 10.0
 
 
 class CallWeight(NamedTuple):
-    """peak: bytes above inputs and parameters, without the gradients of inputs; None where it was not measured.
+    """peak: bytes beyond inputs and parameters, without gradients of inputs; None if not measured.
 
-    left_out: why the contender is left out at this length; empty where it can be timed.
+    left_out: why the contender is skipped at this length; "" if it can be timed.
     """
 
     peak: int | None
@@ -56,9 +56,9 @@ def weigh(
     progress: Told,
     stop: threading.Event,
 ) -> dict[str, dict[int, CallWeight]]:
-    """By name and length, ascending. told: is called with each name when its turn is over. stop: ends it early."""
-    found: dict[str, dict[int, CallWeight]] = {one.name: {} for one in who}
-    left = [one.name for one in who]
+    """Peak memory by name and length. progress: called with each finished name. stop: ends the work early."""
+    weights: dict[str, dict[int, CallWeight]] = {contender.name: {} for contender in who}
+    left = [contender.name for contender in who]
     while left and not stop.is_set():
         question = {
             "names": left,
@@ -69,24 +69,26 @@ def weigh(
             "threads": threads,
             "seed": seed,
         }
-        ended = _ask(question, found, progress, stop)
-        left = [name for name in left if len(found[name]) < len(set(lengths))]
-        if left and ended:  # it ended with the first that has no answer, and the next goes on
-            found[left[0]] |= {length: CallWeight(None, ended) for length in lengths if length not in found[left[0]]}
+        ended = _ask(question, weights, progress, stop)
+        left = [name for name in left if len(weights[name]) < len(set(lengths))]
+        if left and ended:  # the contender without an answer ended it; the others follow in a new process
+            weights[left[0]] |= {
+                length: CallWeight(None, ended) for length in lengths if length not in weights[left[0]]
+            }
             progress(left.pop(0))
-    return found
+    return weights
 
 
 def _ask(
     question: dict[str, Any], weights: dict[str, dict[int, CallWeight]], progress: Told, stop: threading.Event
 ) -> str:
-    """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
+    """Store the answers of a separate process. Returns why it ended too early, or ""."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(question)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # several weigh side by side and must not spin
+        env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # parallel processes must not spin
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
@@ -99,13 +101,13 @@ def _ask(
                 progress(name)
         words = process.stderr.read().strip().splitlines()
     last = (words or [f"exit status {process.returncode}"])[-1]
-    return f"the process that weighed it ended: {last[:100]}" if process.returncode else ""
+    return f"the process that measured its memory ended: {last[:100]}" if process.returncode else ""
 
 
 def weights(
     contender: VariantContender, sizes: ProblemSizes, lengths: Sequence[int], limits: WeighingLimits, seed: int
 ) -> Iterator[Any]:
-    """In this process: (length, *Weight) one after the other."""
+    """Measure in this process; yields (length, *CallWeight)."""
     earlier: list[tuple[int, CallWeight]] = []
     for length in steps(lengths):
         reason = foreseen(earlier, length, limits) or _certain(contender, sizes._replace(length=length), limits)
@@ -117,18 +119,18 @@ def weights(
 
 
 def steps(lengths: Sequence[int]) -> list[int]:
-    """The lengths, ascending, and others between them where the next is more than four times as long: what is foreseen
-    over a wider gap, as L^2, would leave out what grows as L."""
-    found: list[int] = []
+    """The lengths in ascending order, with intermediate ones if the next is more than four times as long: over larger
+    gaps a prediction as L^2 would skip contenders that grow as L."""
+    peaks: list[int] = []
     for length in sorted(set(lengths)):
-        while found and length > 4 * found[-1]:
-            found.append(4 * found[-1])
-        found.append(length)
-    return found
+        while peaks and length > 4 * peaks[-1]:
+            peaks.append(4 * peaks[-1])
+        peaks.append(length)
+    return peaks
 
 
 def foreseen(earlier: Sequence[tuple[int, CallWeight]], length: int, limits: WeighingLimits) -> str:
-    """Why a call at this length is not even tried, after what the shorter ones took; empty where it is."""
+    """Why a call at this length should be skipped, predicted from shorter ones; "" if it should run."""
     if not earlier:
         return ""
     seconds = _expected([(before, weight.seconds) for before, weight in earlier], length, alone=1.0)
@@ -139,7 +141,7 @@ def foreseen(earlier: Sequence[tuple[int, CallWeight]], length: int, limits: Wei
 
 
 def _expected(amounts: Sequence[tuple[int, float]], length: int, alone: float) -> float:
-    """Grown as between the last two lengths, and at least as L, at most as L^2; as L^alone after a single one."""
+    """Extrapolate the growth between the last two lengths, with an exponent from 1 to 2; from one with L^alone."""
     last, amount = amounts[-1]
     power = alone
     if len(amounts) > 1 and amounts[-2][1] > 0 and amount > 0:
@@ -159,32 +161,32 @@ def _weighed(contender: VariantContender, sizes: ProblemSizes, seed: int) -> Cal
         start = _now()
         peak, _ = growth(training)
         seconds = min(now - before for now, before in zip(_now(), start, strict=True))
-    except OSError as error:  # a system that does not tell; times are still of use
+    except OSError as error:  # the system has no such information; times are still useful
         return CallWeight(None, "", 0.0) if "has no" in str(error) else CallWeight(None, first_line(error))
-    except Exception as error:  # whatever a contender raises is its own answer
+    except Exception as error:  # an exception of a contender becomes its answer
         return CallWeight(None, first_line(error))
     return CallWeight(max(peak - runner.bytes_of_inputs, 0), "", seconds)
 
 
 def _now() -> tuple[float, float]:
-    """On the wall, and of this process alone: what others take on a busy machine is not the call's."""
+    """Wall-clock time, and CPU time of this process, which other programs do not affect."""
     return time.perf_counter(), time.process_time()
 
 
 def answer(question: str) -> Iterator[str]:
-    """One line of JSON for each name and length, as soon as it is known."""
+    """A line of JSON for each name and length."""
     from .catalogue import contender_named
 
     asked = json.loads(question)
     torch.set_num_threads(asked["threads"])
     sizes, limits, seed = ProblemSizes(*asked["sizes"]), WeighingLimits(asked["bytes"], asked["seconds"]), asked["seed"]
     for contender in map(contender_named, asked["names"]):
-        _weighed(contender, sizes._replace(length=WARM_UP), seed)  # loads what a first call loads
+        _weighed(contender, sizes._replace(length=WARM_UP), seed)  # initialisation that happens in the first call
         for entry in weights(contender, sizes, asked["lengths"], limits, seed):
             yield json.dumps([contender.name, *entry])
 
 
 def main() -> None:
-    """Answer the question in the first argument."""
+    """Answer the question in the first command-line argument."""
     for line in answer(sys.argv[1]):
         print(line, flush=True)

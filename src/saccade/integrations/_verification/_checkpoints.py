@@ -16,8 +16,8 @@ import torch
 from ...make.models import load as load_published
 from ...make.models._shortened import shortened
 from ...make.models.checkpoints.reading import read_json
+from ...make.models.decoder_lm.checkpoint import load_own
 from ...make.models.loading import is_known
-from ...make.models.own.checkpoint import load_own
 from ...see.inspection._configuration import check_sizes, offline, read_configuration
 from ...see.inspection._transformers import quiet
 from ...support._extras import installing

@@ -1,4 +1,4 @@
-"""Models: the published families with their weights, and a small decoder of Saccade's own.
+"""Published models with their weights, and Saccade's own small decoder.
 
 Begin with `loading.py`, then a file of `families/`; the docstring of each folder says what it holds. Imports `nn`,
 `positions`, `batching` and `variants`.
@@ -6,6 +6,9 @@ Begin with `loading.py`, then a file of `families/`; the docstring of each folde
 
 from __future__ import annotations
 
+from .decoder_lm.checkpoint import LanguageModel, save
+from .decoder_lm.config import ModelConfig
+from .decoder_lm.language_model import DecoderLM
 from .decoding.beam import BeamSearch
 from .decoding.constraints import Constraints
 from .decoding.sampling import Sampling
@@ -15,9 +18,6 @@ from .generation import generate
 from .loading import load, new_graph_model
 from .model import LoadReport as LoadReport, Model
 from .output import ModelOutput
-from .own.checkpoint import LanguageModel, save
-from .own.config import ModelConfig
-from .own.language_model import DecoderLM
 from .tokenizers.own import Encoding as Encoding, Tokenizer
 from .tokenizers.protein import ProteinTokenizer
 from .tokenizers.text import TextTokenizer

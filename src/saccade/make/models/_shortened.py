@@ -1,4 +1,4 @@
-"""What a file of a model said, as part of one line of an error: whoever wrote the file chose how long it is."""
+"""Shortens texts from model files, which can be of any length, to quote them in an error message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DIGITS = re.compile(r"\d{21,}|\d{1,3}(?:,\d{3}){7,}")
 
 
 def shortened(said: object) -> str:
-    """The first line of an error or a text, without its last full stop, its long numbers counted and its middle cut."""
+    """The first line of a text without its final full stop. Long numbers and long lines are abbreviated."""
     text = str(said).strip()
     line = (text.splitlines() or [type(said).__name__])[0].rstrip(".")
     line = _DIGITS.sub(lambda found: f"[{sum(map(str.isdigit, found[0]))} digits]", line)

@@ -1,6 +1,6 @@
-"""One vector for each text: a whole corpus through an encoder, sorted by length and packed, without any padding.
+"""Sentence vectors: encodes many texts with a model, sorted by length and packed without padding.
 
-Shape legend: N texts, T tokens of a row, E width of the model, D numbers of a vector.
+Shape legend: N texts, T tokens of a row, E width of the model, D dimension of a vector.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .token_layout import TokenLayout, token_layout
 from .tokenizers.sentencepiece import SentencePieceTokenizer
 from .tokenizers.text import TextTokenizer
 
-TOKENS = 4096  # of a row, where nothing else is asked for
-CHUNK = 4096  # texts that are sorted and packed together; more would only cost memory
-_MANY = 1000  # tokens, from which on packed copies of the weights pay for themselves
+TOKENS = 4096  # of a row, by default
+CHUNK = 4096  # texts that are sorted and packed together; more would only use more memory
+_MANY = 1000  # number of tokens that justifies packing weights
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """A model, its tokenizer, and how its hidden states become one vector.
+    """A model with its tokenizer, pooling and normalisation.
 
     Args:
         model: an encoder of text, or another published model that reads text.
-        files: what the folder says of its vectors.
+        files: the folder's settings of sentence vectors.
     """
 
     model: Model
@@ -49,28 +49,28 @@ class Embedder:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a text that are read, the special ones included."""
+        """Maximum number of tokens of a text, special ones included."""
         limits = [limit for limit in (self.files.longest, self.tokenizer.longest) if limit is not None]
         return min(limits) if limits else None
 
     def chunk(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> np.ndarray:
-        """float32 (N, D), a row a text, 0 where a text has no token. TypeError where one is no text.
+        """Vectors, float32 (N, D), of N texts; 0 for a text without tokens. TypeError for other values than texts.
 
-        `progress` gets how many more texts are done, again and again.
+        `progress` is called repeatedly with the number of newly finished texts.
         """
         texts = [self.files.prompt + _text(text) for text in texts]
         ids = self.tokenizer.whole_many([text.lower() for text in texts] if self.files.lower else texts, self.longest)
         empty = [n for n, row in enumerate(ids) if not row]
         ids = [row or [0] for row in ids]
         vectors: np.ndarray | None = None
-        # A packed copy of the weights pays for itself after some hundred tokens.
+        # Packing weights is worth its cost from some hundred tokens on.
         many = sum(map(len, ids)) >= _MANY
         with _reading(self.model), packed_weights(self.model) if many else nullcontext():
             for batch in batches([len(row) for row in ids], self.tokens_per_batch):
-                found = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
+                rows = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
                 if vectors is None:
-                    vectors = np.empty((len(ids), found.shape[1]), np.float32)
-                vectors[batch] = found
+                    vectors = np.empty((len(ids), rows.shape[1]), np.float32)
+                vectors[batch] = rows
                 if progress is not None:
                     progress(len(batch))
         assert vectors is not None
@@ -85,10 +85,10 @@ class Embedder:
         return F.normalize(vectors, dim=-1) if self.files.normalize else vectors
 
     def _states(self, ids: list[list[int]]) -> tuple[Tensor, TokenLayout]:
-        """The last hidden states (1, T, E) of texts one behind the other, and where each text is."""
+        """The last hidden states (1, T, E) of concatenated texts, and their layout."""
         lengths = torch.tensor([len(row) for row in ids])
         real = torch.arange(int(lengths.max())) < lengths[:, None]
-        padded = torch.full(real.shape, self.tokenizer.pad)  # the only padding there is: numbers of tokens
+        padded = torch.full(real.shape, self.tokenizer.pad)  # the only padding: token ids, not states
         padded[real] = torch.tensor([token for row in ids for token in row])
         padded, real = padded.to(self.model.device), real.to(self.model.device)
         if isinstance(self.model, TextEncoder) and self.model.request.mechanism is None:
@@ -108,27 +108,27 @@ def embed(
 ) -> np.ndarray:
     r"""A vector for each text, in float32.
 
-    Texts are sorted by length and computed without padding, one behind the other in one row. Pooling, normalisation,
-    the longest text, a dense layer and a prompt before each text are as the files of sentence-transformers in the
-    model's folder say; otherwise a vector is the mean of all tokens' last hidden states, special tokens included.
-    Longer texts are cut. A text without any token, such as "" for a tokenizer without special ones, has the vector 0.
+    Texts are sorted by length and concatenated to rows without padding. Pooling, normalisation, the maximum length, a
+    dense layer and a prompt before each text follow the sentence-transformers files in the model's folder; without them
+    a vector is the mean of the last hidden states of all tokens, special ones included. Longer texts are truncated. A
+    text without tokens, such as "" for a tokenizer without special ones, has the vector 0.
 
     Args:
         texts: N texts.
-        model: from `load`, or what `load` takes. Its head is not used.
-        pooling: "mean", "first", "last", "max", "mean-sqrt" (sum / sqrt(n)) or "weighted-mean" (the n-th token n
-            times); None: as the files say.
-        normalize: whether vectors have length 1; None: as the files say.
-        tokens_per_batch: the most tokens computed at once, unless one text is longer.
-        progress: `progress(done, total)` after every row, in texts.
+        model: from `load`, or an argument for `load`. Its head is not used.
+        pooling: "mean", "first", "last", "max", "mean-sqrt" (sum / sqrt(n)) or "weighted-mean" (token n has weight n);
+            None: as in the files.
+        normalize: whether to normalise vectors to length 1; None: as in the files.
+        tokens_per_batch: maximum number of tokens in a row, unless a single text is longer.
+        progress: `progress(done, total)`, called after every row with numbers of texts.
 
     Returns:
         (N, D) float32; row n is the vector of `texts[n]`.
 
     Raises:
-        TypeError: no texts, or not a model of text.
-        ValueError: an empty list, an unknown pooling, a step in the files that is not supported.
-        FileNotFoundError: no such model, or no files of its tokenizer.
+        TypeError: not a list of texts, or not a text model.
+        ValueError: an empty list, an unknown pooling, an unsupported step in the files.
+        FileNotFoundError: no such model, or no tokenizer files.
 
     Example:
         >>> import tempfile, transformers, saccade
@@ -148,13 +148,13 @@ def embed(
     embedder = open_embedder(model, pooling=pooling, normalize=normalize, tokens_per_batch=tokens_per_batch)
     done = 0
 
-    def told(more: int) -> None:
+    def report(more: int) -> None:
         nonlocal done
         done += more
         if progress is not None:
             progress(done, len(texts))
 
-    return np.concatenate([embedder.chunk(texts[n : n + CHUNK], told) for n in range(0, len(texts), CHUNK)])
+    return np.concatenate([embedder.chunk(texts[n : n + CHUNK], report) for n in range(0, len(texts), CHUNK)])
 
 
 def open_embedder(
@@ -164,7 +164,7 @@ def open_embedder(
     normalize: bool | None = None,
     tokens_per_batch: int = TOKENS,
 ) -> Embedder:
-    """The model with its tokenizer and its way to a vector; arguments and errors as of `embed`."""
+    """The model with its tokenizer and settings; arguments and errors as of `embed`."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
     if isinstance(tokens_per_batch, bool) or not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
@@ -184,7 +184,7 @@ def open_embedder(
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of texts, longest first, in groups of at most `tokens` tokens, or of one text that has more."""
+    """Indices of texts, longest first, in groups of at most `tokens` tokens; a longer text is a group of its own."""
     group: list[int] = []
     room = tokens
     for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
@@ -232,7 +232,7 @@ def _text(text: Any) -> str:
 
 @contextmanager
 def _reading(model: Model) -> Iterator[None]:
-    """In evaluation mode without gradients meanwhile."""
+    """Evaluation mode and no gradients within the context."""
     training = [part for part in model.modules() if part.training]
     model.eval()
     try:

@@ -1,9 +1,9 @@
-"""The vectors of a corpus in a file, with work that survives an interruption.
+"""Writes sentence vectors to a file, and resumes after an interruption.
 
-What is done stands in a partial file beside the output: one line of JSON that says of which model, texts and options
-it is, then rows of float32. The same run continues behind them; the output appears whole, and the partial file goes.
+Finished vectors are in a partial file beside the output: a line of JSON that identifies model, texts and options, then
+rows of float32. The same run continues there. The output is written atomically, then the partial file is removed.
 
-Shape legend: N texts, D numbers of a vector.
+Shape legend: N texts, D dimension of a vector.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .embedding import Embedder
 
 ENDINGS = (".npy", ".jsonl")
 _READ = ("*.json", "*.txt", "*.safetensors", "*.bin", "*.model", "*.spm", "*/config.json", "*/*.safetensors", "*/*.bin")
-_CONTENT = 2**20  # bytes of a file up to which its content is compared; of larger ones size and time
+_CONTENT = 2**20  # up to this size files are compared by content, larger ones by size and time
 
 
 @dataclass(frozen=True)
 class EmbeddedTexts:
-    """Texts, and what is written beside the vector of each.
+    """Texts with optional names for the rows.
 
     Args:
         texts: N.
-        names: N names of files; None where rows have none.
+        names: N file names; None without names.
     """
 
     texts: Sequence[str]
@@ -44,11 +44,11 @@ class EmbeddedTexts:
 
 @dataclass(frozen=True)
 class Written:
-    """What a run did.
+    """The result of `embed_to_file`.
 
     Attributes:
         shape: (N, D).
-        found: how many vectors were there from a run before.
+        found: number of vectors taken from an earlier, interrupted run.
     """
 
     shape: tuple[int, int]
@@ -56,7 +56,7 @@ class Written:
 
 
 def partial_of(out: Path) -> Path:
-    """Where unfinished work for `out` stands."""
+    """Path of the partial file for `out`."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -68,14 +68,14 @@ def embed_to_file(
     anew: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Written:
-    """Write the vectors of a corpus to `out`: .npy, float32 (N, D), or .jsonl, an object a line.
+    """Write vectors of texts to `out`: .npy with float32 (N, D), or .jsonl with an object in each line.
 
     Args:
-        anew: whether the unfinished work of another run is thrown away.
+        anew: whether to discard unfinished vectors of another run.
         progress: `progress(done, total)`, in texts.
 
     Raises:
-        ValueError: no texts, another ending, or unfinished work of another model, of other texts or options.
+        ValueError: no texts, another file ending, or unfinished vectors of another model, other texts or options.
     """
     texts = corpus.texts
     if not texts:
@@ -83,11 +83,11 @@ def embed_to_file(
     if out.suffix.lower() not in ENDINGS:
         raise ValueError(f"{out}: expected a name that ends in {' or '.join(ENDINGS)}")
     partial, identity = partial_of(out), _identity(texts, embedder)
-    done = found = _found(partial, identity, len(texts), anew=anew)
+    done = earlier = _finished_rows(partial, identity, len(texts), anew=anew)
     while done < len(texts):
         begun = done
 
-        def told(more: int) -> None:
+        def report(more: int) -> None:
             nonlocal begun
             begun += more
             if progress is not None:
@@ -95,7 +95,7 @@ def embed_to_file(
 
         if progress is not None:
             progress(done, len(texts))
-        vectors = embedder.chunk(texts[done : done + embedding.CHUNK], told)
+        vectors = embedder.chunk(texts[done : done + embedding.CHUNK], report)
         _append(partial, {**identity, "width": vectors.shape[1]}, vectors, new=not done)
         done += len(vectors)
     with partial.open("rb") as file:
@@ -103,11 +103,11 @@ def embed_to_file(
         with whole_file(out) as temporary, temporary.open("wb") as written:
             (_write_npy if out.suffix.lower() == ".npy" else _write_lines)(file, written, corpus, width)
     partial.unlink()
-    return Written((len(texts), width), found)
+    return Written((len(texts), width), earlier)
 
 
 def _identity(texts: Iterable[str], embedder: Embedder) -> dict[str, Any]:
-    """What a partial file must agree with."""
+    """Model, texts and options, which have to match those in the partial file."""
     digest = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")
@@ -131,8 +131,8 @@ def _folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _found(partial: Path, identity: dict[str, Any], total: int, *, anew: bool) -> int:
-    """How many vectors a partial file holds of this very run, whole chunks; what comes behind them is cut off."""
+def _finished_rows(partial: Path, identity: dict[str, Any], total: int, *, anew: bool) -> int:
+    """Number of vectors of the same run in a partial file, in whole chunks; truncates the rest."""
     if not partial.exists():
         return 0
     with partial.open("rb+") as file:
@@ -140,14 +140,14 @@ def _found(partial: Path, identity: dict[str, Any], total: int, *, anew: bool) -
         try:
             header = parsed_json(line)
             width = header.pop("width")
-        except (ValueError, AttributeError, KeyError, TypeError):  # not all of its first line was written
+        except (ValueError, AttributeError, KeyError, TypeError):  # the first line is incomplete
             return 0
         if header != identity and anew:
             return 0
         if header != identity:
             kinds = ", ".join(kind for kind in identity if header.get(kind) != identity[kind])
             raise ValueError(
-                f"{partial}: unfinished vectors of another run (other {kinds}); --force throws them away, --out writes "
+                f"{partial}: unfinished vectors of another run (other {kinds}); --force discards them, --out writes "
                 "elsewhere"
             )
         rows = min((os.fstat(file.fileno()).st_size - len(line)) // (4 * width), total)
@@ -177,6 +177,6 @@ def _write_lines(file: IO[bytes], written: IO[bytes], corpus: EmbeddedTexts, wid
     for n, text in enumerate(corpus.texts):
         about = {"text": text} if corpus.names is None else {"file": corpus.names[n]}
         vector = np.frombuffer(file.read(4 * width), "<f4")
-        # The fewest digits that are this float32 again.
+        # The shortest decimal that reads back as the same float32.
         numbers = ",".join(np.format_float_positional(x, unique=True, trim="0") for x in vector)
         written.write(f'{json.dumps(about, ensure_ascii=False)[:-1]}, "vector": [{numbers}]}}\n'.encode())

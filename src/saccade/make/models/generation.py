@@ -1,4 +1,4 @@
-"""Continuing a text: a prompt in, pieces of text out."""
+"""Text generation: continues a prompt, piece by piece."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ...operator.nn import KVCache
+from .decoder_lm.checkpoint import LanguageModel
+from .decoder_lm.language_model import DecoderLM
 from .decoding.constraints import Constraints
 from .decoding.drawing import tokens_after
 from .decoding.generating import GeneratingModel, room_after
 from .decoding.sampling import Sampling
 from .decoding.step import DecoderStep
-from .own.checkpoint import LanguageModel
-from .own.language_model import DecoderLM
 
 
 def sample_tokens(
@@ -23,17 +23,17 @@ def sample_tokens(
     sampling: Sampling,
     cache: KVCache | None = None,
 ) -> Iterator[int]:
-    """Draw up to `count` tokens after `prompt` (start token included), one by one, with a cache.
+    """Generate up to `count` tokens after `prompt` (start token included), one by one, with a cache.
 
-    Stops when the context is full. With `cache=KVCache.streaming(layers, window)`, of a window and sinks that the
-    context holds, it never is. A `GeneratingModel` also stops after an end token, which comes last, and keeps to the
-    rules of its files.
+    Stops when the context is full; with `cache=KVCache.streaming(layers, window)` it never is, if window and sinks fit
+    into the context. A `GeneratingModel` also stops after an end token, which is the last one, and follows the
+    constraints of its files.
 
     Args:
-        cache: an empty one; None: the model's own, which keeps everything.
+        cache: an empty one; None uses the model's own, which keeps all tokens.
 
     Raises:
-        ValueError: the prompt leaves no room in the context.
+        ValueError: the context has no room after the prompt.
     """
     cache = model.cache() if cache is None else cache
     count = min(count, _room(model, prompt, count, cache))
@@ -46,23 +46,22 @@ def sample_tokens(
 def generate(
     lm: GeneratingModel, prompt: str, tokens: int = 100, sampling: Sampling | None = None, cache: KVCache | None = None
 ) -> Iterator[str]:
-    """The continuation of `prompt`, piece by piece, `tokens` tokens long or up to the end of the model's context.
+    """Generate the continuation of `prompt`, piece by piece, up to `tokens` tokens or the end of the context.
 
-    A token that means the end of a text ends it, and is not shown.
+    Stops at a token that ends texts, which is not returned.
 
     Args:
-        lm: a language model with its tokenizer, which `saccade.models.load` opens.
+        lm: a language model with its tokenizer, from `saccade.models.load`.
         prompt: the text to continue.
-        tokens: the most new tokens.
-        sampling: how tokens are drawn; None draws from the model's own distribution, with its files'
-            `repetition_penalty`.
-        cache: an empty one; None keeps everything. With a streaming one, `KVCache.streaming(layers, window)`, texts can
-            be longer than the context.
+        tokens: maximum number of new tokens.
+        sampling: settings of sampling; None samples from the model's distribution with its files' `repetition_penalty`.
+        cache: an empty one; None keeps all tokens. With `KVCache.streaming(layers, window)` texts can be longer than
+            the context.
 
     Raises:
-        TypeError: a model of another kind.
+        TypeError: another kind of model.
         FileNotFoundError: no tokenizer.
-        ValueError: the prompt leaves no room in the context; a model without the head of a language model.
+        ValueError: the context has no room after the prompt; a model without a language-model head.
 
     Example:
         >>> import saccade
@@ -72,7 +71,7 @@ def generate(
         ', and I have'
     """
     if not isinstance(lm, GeneratingModel):
-        raise TypeError(f"lm: expected a decoder of text, which continues one, got {type(lm).__name__}")
+        raise TypeError(f"lm: expected a decoder that generates text, got {type(lm).__name__}")
     lm.check_generates()
     ids = prompt_ids(lm, prompt)
     cache = lm.cache() if cache is None else cache
@@ -83,14 +82,14 @@ def generate(
 
 
 def prompt_ids(lm: GeneratingModel, prompt: str) -> list[int]:
-    """The prompt's tokens behind those that begin a text."""
+    """The prompt's tokens, after the begin tokens."""
     if isinstance(lm, LanguageModel):
         return [lm.tokenizer.start, *lm.tokenizer.encode(prompt).ids]
     return [*lm.tokenizer.before, *lm.tokenizer.encode(prompt).ids] or list(lm.begin_tokens)
 
 
 def _room(model: DecoderLM | GeneratingModel, prompt: Sequence[int], count: int, cache: KVCache) -> int:
-    """How many of `count` tokens there is room for; ValueError where there is none for the first."""
+    """How many of `count` tokens fit into the context; ValueError if none does."""
     context = model.config.context if isinstance(model, DecoderLM) else model.context
     room = room_after(len(prompt), count, cache, context)
     if not prompt or not room:

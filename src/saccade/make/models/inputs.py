@@ -1,4 +1,4 @@
-"""Checks of what a model is given: ids, and what goes beside them.
+"""Checks of model inputs: token ids, masks and token types.
 
 Shape legend: B batch, L length.
 """
@@ -10,14 +10,15 @@ from torch import Tensor
 
 
 def check_ids(name: str, ids: object, vocabulary: int, most: int | None = None) -> tuple[int, int]:
-    """B and L of token ids.
+    """Check token ids and return B and L.
 
     Args:
         vocabulary: ids are 0 ... vocabulary - 1.
-        most: tokens the model reads at once; None where nothing limits them.
+        most: maximum number of tokens; None if unlimited.
 
     Raises:
-        TypeError: not a tensor of ints. ValueError: another shape, no item or token, too long, an id outside.
+        TypeError: not a tensor of ints. ValueError: another shape, no item or token, too many tokens, an id out of
+        range.
     """
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name}: expected a tensor (batch, length) of token ids, got {type(ids).__name__}")
@@ -28,10 +29,8 @@ def check_ids(name: str, ids: object, vocabulary: int, most: int | None = None) 
     if not ids.numel():
         raise ValueError(f"{name}: empty, expected at least one item and one token, got shape {tuple(ids.shape)}")
     if most is not None and ids.shape[1] > most:
-        raise ValueError(
-            f"{name}: {ids.shape[1]} tokens are more than the {most} the model reads at once; cut the text"
-        )
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling():  # a device would have to be waited for
+        raise ValueError(f"{name}: {ids.shape[1]} tokens are more than the model's maximum of {most}; cut the text")
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():  # avoids synchronising with a GPU
         low, high = (int(end) for end in torch.aminmax(ids))
         if low < 0 or high >= vocabulary:
             raise ValueError(f"{name}: ids must be from 0 to {vocabulary - 1}, got {low if low < 0 else high}")
@@ -39,7 +38,7 @@ def check_ids(name: str, ids: object, vocabulary: int, most: int | None = None) 
 
 
 def check_like(name: str, given: Tensor, shape: tuple[int, ...], below: int) -> Tensor:
-    """`given` as (B, L): ints from 0 to `below` - 1; (1, L) serves all items."""
+    """`given` expanded to (B, L) after a check: ints from 0 to `below` - 1, with shape (B, L) or (1, L)."""
     if not isinstance(given, Tensor):
         raise TypeError(f"{name}: expected a tensor {shape}, got {type(given).__name__}")
     if given.ndim != 2 or given.shape[1] != shape[1] or given.shape[0] not in (1, shape[0]):

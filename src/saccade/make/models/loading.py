@@ -1,4 +1,4 @@
-"""Opening models: one way in for published checkpoints and Saccade's own."""
+"""Loads models: `load`, for published checkpoints and Saccade's own models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._shortened import shortened
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import KeyPlan, Piece, plan
 from .checkpoints.reading import StoredWeights, find_weights, materialised, read_json
-from .checkpoints.settings import CONFIG, Settings, read_settings
+from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
+from .decoder_lm.checkpoint import load_own
 from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
-from .own.checkpoint import load_own
 from .pruned_heads import remove_saved
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -36,29 +36,26 @@ def load(
 ) -> Model:
     """Open a model with its weights, in evaluation mode.
 
-    Every tensor of the files is used and every parameter is filled; otherwise the error lists what is missing, unused
-    or of another shape. `model.report` lists the exceptions. Code that comes with a checkpoint is never
-    run.
+    Every stored tensor is used and every parameter is filled; otherwise an error lists the missing, the unused and
+    those of another shape. `model.report` lists the exceptions. Code in a checkpoint is never run.
 
     Args:
-        source: a folder with config.json and weights, as transformers or `saccade train` write it, or a name on the
+        source: a folder with config.json and weights, written by transformers or `saccade train`, or a name on the
             Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language model.
-        dtype: of the weights; None is the one config.json names, or that of most stored bytes.
+        dtype: of the weights; None uses the one in config.json, or that of most stored bytes.
         device: None is the CPU.
-        mechanism: what replaces softmax attention, a value of `saccade.variants`; None is the published attention.
-            Dropout of weights is left out where a mechanism has no weights.
-        head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
-            configuration names, "none" only the body. A classifying head that the files lack starts with random
-            weights.
-        labels: of a new classifier: how many, or their names; of a CTC head its tokens, the blank first. If the head in
-            the files has another number of labels, the tensors of another size start with random weights; if its
-            labels have other names, the tensors of labels do. The same names in another order change the order of
-            its rows.
+        mechanism: replaces softmax attention, a value of `saccade.variants`; None keeps the published attention.
+            Dropout of attention weights is ignored by mechanisms without weights.
+        head: the output head, such as "masked-lm" or "sequence-classification"; None uses the one in config.json,
+            "none" loads only the body. A classification head that is missing in the files is initialised randomly.
+        labels: of a classifier: their number or names; of a CTC head its tokens, the blank first. If the stored head
+            has another number of labels, its tensors of another shape are initialised randomly; with other label names,
+            all tensors with a row for each label are. The same names in another order reorder its rows.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
-        ValueError: damaged files, an unknown family or head, tensors that do not fit, a configuration that asks for
-            code of its own.
+        ValueError: damaged files, an unknown family or head, tensors that do not match, a configuration that needs code
+            from the checkpoint.
 
     Example:
         >>> import saccade
@@ -71,7 +68,7 @@ def load(
     folder = None if source is None else folder_of(source)
     settings = None if folder is None else _settings(folder)
     if settings is not None and "model_type" not in settings and "architectures" in settings:
-        _family(settings)  # raises: a published model has a type
+        _family(settings)  # raises without a known model type
     if folder is None or settings is None or "model_type" not in settings:
         if head not in (None, "causal-lm") or labels is not None:
             raise ValueError(
@@ -82,7 +79,7 @@ def load(
 
 
 def load_body(source: str | Path) -> Model:
-    """What gives the hidden states of texts: a model without its head, and of T5 the encoder. Errors as of `load`."""
+    """Load a model without its head; of T5 only the encoder. Errors as of `load`."""
     folder = folder_of(source)
     settings = _settings(folder)
     encoder = "model_type" in settings and "encoder" in _family(settings).heads
@@ -90,26 +87,26 @@ def load_body(source: str | Path) -> Model:
 
 
 def is_known(model_type: object) -> bool:
-    """Whether a `model_type` of config.json is of a family here."""
+    """Whether a `model_type` of config.json belongs to a supported family."""
     return isinstance(model_type, str) and any(model_type in family.types for family in FAMILIES)
 
 
 def new_graph_model(
     kind: str, *, head: str | None = None, labels: int | Sequence[str] | None = None, **settings: Any
 ) -> Model:
-    """A model of graphs with new weights, in training mode; there are no published ones.
+    """A graph model with random weights, in training mode; none are published.
 
     Args:
         kind: "saccade-gat" or "saccade-graphormer".
-        head: "node-classification" or "graph-classification"; None is only the body.
-        labels: how many, or their names.
+        head: "node-classification" or "graph-classification"; None builds only the body.
+        labels: their number or names.
         settings: as in the family's config.json. Both have `hidden_size` (in GAT of all heads together),
             `num_attention_heads`, `num_hidden_layers`, `hidden_act` (in GAT "elu" or "relu"), `hidden_dropout_prob` and
             `attention_probs_dropout_prob`. GAT: `num_features`; `num_output_heads` of the last layer, whose heads are
             averaged; `attention_type`, "gat" or "gatv2"; `self_loops`; `negative_slope`. Graphormer: `node_types` or
             `node_features`; `edge_types`, `edge_features` or neither; `edge_width`; `intermediate_size`; `max_degree`
-            and `max_hops`, above which all values share one embedding or bias; `path_length`, how many first edges of
-            a path count; `attention_hops`, how far a node sees.
+            and `max_hops`, above which all values share one embedding or bias; `path_length`, the number of edges of a
+            path that are used; `attention_hops`, the maximum distance of attention.
 
     Raises:
         ValueError: an unknown kind, head or value of a setting.
@@ -124,22 +121,22 @@ def new_graph_model(
     known = {name: family for family in GRAPHS for name in family.types}
     if kind not in known:
         raise ValueError(f"kind: expected one of {', '.join(map(repr, known))}, got {kind!r}")
-    read = Settings({**settings, "model_type": kind}, Path("settings"))
+    read = CheckpointSettings({**settings, "model_type": kind}, Path("settings"))
     return _built(read, head, labels)
 
 
 def new_model(folder: Path, *, head: str | None, labels: int | Sequence[str] | None = None, **settings: Any) -> Model:
-    """A model of any family with new weights, in training mode: matrices normal, biases 0, norms 1.
+    """A model of any family with random weights, in training mode: matrices normal, biases 0, norms 1.
 
     Args:
-        folder: of its tokenizer's or processor's files, if it has any.
+        folder: with the files of its tokenizer or processor, if it has any.
         head, labels: as of `load`.
-        settings: as config.json has them, `model_type` among them.
+        settings: as in config.json, including `model_type`.
 
     Raises:
         ValueError: an unknown head or value of a setting.
     """
-    model = _built(Settings(settings, folder / CONFIG), head, labels)
+    model = _built(CheckpointSettings(settings, folder / CONFIG), head, labels)
     for name, parameter in model.named_parameters():
         _draw(parameter.data, float(model.settings.number("initializer_range", 0.02)), name)
     model.folder = folder
@@ -147,10 +144,10 @@ def new_model(folder: Path, *, head: str | None, labels: int | Sequence[str] | N
 
 
 def without_weights(folder: Path, stored: Collection[str] = ()) -> Model:
-    """The model that config.json and the tokenizer's files of a folder describe, on the meta device.
+    """The model described by config.json and the tokenizer files of a folder, on the meta device.
 
     Args:
-        stored: names of the tensors that its files had: some models are built by what they carry.
+        stored: names of the stored tensors, which decide the structure of some models.
     """
     settings = read_settings(folder)
     settings.stored = frozenset(stored)
@@ -161,7 +158,7 @@ def without_weights(folder: Path, stored: Collection[str] = ()) -> Model:
     return model
 
 
-def _built(settings: Settings, head: str | None, labels: int | Sequence[str] | None) -> Model:
+def _built(settings: CheckpointSettings, head: str | None, labels: int | Sequence[str] | None) -> Model:
     settings.anew = True
     family = _family(settings)
     request = _request(family, settings, None, head, labels)
@@ -170,14 +167,14 @@ def _built(settings: Settings, head: str | None, labels: int | Sequence[str] | N
     return model
 
 
-def _settings(folder: Path) -> Settings:
-    """config.json; ValueError where the folder holds an adapter, whose weights are changes of another model's."""
+def _settings(folder: Path) -> CheckpointSettings:
+    """Read config.json; ValueError if the folder contains an adapter, which has no whole weights."""
     adapter = folder / "adapter_config.json"
     if adapter.exists() and (any(folder.glob("adapter_model.*")) or not (folder / CONFIG).exists()):
         values = read_json(adapter)
         base = values.get("base_model_name_or_path") if isinstance(values, dict) else None
         raise ValueError(
-            f"{folder}: holds an adapter of {shortened(repr(base))} (adapter_config.json), not a whole model; merge "
+            f"{folder}: contains an adapter of {shortened(repr(base))} (adapter_config.json), not a whole model; merge "
             "it with peft: AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder)"
         )
     return read_settings(folder)
@@ -185,7 +182,7 @@ def _settings(folder: Path) -> Settings:
 
 def _published(
     folder: Path,
-    settings: Settings,
+    settings: CheckpointSettings,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     mechanism: MechanismConfig | None,
@@ -221,49 +218,49 @@ def _published(
     return model.eval()
 
 
-def _opened_as(family: Family, settings: Settings, request: Request, head: str | None) -> str:
-    """The published class that a folder is opened as, and why it is that one where nothing names it."""
+def _opened_as(family: Family, settings: CheckpointSettings, request: Request, head: str | None) -> str:
+    """The published class to load, with a note if config.json names none."""
     unnamed = head is None and not settings.get("architectures")
     name = family.architecture(settings.values["model_type"], request.head)
-    return f"{name} (architectures: names none, so the body; give head= for another)" if unnamed else name
+    return f"{name} (architectures: none in config.json, so the body; give head= for another)" if unnamed else name
 
 
-def _named_dtype(settings: Settings) -> torch.dtype | None:
-    """The dtype in config.json, which transformers loads the weights in; formerly torch_dtype."""
+def _named_dtype(settings: CheckpointSettings) -> torch.dtype | None:
+    """The dtype in config.json (`dtype`, or the older `torch_dtype`), which transformers loads weights in."""
     name = "dtype" if "dtype" in settings else "torch_dtype"
     return settings.choice(name, {str(x).removeprefix("torch."): x for x in _DTYPES}) if name in settings else None
 
 
 def _label_axes(model: Model) -> dict[str, int]:
-    """The tensors of a head that are of labels, and along which axis: what one label more makes larger."""
-    settings = Settings(model.settings.values, model.settings.path, model.settings.stored)
+    """Tensors of a head with an axis of labels, and the index of that axis."""
+    settings = CheckpointSettings(model.settings.values, model.settings.path, model.settings.stored)
     with torch.device("meta"):
         wider = model.family.build(settings, dataclasses.replace(model.request, labels=model.request.labels + 1))
     pairs = ((name, tensor.shape, wider.state_dict()[name].shape) for name, tensor in model.state_dict().items())
-    found = {}
+    axes = {}
     for name, shape, other in pairs:
         if name.startswith("head.") and shape != other:
-            found[name] = next(axis for axis in range(len(shape)) if shape[axis] != other[axis])
-    return found
+            axes[name] = next(axis for axis in range(len(shape)) if shape[axis] != other[axis])
+    return axes
 
 
 @torch.no_grad()
 def _reorder(model: Model, axes: Mapping[str, int], rows: Sequence[int]) -> None:
-    """Give each label its own row of the files, in each of the heads side by side that GAT has."""
+    """Reorder the rows of a stored head by label, in each of GAT's concatenated heads."""
     tensors = model.state_dict()
     for name, axis in axes.items():
         labels = tensors[name].unflatten(axis, (-1, len(rows)))
         labels.copy_(labels.index_select(axis + 1, torch.tensor(rows, device=labels.device)))
 
 
-def _family(settings: Settings) -> Family:
+def _family(settings: CheckpointSettings) -> Family:
     for field in ("auto_map", "custom_pipelines"):
         if field in settings:
             raise ValueError(
                 f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
             )
     if "quantization_config" in settings:
-        raise ValueError(f"{settings.path}: quantization_config: quantised weights are not read; expected float ones")
+        raise ValueError(f"{settings.path}: quantization_config: quantised weights are not supported; expected floats")
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:
@@ -279,7 +276,7 @@ def _family(settings: Settings) -> Family:
 
 def _request(
     family: Family,
-    settings: Settings,
+    settings: CheckpointSettings,
     mechanism: MechanismConfig | None,
     head: str | None,
     labels: int | Sequence[str] | None,
@@ -295,17 +292,17 @@ def _request(
             chosen = None if named is None else family.head_of(str(named))
         except KeyError:
             raise ValueError(
-                f"{settings.path}: architectures: {shortened(repr(named))} is no head of {family.name} here; give "
-                f"head=, one of {known}"
+                f"{settings.path}: architectures: {shortened(repr(named))} is not a supported head of {family.name}; "
+                f"give head=, one of {known}"
             ) from None
     elif head != "none" and head not in family.heads:
         raise ValueError(f"head: {family.name} has {known}; got {head!r}")
     else:
         chosen = None if head == "none" else head
     if labels is not None and chosen not in family.new_heads:
-        raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
+        raise ValueError(f"labels: need a head that classifies, got the head {chosen!r}")
     if isinstance(labels, str):
-        raise ValueError(f"labels: expected how many, or a list of names, got {labels!r}")
+        raise ValueError(f"labels: expected their number, or a list of names, got {labels!r}")
     rows = None
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
@@ -319,8 +316,8 @@ def _request(
     return Request(chosen, count, mechanism, labels is not None, rows)
 
 
-def _rows(settings: Settings, names: Sequence[str]) -> tuple[int, ...] | None:
-    """As `Request.rows`. Labels that are only numbered, as where nobody has named them, may be any."""
+def _rows(settings: CheckpointSettings, names: Sequence[str]) -> tuple[int, ...] | None:
+    """The value of `Request.rows`. Generic stored names ("LABEL_0") match any labels."""
     named = settings.get("id2label")
     before = [str(named.get(str(n))) for n in range(len(named))] if isinstance(named, dict) else []
     numbered = any(re.fullmatch(r"LABEL_\d+", name) for name in (*before, *names))
@@ -330,7 +327,7 @@ def _rows(settings: Settings, names: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def _named(labels: Sequence[str]) -> dict[str, Any]:
-    """The labels of a classifier as config.json has them."""
+    """Labels of a classifier in the format of config.json."""
     return {
         "id2label": {str(n): name for n, name in enumerate(labels)},
         "label2id": {name: n for n, name in enumerate(labels)},
@@ -338,12 +335,12 @@ def _named(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _tokens(labels: Sequence[str]) -> dict[str, Any]:
-    """The tokens of a CTC head as config.json has them: their number, and which one is the blank."""
+    """Tokens of a CTC head in the format of config.json: their number, and the id of the blank."""
     return {"vocab_size": len(labels), "pad_token_id": 0}
 
 
 def _rounded(wanted: KeyPlan, stored: StoredWeights, model: Model) -> tuple[str, ...]:
-    """The published tensors that parameters or buffers of a coarser dtype are filled from."""
+    """The stored tensors with a finer dtype than the parameters or buffers they fill."""
     dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     pairs = ((piece.published, stored.tensors[piece.published].dtype, dtypes[piece.ours]) for piece in wanted.pieces)
     return tuple(dict.fromkeys(name for name, fine, held in pairs if torch.promote_types(fine, held) != held))
@@ -375,7 +372,7 @@ def _fill(model: Model, wanted: KeyPlan, stored: StoredWeights) -> None:
 
 
 def _draw(tensor: torch.Tensor, std: float, name: str) -> None:
-    """A new head: matrices normal, biases 0, as the families begin theirs."""
+    """Initialise a new head as the families do: matrices normal, biases 0."""
     if tensor.ndim > 1:
         nn.init.normal_(tensor, std=std)
     else:

@@ -1,4 +1,4 @@
-"""What all models with published weights have in common: where they came from, and how they are written back."""
+"""The base class of models with published weights, the description of a family, and saving."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .checkpoints.generation import generation_settings
 from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.sentence_files import sentence_file_names
-from .checkpoints.settings import CONFIG, Settings
+from .checkpoints.settings import CONFIG, CheckpointSettings
 from .output import ModelOutput
 from .pruned_heads import PRUNED, UNREADABLE, saved_heads
 from .tokenizers.text import TextTokenizer, open_tokenizer
 
-MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
+MECHANISM = ".mechanism."  # part of the names of tensors that are not published
 
-# What a tokenizer or a processor reads; copied beside saved weights as it is.
+# Files of tokenizers and processors, copied unchanged when saving.
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -51,14 +51,14 @@ COMPANIONS = (
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How a checkpoint was opened, beyond filling every parameter from one published tensor.
+    """Exceptions when loading a checkpoint.
 
     Attributes:
-        initialised: our tensors that the files lack, drawn anew because the caller asked for a new head.
-        unused: published tensors that were left out: those of a head that this model does not have.
-        tied: published tensors that equal another one, and are held once.
-        left_out: settings that the `mechanism` has no place for, with their values: dropout of weights.
-        rounded: published tensors of a finer dtype than the model's.
+        initialised: parameters missing in the files and initialised randomly, because the caller wanted a new head.
+        unused: stored tensors that were not read: those of a head that this model does not have.
+        tied: stored tensors that equal another one and share its memory.
+        left_out: settings that the `mechanism` does not support, with their values: dropout of attention weights.
+        rounded: stored tensors with a finer dtype than the model's.
 
     Example:
         >>> import saccade
@@ -74,8 +74,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         kinds = "initialised", "not used", "tied", "left out", "rounded to a coarser dtype"
-        told = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out, self.rounded), strict=True)
-        return "; ".join(f"{what}: {_some(names)}" for what, names in told if names) or "every tensor used as it is"
+        entries = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out, self.rounded), strict=True)
+        return "; ".join(f"{kind}: {_some(names)}" for kind, names in entries if names) or "every tensor used as it is"
 
 
 def _some(names: tuple[str, ...], most: int = 20) -> str:
@@ -84,15 +84,15 @@ def _some(names: tuple[str, ...], most: int = 20) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What a model is built for, beside its configuration.
+    """Options of building a model, besides its configuration.
 
     Attributes:
-        head: what reads the last hidden states, a name in `Family.heads`; None is the body alone.
-        labels: how many labels a classifying head tells apart.
-        mechanism: instead of softmax attention; None is the published attention.
-        relabelled: whether the caller says how many labels, and not config.json.
-        rows: which label of the files each of them is, where both have the same names in another order; () where they
-            have others, so that the head starts with random weights; None: the head is taken as it is.
+        head: a name in `Family.heads`; None builds only the body.
+        labels: number of labels of a classification head.
+        mechanism: replaces softmax attention; None keeps the published attention.
+        relabelled: whether the number of labels comes from the caller and not from config.json.
+        rows: index in the files of each label, if both have the same names in another order; () if the names differ, so
+            that the head is initialised randomly; None: the head is used unchanged.
     """
 
     head: str | None = None
@@ -101,9 +101,8 @@ class Request:
     relabelled: bool = False
     rows: tuple[int, ...] | None = None
 
-    def weight_dropout(self, settings: Settings, name: str, default: float) -> float:
-        """Dropout of attention's weights as the settings have it; 0 with a mechanism without weights, with a
-        warning."""
+    def weight_dropout(self, settings: CheckpointSettings, name: str, default: float) -> float:
+        """The dropout probability of attention weights; 0, with a warning, for a mechanism without weights."""
         share = settings.share(name, default)
         if not share or self.mechanism is None or "dropout" in self.mechanism.traits.takes:
             return share
@@ -112,13 +111,13 @@ class Request:
 
 
 class Model(nn.Module, ABC):
-    """A model with published weights. Abstract; `saccade.models.load` makes it.
+    """A model with published weights. Abstract; `saccade.models.load` returns subclasses.
 
     Attributes:
-        settings: config.json as it was read; saving writes it back.
+        settings: contents of config.json; saving writes them back.
         request: the head, its labels, and the mechanism.
-        folder: where it came from; None for a model made in memory.
-        report: what loading did.
+        folder: the folder it was loaded from; None for a model made in memory.
+        report: the exceptions when loading.
 
     Example:
         >>> import saccade
@@ -127,7 +126,7 @@ class Model(nn.Module, ABC):
         (True, 256, torch.float32)
     """
 
-    settings: Settings
+    settings: CheckpointSettings
     request: Request
     family: Family
     folder: Path | None = None
@@ -135,49 +134,49 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
-        """The ecosystem's argument names; each family has its own."""
+        """Each family has its own arguments, with the names that transformers uses."""
 
     @property
     def context(self) -> int | None:
-        """The most tokens of a text that the model reads at once; longer texts are cut. None where nothing says."""
+        """Maximum number of tokens of a text; longer texts are truncated. None if unknown."""
         longest: int | None = getattr(self, "longest", None)
         return longest
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the folder. Raises FileNotFoundError where there is none, ValueError where it is damaged."""
+        """The tokenizer of the folder. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
         if self.folder is None:
-            raise FileNotFoundError("tokenizer: the model comes from no folder, so there is none")
+            raise FileNotFoundError("tokenizer: the model was not loaded from a folder, so it has no tokenizer")
         return open_tokenizer(self.folder, self.context)
 
     @property
-    def generation(self) -> Settings:
-        """What the files say about generating texts. Raises ValueError for options that are not supported."""
+    def generation(self) -> CheckpointSettings:
+        """Generation settings of the files. Raises ValueError for unsupported options."""
         return generation_settings(self.folder, self.settings)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The dtype of the weights."""
         return next(self.parameters()).dtype
 
     @property
     def label_names(self) -> list[str]:
-        """The classifier's labels by number, as config.json names them."""
+        """The classifier's labels by index, as in config.json."""
         named = self.settings.get("id2label", {})
         return [str(named.get(str(n), f"LABEL_{n}")) for n in range(self.request.labels)]
 
     def save(self, folder: str | Path, *, weights: str = SAFE) -> None:
-        """Write config.json, the weights (by their published name, unless another is given) and the tokenizer's files.
+        """Write config.json, the weights (by default in the published file name) and the tokenizer's files.
 
-        Each file appears whole or not at all. transformers opens the folder, with equal outputs, unless the model was
-        opened with a `mechanism`: published files have no place for one, so it must be named again when loading, and
-        tensors of its own are not written. Nor does it where heads were removed (`saccade.prune`) and the published
-        format cannot say which are left; a UserWarning says so, and `saccade.models.load` opens the folder.
+        Each file is written atomically. transformers loads the folder with equal outputs, except for models with a
+        `mechanism`, which published files cannot store: it must be given again when loading, and its own tensors are
+        not written; and for pruned models (`saccade.prune`) whose remaining heads the published format cannot describe:
+        a UserWarning says so, and `saccade.models.load` loads the folder.
         """
         folder = Path(folder)
         settings = self._published_settings()
@@ -198,7 +197,7 @@ class Model(nn.Module, ABC):
                     shutil.copyfile(self.folder / name, temporary)
 
     def config_json(self) -> str:
-        """config.json as `save` writes it."""
+        """Contents of config.json, as written by `save`."""
         return _written(self._published_settings())
 
     def _published_settings(self) -> dict[str, Any]:
@@ -216,7 +215,7 @@ def _written(settings: Mapping[str, Any]) -> str:
 
 
 def published(model: Model) -> dict[str, Tensor]:
-    """All tensors by their published names, in the published shapes, each in memory of its own."""
+    """All tensors by published name and in published shape, as contiguous copies."""
     ours = {name: tensor for name, tensor in model.state_dict().items() if MECHANISM not in name}
     keys = model.family.keys(model)
     prefixed = model.request.head is not None
@@ -231,26 +230,26 @@ def published(model: Model) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind: how config.json is read, what is built, and how tensors are named.
+    """A model family: reading config.json, building the model, and naming its tensors.
 
     Attributes:
-        name: as people call it.
-        types: the `model_type`s of config.json, each with the beginning of its classes' names: {"bert": "Bert"}.
-        heads: name of a head -> ending of the published class: {"masked-lm": "ForMaskedLM"}. The body alone is
+        name: for messages.
+        types: the `model_type`s of config.json, each with the prefix of its class names: {"bert": "Bert"}.
+        heads: suffix of the published class by name of the head: {"masked-lm": "ForMaskedLM"}. The body alone is
             "Model".
-        build: the model, with weights that mean nothing yet.
+        build: returns the model with uninitialised weights.
         keys: its key map.
-        new_heads: heads that may start with random weights on a checkpoint without them.
+        new_heads: heads that may be initialised randomly if the files lack them.
         of_tokens: those of them whose labels are tokens, the blank first.
-        own_head_width: whether config.json says how wide a head is (`head_dim`), beside how many there are.
-        labels: how many labels its classifiers have where config.json does not say.
-        aliases: other names that config.json may have for settings: {"num_attention_heads": "n_head"}.
+        own_head_width: whether config.json has the width of a head (`head_dim`) besides the number of heads.
+        labels: default number of labels of its classifiers.
+        aliases: alternative names of settings in config.json: {"num_attention_heads": "n_head"}.
     """
 
     name: str
     types: Mapping[str, str]
     heads: Mapping[str, str]
-    build: Callable[[Settings, Request], Model]
+    build: Callable[[CheckpointSettings, Request], Model]
     keys: Callable[[Any], KeyMap]
     new_heads: tuple[str, ...] = ()
     body: str = field(default="Model")
@@ -264,7 +263,7 @@ class Family:
         return self.types[model_type] + (self.body if head is None else self.heads[head])
 
     def head_of(self, architecture: str) -> str | None:
-        """The head of a published class. KeyError where the family has none of that name."""
+        """The head of a published class. KeyError if the family has no such head."""
         for beginning in sorted(self.types.values(), key=len, reverse=True):
             if architecture.startswith(beginning):
                 ending = architecture.removeprefix(beginning)

@@ -1,4 +1,4 @@
-"""What a model returns.
+"""`ModelOutput`, the result of a model's call.
 
 Shape legend: B batch, L length, E model width, V vocabulary, K labels.
 """
@@ -14,22 +14,22 @@ from ...operator.nn import KVCache
 
 @dataclass
 class ModelOutput:
-    """The result of a model's call. A field is None where the model or the call does not give it.
+    """The result of a model's call. A field is None if the model or the call does not provide it.
 
-    Where a batch was padded, rows of padding are 0.
+    In padded batches, rows of padding are 0.
 
     Attributes:
-        last_hidden_state: (B, L, E), the output of the last layer; of a series (B, channels, patches, E).
+        last_hidden_state: (B, L, E), the output of the last layer; for a series (B, channels, patches, E).
         logits: of the head: (B, L, V) of a language model, (B, K) or (B, L, K) of a classifier.
-        loss: the mean over the given labels; a scalar.
+        loss: the mean loss over the given labels; a scalar.
         hidden_states: with `hidden_states=True`: the input of each layer, and the output of the last; each (B, L, E).
-        pooler_output: (B, E), BERT's summary of its first token.
-        start_logits, end_logits: (B, L), of the first and the last token of an answer.
-        prediction_outputs: (B, steps, channels), the forecast of a series, in its own units.
+        pooler_output: (B, E), BERT's projection of its first token.
+        start_logits, end_logits: (B, L), for the first and the last token of an answer.
+        prediction_outputs: (B, steps, channels), the forecast of a series, in its original units.
         cls_logits, distillation_logits: (B, K), of DeiT's two classifiers.
-        cache: the one the call was given, longer by its tokens.
-        encoder_last_hidden_state, encoder_hidden_states: of the encoder, in a model that has a decoder too; all other
-            fields are then of the decoder.
+        cache: the cache given to the call, with its tokens appended.
+        encoder_last_hidden_state, encoder_hidden_states: of the encoder, in encoder-decoders; all other fields are then
+            of the decoder.
 
     Example:
         >>> import torch, saccade

@@ -1,12 +1,12 @@
-"""Heads that were removed (`saccade.prune`), as config.json tells of them.
+"""Removed heads (`saccade.prune`) in config.json.
 
-Published formats say how many heads all layers have, and most of them no width of a head beside the model's. Where one
-can say what is left, it does; elsewhere config.json gets an extension, which `saccade.models.load` reads and
-transformers does not:
+Published formats have one number of heads for all layers, and most have no head width besides the model's. If the
+format can describe the remaining heads, it is used; otherwise config.json gets an extension, which
+`saccade.models.load` reads and transformers does not:
 
-    "saccade_pruned_heads": {"4": [1, 3], "7": [0]}      of layer 4 the heads 1 and 3, as they were numbered at first
+    "saccade_pruned_heads": {"4": [1, 3], "7": [0]}      heads 1 and 3 of layer 4 were removed (original numbers)
 
-Layers of an encoder-decoder are "encoder.4", "decoder.4", and "cross.4", the decoder's attention to the source.
+Layers of an encoder-decoder are "encoder.4", "decoder.4", and "cross.4", the decoder's cross-attention.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ...operator.nn import MultiHeadAttention
 from ...operator.nn._cuts import commit
 from ...operator.nn._fewer_heads import configurations, cut_heads, kept_heads
 from ...operator.nn.attention import HeadsLeft
-from .checkpoints.settings import Settings
+from .checkpoints.settings import CheckpointSettings
 
 PRUNED = "saccade_pruned_heads"
 UNREADABLE = (
-    "transformers cannot open the folder, since its layers have their own numbers of heads; saccade.models.load opens "
-    "it, where it knows the family"
+    "transformers cannot load the folder, since its layers have different numbers of heads; saccade.models.load can, "
+    "if it knows the family"
 )
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim")
 _CROSS = {"cross", "crossattention", "cross_attn", "encoder_attn", "multihead_attn"}
 
 
 def layer_numbers(paths: Sequence[str]) -> list[int]:
-    """The first number in each path, as `saccade.watch` counts layers; how many came before where there is none."""
-    found = ((place, (part for part in path.split(".") if part.isdigit())) for place, path in enumerate(paths))
-    return [int(next(digits, place)) for place, digits in found]
+    """The first number in each path, as counted by `saccade.watch`; without a number, the position in the list."""
+    numbers = ((place, (part for part in path.split(".") if part.isdigit())) for place, path in enumerate(paths))
+    return [int(next(digits, place)) for place, digits in numbers]
 
 
 def layer_names(paths: Sequence[str]) -> list[str]:
-    """A name for each attention layer: its number, with its side before it where several have that number."""
+    """A unique name for each attention layer: its number, with the side ("encoder", ...) if several have it."""
     numbers = layer_numbers(paths)
     if len(set(numbers)) == len(numbers):
         return [str(number) for number in numbers]
@@ -49,7 +49,7 @@ def layer_names(paths: Sequence[str]) -> list[str]:
 
 
 def removed_heads(left: Mapping[str, HeadsLeft | None]) -> dict[str, list[int]]:
-    """The heads that each layer has lost, by the names of layers; `left` by their paths."""
+    """The removed heads of each layer, by the layer's name; `left` has the remaining heads by path."""
     named = zip(layer_names(list(left)), left.values(), strict=True)
     return {name: sorted({*range(held.original_heads)} - {*held.numbers}) for name, held in named if held is not None}
 
@@ -60,16 +60,16 @@ def attention_layers(model: nn.Module) -> dict[str, MultiHeadAttention]:
 
 
 def keep_heads(model: nn.Module, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> None:
-    """Leave these heads alone, in place. ValueError as of `cut_heads`."""
+    """Keep only these heads, in place. ValueError as of `cut_heads`."""
     cuts = [cut_heads(module, heads) for module, heads in kept.items()]
     commit(model, [*cuts, configurations(model, kept)])
 
 
-def remove_saved(model: nn.Module, settings: Settings) -> None:
-    """Give a model, just built, the heads that its config.json leaves it.
+def remove_saved(model: nn.Module, settings: CheckpointSettings) -> None:
+    """Remove the heads listed in config.json from a newly built model.
 
     Raises:
-        ValueError: layers or heads that it has not.
+        ValueError: unknown layers or heads.
     """
     saved = settings.get(PRUNED)
     if saved is None:
@@ -85,11 +85,11 @@ def remove_saved(model: nn.Module, settings: Settings) -> None:
 
 
 def saved_heads(model: nn.Module, own_width: bool) -> dict[str, Any]:
-    """What config.json says about the heads that are left: nothing where none was removed.
+    """Entries of config.json that describe the remaining heads; {} if none was removed.
 
     Args:
-        own_width: whether the published format names the width of a head (`head_dim`) beside the model's, so that it
-            can say any number of heads that all layers have.
+        own_width: whether the published format has the width of a head (`head_dim`) besides the model's, so that it can
+            describe any number of heads, equal in all layers.
     """
     layers = attention_layers(model)
     removed = removed_heads({path: module.heads_left for path, module in layers.items()})
@@ -102,12 +102,12 @@ def saved_heads(model: nn.Module, own_width: bool) -> dict[str, Any]:
 
 
 def published_sizes(width: int, sizes: set[tuple[int, int, int]]) -> dict[str, int] | None:
-    """The settings that say heads, key-value heads and the width of a head; None where they cannot.
+    """Settings for the numbers of heads and key-value heads and the head width; None if they cannot describe them.
 
-    They are of all layers, and transformers wants the heads to divide the model's width, whatever their own.
+    The settings apply to all layers, and transformers requires that the number of heads divides the model's width.
     """
-    [found, *others] = sizes
-    return None if others or width % found[0] else dict(zip(SIZES, found, strict=True))
+    [common, *others] = sizes
+    return None if others or width % common[0] else dict(zip(SIZES, common, strict=True))
 
 
 def _side(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the tokens of a padded batch are computed: all in place, or the real ones alone in one row.
+"""The layout of a padded batch: computed as it is, or packed, with the real tokens of all items in one row.
 
 Shape legend: B batch, L length, T real tokens, E width; ... any further axes.
 """
@@ -21,17 +21,17 @@ from ...operator.positions import Offset
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Tokens of a batch (B, L) as a model computes them.
+    """How the tokens of a batch (B, L) are arranged for a model's layers.
 
-    Packed, the T real tokens of all items stand in one row (1, T, ...), and `mask` keeps each within its own item:
-    padding costs nothing in any layer (Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021).
-    Otherwise they stay where they are.
+    If packed, the T real tokens of all items are in one row (1, T, ...), and `mask` separates the items: padding costs
+    nothing in any layer (Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021). Otherwise the
+    batch stays padded.
 
     Attributes:
         batch, length: B, L.
-        real: bool (B, L); None where every token is real.
-        places: int64 (T,), b * L + l of each real token, where they are packed; None where they are not.
-        padding: of batches that stay as they are; for `padding=` of modules.
+        real: bool (B, L); None if every token is real.
+        places: int64 (T,), b * L + l of each real token, if packed; else None.
+        padding: of padded batches; for `padding=` of modules.
         mask: of packed batches; for `mask=` of modules.
     """
 
@@ -43,13 +43,13 @@ class TokenLayout:
     mask: Documents | None = None
 
     def take(self, x: Tensor) -> Tensor:
-        """(B, L, ...) as it is computed: (1, T, ...) where packed."""
+        """Arrange (B, L, ...) for the layers: (1, T, ...) if packed."""
         return x if self.places is None else x.flatten(0, 1)[self.places][None]
 
     def packed(self, device: torch.device) -> TokenLayout:
-        """The same batch with the tokens of all items in one row, also where nothing is padded.
+        """The layout of the same batch in packed form, even without padding.
 
-        It holds what was computed; whoever computes takes a layout as `token_layout` gives it.
+        For tensors computed elsewhere; models use the layout from `token_layout`.
         """
         if self.places is not None:
             return self
@@ -59,12 +59,12 @@ class TokenLayout:
         return _packed(real)
 
     def across(self, keys: TokenLayout) -> Documents:
-        """The mask that keeps tokens of this row to the same item of another row, in cross-attention."""
+        """The mask that lets tokens attend to the same item in another packed row, for cross-attention."""
         assert self.mask is not None and keys.mask is not None
         return Documents(self.mask.query_ids, keys.mask.query_ids)
 
     def put(self, x: Tensor, fill: float = 0) -> Tensor:
-        """What was computed, (B, L, ...), `fill` where no real token stands."""
+        """Undo `take`: the computed values as (B, L, ...), with `fill` at padding."""
         if self.places is None:
             if self.real is None:
                 return x
@@ -83,12 +83,12 @@ class TokenLayout:
 
     @cached_property
     def items(self) -> Tensor:
-        """int64 (T,), the item of each token of a packed batch."""
+        """int64 (T,), the item of each token in a packed batch."""
         assert self.places is not None
         return self.places.div(self.length, rounding_mode="floor")
 
     def counted(self, flags: Tensor) -> Tensor:
-        """int64: how many tokens are flagged from its item's first real one to each; `flags` as it is computed."""
+        """int64: number of flagged tokens of an item up to each token, inclusive; `flags` arranged as by `take`."""
         if self.places is None:
             if self.real is not None:
                 first = self.ends[0][:, None]
@@ -100,7 +100,7 @@ class TokenLayout:
         return total - (total - flags.long())[:, starts][:, items]
 
     def positions(self) -> Tensor:
-        """int64, as tokens are computed: columns counted from the first real one of each item."""
+        """int64, arranged as by `take`: columns counted from each item's first real token."""
         columns = torch.arange(self.length)
         if self.real is None:
             return columns.expand(self.batch, -1)
@@ -108,25 +108,25 @@ class TokenLayout:
         return self.take((columns.to(first.device) - first[:, None]).clamp(min=0))
 
     def offset(self, cache: KVCache | None) -> Offset:
-        """Where the tokens stand: after those of a cache, else counted from the first real one of each item."""
+        """Positions of the tokens: after those in a cache, else counted from each item's first real token."""
         if cache is None:
             return 0 if self.real is None else self.positions()
         offset = cache[0].offset(self.length, self.padding)
         if not isinstance(offset, Tensor):
             return offset
-        # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
+        # Left padding would have negative positions, which tables lack; its outputs are not used.
         return (offset[:, None] + torch.arange(self.length, device=offset.device)).clamp(min=0)
 
     def first(self, x: Tensor) -> Tensor:
-        """The rows (B, E) of each item's first real token."""
+        """The states (B, E) of each item's first real token."""
         return self.at(x, self.ends[0])
 
     def last(self, x: Tensor) -> Tensor:
-        """The rows (B, E) of each item's last real token."""
+        """The states (B, E) of each item's last real token."""
         return self.at(x, self.ends[1])
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean (B, E) of each item's real tokens; 0 of an item without."""
+        """The mean (B, E) over each item's real tokens; 0 for an item without any."""
         if self.real is None:
             return x.mean(1)
         counts = self.real.sum(1, dtype=x.dtype).clamp(min=1)[:, None]
@@ -135,7 +135,7 @@ class TokenLayout:
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
 
     def place(self, item: int) -> tuple[int, slice]:
-        """Row and columns where an item's tokens are computed: its real ones alone where packed."""
+        """Row and columns of an item's tokens in computed tensors; only its real ones if packed."""
         if self.places is None or self.real is None:
             return item, slice(0, self.length)
         counts = self.real.sum(1)
@@ -143,22 +143,22 @@ class TokenLayout:
         return 0, slice(end - int(counts[item]), end)
 
     def at(self, x: Tensor, columns: Tensor) -> Tensor:
-        """The rows (B, E) of the real tokens in these columns (B,); 0 of an item without tokens."""
+        """The states (B, E) of the real tokens in these columns (B,); 0 for an item without tokens."""
         rows = torch.arange(self.batch, device=columns.device)
         if self.places is None:
-            found = x[rows, columns]
+            rows_at = x[rows, columns]
         else:
             places = (rows * self.length + columns).to(self.places)
-            found = x[0, torch.searchsorted(self.places, places).clamp(max=x.shape[1] - 1)]
-        return found if self.real is None else torch.where(self.real.any(1)[:, None], found, 0)
+            rows_at = x[0, torch.searchsorted(self.places, places).clamp(max=x.shape[1] - 1)]
+        return rows_at if self.real is None else torch.where(self.real.any(1)[:, None], rows_at, 0)
 
 
 def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
-    """How a batch (B, L) is computed whose real tokens `attention_mask` names: 1 or True; None is all.
+    """The layout of a batch (B, L) with real tokens where `attention_mask` is 1 or True; None: all are real.
 
     Args:
-        packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values,
-            nor where an item has padding between its real tokens, nor while attention calls are edited or kept.
+        packed: whether padding may be removed. It never is when compiling, since graphs may not depend on values, if an
+            item has padding between real tokens, or while attention calls are edited or recorded.
 
     Raises:
         TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
@@ -177,8 +177,8 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     if bool(real.all()):
         return TokenLayout(batch, length)
     counts = real.sum(1).tolist()
-    # Packing would close a hole between real tokens, and distances across it (windows, rotary, T5's bias) would shrink.
-    # Edits, and calls that are kept for them, are of items and positions, which a packed row has not.
+    # Packing would close gaps between real tokens and so change distances (windows, rotary, T5's bias). Edits and
+    # recorded # calls refer to items and positions, which a packed row does not have.
     if not packed or wants_padding_in_place() or not any(counts) or has_holes(real):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
     return _packed(real)
@@ -192,12 +192,12 @@ def _packed(real: Tensor) -> TokenLayout:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the encoder made of a batch of sources, for any number of calls of the decoder.
+    """The output of an encoder for a batch of sources, for any number of decoder calls.
 
     Attributes:
-        x: as it was computed, (1, T, E) where packed.
+        x: the output, (1, T, E) if packed.
         layout: of the sources.
-        hidden_states: each (B, Ls, E), where they were asked for.
+        hidden_states: each (B, Ls, E), if requested.
     """
 
     x: Tensor
@@ -206,5 +206,5 @@ class Memory:
 
     @property
     def last_hidden_state(self) -> Tensor:
-        """(B, Ls, E), 0 in the padding."""
+        """(B, Ls, E), 0 at padding."""
         return self.layout.put(self.x)

@@ -1,7 +1,7 @@
-"""Heads removed for good: `saccade.prune`.
+"""Permanent removal of attention heads: `saccade.prune`.
 
-Begin with `_entry.py`, then `_prune.py`; `_layers.py` finds the attention of a model, `_choice.py` says which of its
-heads can go. `operator/nn/_fewer_heads.py` plans which rows and columns stay, `commit` in `_cuts.py` beside it cuts the
+Begin with `_entry.py`, then `_prune.py`; `_layers.py` finds the attention layers of a model, `_choice.py` selects heads
+to remove. `operator/nn/_fewer_heads.py` plans which rows and columns stay, `commit` in `_cuts.py` beside it cuts the
 tensors and an optimizer's state. Imports `attribution`, `models` and `nn`. Names are imported when they are first used,
 as those of `saccade` are.
 """

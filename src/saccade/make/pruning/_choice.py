@@ -1,4 +1,4 @@
-"""Which of the heads that matter least can be removed.
+"""Selects the least important heads, subject to at least one head a layer and groups of equal size.
 
 Shape legend: H heads of a layer.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ...see.attribution._importance_result import HeadImportance, kept_count
-from ._layers import AttentionLayer, prunable
+from ._layers import PrunableLayer, prunable
 
 
 def choose_heads(
@@ -19,21 +19,21 @@ def choose_heads(
 ) -> dict[str, list[int]]:
     """Choose the least important heads of all layers, so that a share of `keep` stays.
 
-    At least one head of each layer stays. With grouped queries, whole groups are removed with their key-value head, or
-    the weakest head of every group at once, so that groups stay equal. Each step removes what costs least importance a
-    head.
+    At least one head of each layer stays. With grouped queries, either a whole group is removed with its key-value
+    head, or the least important head of every group, so that groups stay equal. Each step removes the heads with the
+    least mean importance.
 
     Args:
-        importance: what `saccade.head_importance` gives, or (H,) numbers of each layer's heads by its path; the numbers
-            are added up.
-        keep: how many query heads stay (an int), or as which share of all (a float in (0, 1]).
+        importance: the result of `saccade.head_importance`, or tensors (H,) by the path of the layer; tensors of
+            several rows are summed.
+        keep: the number of query heads that stay (an int), or their share (a float in (0, 1]).
 
     Returns:
         heads by the layer's path, for `prune`.
 
     Raises:
-        ValueError: another keep, a layer without numbers, or with another number of them than it has heads, or with
-            numbers that are not finite.
+        ValueError: an invalid `keep`; a layer without importance, of the wrong number of heads, or with numbers that
+            are not finite.
 
     Example:
         >>> import saccade, torch
@@ -54,7 +54,7 @@ def choose_heads(
     missing = [layer.path for layer in layers if layer.path not in importance]
     if missing:
         raise ValueError(
-            f"importance: none of {', '.join(missing)}; there is that of {', '.join(importance) or 'none'}"
+            f"importance: missing for {', '.join(missing)}; given for {', '.join(importance) or 'no layer'}"
         )
     for layer in layers:
         _check(layer, importance[layer.path])
@@ -71,15 +71,13 @@ def choose_heads(
     return {path: sorted(numbers) for path, numbers in removed.items()}
 
 
-def _check(layer: AttentionLayer, numbers: Tensor) -> None:
+def _check(layer: PrunableLayer, numbers: Tensor) -> None:
     if numbers.shape != (layer.heads,):
         raise ValueError(
-            f"importance: layer {layer.path} has {layer.heads} heads, and numbers of shape {tuple(numbers.shape)} came"
+            f"importance: layer {layer.path} has {layer.heads} heads, got numbers of shape {tuple(numbers.shape)}"
         )
     if not bool(numbers.isfinite().all()):
-        raise ValueError(
-            f"importance: of layer {layer.path} not every head has a finite number, got {numbers.tolist()}"
-        )
+        raise ValueError(f"importance: expected finite numbers for layer {layer.path}, got {numbers.tolist()}")
 
 
 class _Head(NamedTuple):
@@ -88,7 +86,7 @@ class _Head(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """Heads of a layer that go together."""
+    """Heads of a layer that are removed together."""
 
     path: str
     heads: list[_Head]
@@ -98,8 +96,8 @@ class _Move(NamedTuple):
         return sum(head.importance for head in self.heads)
 
 
-def _groups(layer: AttentionLayer, importance: list[float]) -> list[list[_Head]]:
-    """The heads that read each key-value head, weakest first."""
+def _groups(layer: PrunableLayer, importance: list[float]) -> list[list[_Head]]:
+    """The query heads of each key-value head, least important first."""
     heads = [_Head(number, value) for number, value in enumerate(importance)]
     size = layer.heads // layer.kv_heads
     return [

@@ -1,4 +1,4 @@
-"""A model pruned, with what it was before and what it is now: heads, arithmetic, and a text's loss and time."""
+"""Compares a model before and after pruning: heads, FLOPs, and the loss and time on a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..models.decoding.generating import GeneratingModel
 from ._choice import choose_heads
 from ._entry import prune
 from ._heads import Heads
-from ._layers import AttentionLayer, attention_layers
+from ._layers import PrunableLayer, attention_layers
 from ._report import PrunedLayer, Pruning, all_layers, as_json, attention_flops, parameters_line
 from ._texts import LONGEST, Batch, mean_loss, perplexity, text_windows
 from ._timing import ROUNDS, ForwardTimes, forward_times
@@ -29,12 +29,12 @@ class Comparison:
 
     Attributes:
         pruning: the result of `prune`.
-        layers: all attention layers, also those that lost nothing.
-        length: the number of tokens that `flops` is for.
-        flops: of all attention for one sequence of that length, (before, after); see `attention_flops`.
-        loss: per predicted token of the text, in nats, (before, after); None without one.
-        judged: tokens of the text it was measured on.
-        forward: the time of a forward on a window of the text, before and after; None without one.
+        layers: all attention layers, including unchanged ones.
+        length: the sequence length that `flops` is computed for.
+        flops: of all attention layers for one sequence, (before, after); see `attention_flops`.
+        loss: per predicted token of the text, in nats, (before, after); None without a text.
+        judged: number of tokens of the text used for the loss.
+        forward: the time of a forward pass on a window of the text, before and after; None without a text.
 
     Example:
         >>> import saccade
@@ -53,7 +53,7 @@ class Comparison:
     forward: ForwardTimes | None = None
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """Name, values and remark of each number, for people."""
+        """Rows of the report: name, values, remark."""
         lines = [
             parameters_line(self.pruning),
             (
@@ -68,7 +68,7 @@ class Comparison:
         return lines if self.forward is None else [*lines, self.forward.line()]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The same as JSON values."""
         return {
             **as_json(Pruning(self.layers, self.pruning.parameters, self.pruning.note)),
             "attention_flops": {"length": self.length, "before": self.flops[0], "after": self.flops[1]},
@@ -93,16 +93,16 @@ def compare_pruned(
 
     Args:
         model: of `saccade.models`.
-        heads: as in `prune`; None: those that matter least on the text.
-        keep: without heads, the share that stays, or how many heads.
-        text: what the loss and the time are measured on, with a copy of the model as it was; where heads are ranked,
-            its windows rank and judge in turn.
-        tokens: how many tokens of the text are read at most.
-        progress: called with the current work, how much of it is done, and how much there is.
+        heads: as in `prune`; None selects the least important heads on the text.
+        keep: without `heads`, the share or the number of heads that stay.
+        text: to measure loss and time on, with a copy of the unpruned model. If heads are ranked, every second window
+            is used for ranking and the others for the loss.
+        tokens: maximum number of tokens read from the text.
+        progress: called with the current work, the finished amount and the total.
 
     Raises:
-        ValueError: as of `prune`, `choose_heads` and `text_windows`; heads and keep; a text of one window, where one
-            has to rank the heads and another to judge.
+        ValueError: as of `prune`, `choose_heads` and `text_windows`; both heads and keep; a text of one window, if
+            heads are ranked.
 
     Example:
         >>> import saccade
@@ -115,12 +115,12 @@ def compare_pruned(
         ('Attention, 256 tokens', '671,612,928 -> 629,637,120 FLOPs', '93.8%')
     """
     if heads is not None and keep is not None:
-        raise ValueError(f"keep: heads are given, and keep={keep} says how many of them to choose; give one of both")
+        raise ValueError(f"keep: selects heads to remove, but heads are given too; give heads or keep={keep}, not both")
     windows = [] if text is None else text_windows(model, text, most=tokens)
     if heads is None and len(windows) == 1:
         raise ValueError(
-            f"data: a text of {windows[0]['input_ids'].numel()} tokens is one window; one ranks the heads and another "
-            f"judges, so give more than {LONGEST} tokens, or heads"
+            f"data: the text has {windows[0]['input_ids'].numel()} tokens, which is one window; ranking and measuring "
+            f"the loss need one each, so give more than {LONGEST} tokens, or heads"
         )
     judging = windows if heads is not None else windows[1::2]
     chosen = _least(model, windows[::2], keep, progress) if heads is None else heads
@@ -143,9 +143,9 @@ def compare_pruned(
 
 
 class _Measured(NamedTuple):
-    """A model as it is at one time."""
+    """Heads, FLOPs and loss of a model."""
 
-    layers: list[AttentionLayer]
+    layers: list[PrunableLayer]
     flops: int
     loss: float | None
 
@@ -159,17 +159,17 @@ class _Measured(NamedTuple):
 
 
 def _least(model: Model, batches: list[Batch], keep: float | None, progress: Told) -> Heads:
-    """The heads that matter least."""
+    """The least important heads."""
     if keep is None or not batches:
-        raise ValueError("heads: none came, and without a share to keep and a text none can be chosen")
-    found = head_importance(model, batches, progress=lambda done, total: progress("ranking heads", done, total))
-    chosen = choose_heads(model, found, keep)
+        raise ValueError("heads: none given; expected heads, or a share to keep and a text to rank them on")
+    importance = head_importance(model, batches, progress=lambda done, total: progress("ranking heads", done, total))
+    chosen = choose_heads(model, importance, keep)
     if not chosen:
         raise ValueError(f"keep: at {keep} every head stays")
     return [(path, head) for path, heads in chosen.items() for head in heads]
 
 
 def _counting(progress: Told, what: str, total: int) -> Callable[[], None]:
-    """What tells, at each call, of one more."""
+    """A callback without arguments that counts its calls and reports progress."""
     done = itertools.count(1)
     return lambda: progress(what, next(done), total)

@@ -1,4 +1,4 @@
-"""The way in: `saccade.prune`. What it needs of models is imported when it is called."""
+"""`saccade.prune`. Its modules for models are imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 
 def prune(model: nn.Module, heads: Heads, *, optimizer: Optimizers = None) -> Pruning:
-    """Remove attention heads from a model for good, in place: its projections get smaller.
+    """Remove attention heads permanently and in place: projections become smaller.
 
-    Outputs and gradients of the rest equal, to rounding, those of the model whose output projections read 0 from the
-    removed heads. Of grouped queries a key-value head goes when all of its query heads have; the query heads that stay
-    must be equally many for each key-value head. The rest keeps its dtype, device, ties and `requires_grad`, and is
-    numbered again from 0. A backward pass through a graph that was built before gives the smaller parameters no
-    gradient: run it before you prune. Michel et al., "Are Sixteen Heads Really Better than One?" (2019); Voita et al.
-    (2019).
+    Outputs and gradients equal, to rounding, those of the model with the removed heads' outputs set to 0. With grouped
+    queries, a key-value head is removed together with all of its query heads; each remaining one must keep equally
+    many. The rest keeps its dtype, device, ties and `requires_grad`; heads are renumbered from 0. A graph built before
+    pruning gives no gradients for the smaller parameters: run its backward pass first. Michel et al., "Are Sixteen
+    Heads Really Better than One?" (2019); Voita et al. (2019).
 
     Args:
-        model: or a part of one (the whole where it is to be saved: its configuration holds the heads):
+        model: a model, or a part of it (prune the whole model if it is to be saved: its configuration holds the heads):
             `saccade.nn`'s attention, blocks and stacks, any model of `saccade.models`, `nn.MultiheadAttention` (which
-            becomes a `PrunedMultiheadAttention`) and modules that hold it, and transformers' models that are built like
+            becomes a `PrunedMultiheadAttention`) and modules with it, and transformers' models with the structure of
             BERT, GPT-2, Llama or BART (RoBERTa, Mistral, Qwen, Gemma, OPT, ViT, ...), with eager, sdpa and "saccade".
         heads: {4: [1, 3], 5: [0]}, [(4, 1), (4, 3), (5, 0)] or "4.1,4.3,5.0", counted from 0. A layer is its number, as
-            `saccade.watch` and `saccade look` count; of an encoder-decoder "encoder.4", "decoder.4" or "cross.4"; or a
-            path, or a dotted part of one, that no other layer has. One head of each layer must stay.
-        optimizer: one or several: parameters are replaced in their groups, and their state (moments, momentum) is cut
-            alike.
+            in `saccade.watch` and `saccade look`; in an encoder-decoder "encoder.4", "decoder.4" or "cross.4"; or a
+            path, or an unambiguous dotted part of one. One head of each layer must stay.
+        optimizer: one or several: pruned parameters are replaced in their groups, and their state (moments, momentum)
+            is cut accordingly.
 
     Returns:
-        What was removed, the parameters before and after, and a note where files cannot hold the model as published.
+        The removed heads, the parameters before and after, and a note if files cannot store the model in the published
+        form.
 
     Raises:
         TypeError: a model, heads or an optimizer of another type.
-        ValueError: layers or heads that do not exist (the existing ones are listed), groups of unequal size, a
-            mechanism or module that cannot have fewer heads, adapted or tied projections, an optimizer's state that
-            cannot be cut. Nothing has changed then.
+        ValueError: unknown layers or heads (the existing ones are listed), groups of unequal size, a mechanism or
+            module that cannot have fewer heads, adapters, tied projections, an optimizer state that cannot be cut. The
+            model is unchanged then.
 
     Example:
         >>> import saccade

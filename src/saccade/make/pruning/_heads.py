@@ -1,4 +1,4 @@
-"""Which heads are meant: by the numbers of layers, by their names, or by paths."""
+"""Parses the argument `heads`: layers by number, name or path."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from ._layers import AttentionLayer, listed
+from ._layers import PrunableLayer, listed
 
 LayerKey = int | str
 Heads = str | Mapping[LayerKey, int | Iterable[int]] | Iterable[tuple[LayerKey, int]]
 
 
-def chosen_heads(heads: Heads, layers: Sequence[AttentionLayer]) -> dict[AttentionLayer, list[int]]:
-    """The heads that each layer loses.
+def chosen_heads(heads: Heads, layers: Sequence[PrunableLayer]) -> dict[PrunableLayer, list[int]]:
+    """The heads to remove from each layer.
 
     Raises:
-        TypeError: another kind of value. ValueError: layers or heads that do not exist, a name that fits several
-            layers, all heads of a layer, none at all.
+        TypeError: another type of value. ValueError: unknown layers or heads, an ambiguous name, all heads of a layer,
+            or no heads.
     """
-    found: dict[AttentionLayer, set[int]] = {}
+    by_layer: dict[PrunableLayer, set[int]] = {}
     for key, head in _pairs(heads):
         layer = _layer(key, layers)
         if layer.refusal:
@@ -27,16 +27,16 @@ def chosen_heads(heads: Heads, layers: Sequence[AttentionLayer]) -> dict[Attenti
         head = _whole(head)
         if not 0 <= head < layer.heads:
             raise ValueError(f"heads: layer {layer.name} has the heads 0 to {layer.heads - 1}, got {head}")
-        found.setdefault(layer, set()).add(head)
-    if not found:
-        raise ValueError("heads: none came, expected some, such as {4: [1, 3]} or '4.1,4.3'")
-    for layer, given in found.items():
+        by_layer.setdefault(layer, set()).add(head)
+    if not by_layer:
+        raise ValueError("heads: none given; expected some, such as {4: [1, 3]} or '4.1,4.3'")
+    for layer, given in by_layer.items():
         if len(given) == layer.heads:
             raise ValueError(
-                f"heads: those are all {layer.heads} heads of layer {layer.name}, and one at least must stay: caches "
-                "and operators have no attention without heads"
+                f"heads: those are all {layer.heads} heads of layer {layer.name}; at least one must stay, since "
+                "attention without heads is not supported"
             )
-    return {layer: sorted(found[layer]) for layer in layers if layer in found}
+    return {layer: sorted(by_layer[layer]) for layer in layers if layer in by_layer}
 
 
 def _pairs(heads: Heads) -> list[tuple[LayerKey, int]]:
@@ -53,12 +53,12 @@ def _pairs(heads: Heads) -> list[tuple[LayerKey, int]]:
 
 
 def _several(given: object) -> Iterable[Any]:
-    """Heads of one layer: several, or one of any kind of number."""
+    """The heads of one layer as an iterable: several, or a single number."""
     return given if isinstance(given, Iterable) and getattr(given, "ndim", None) != 0 else [given]
 
 
 def _whole(head: object) -> int:
-    """A head's number: an int, also one of NumPy or PyTorch."""
+    """A head's number as an int, also from NumPy or PyTorch."""
     if isinstance(head, bool) or not isinstance(head, SupportsIndex):
         raise TypeError(f"heads: a head is an int, got {head!r}")
     return operator.index(head)
@@ -71,8 +71,8 @@ def _pair(part: str) -> tuple[LayerKey, int]:
     return layer, int(head)
 
 
-def _layer(key: LayerKey, layers: Sequence[AttentionLayer]) -> AttentionLayer:
-    """The one layer that a number, a name, a path or a dotted part of one means."""
+def _layer(key: LayerKey, layers: Sequence[PrunableLayer]) -> PrunableLayer:
+    """The layer with a number, a name, a path or a dotted part of one."""
     if isinstance(key, bool) or not isinstance(key, (int, str)):
         raise TypeError(f"heads: a layer is a number, a name or a path, got {key!r}")
     fits = [layer for layer in layers if str(key) in (layer.name, layer.path)]
@@ -83,5 +83,5 @@ def _layer(key: LayerKey, layers: Sequence[AttentionLayer]) -> AttentionLayer:
     if len(fits) == 1:
         return fits[0]
     if fits:
-        raise ValueError(f"heads: layer {key} fits several, name one of {listed(fits)}")
+        raise ValueError(f"heads: layer {key} is ambiguous, give one of {listed(fits)}")
     raise ValueError(f"heads: there is no layer {key}; the model has {listed(layers)}")

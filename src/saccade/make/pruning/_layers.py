@@ -1,4 +1,4 @@
-"""The attention layers of a model as pruning sees them: where they stand, what heads they have, how they get smaller.
+"""Finds the attention layers of a model, with their heads, their parts and the function that removes heads.
 
 Shape legend: D width of a head's queries and keys, Dv of its values.
 """
@@ -19,25 +19,25 @@ from ..models.graphs.attention import GraphAttention
 from ..models.pruned_heads import layer_names, layer_numbers
 from . import _torch, _transformers
 
-_GRAPH = "its heads are joined without a projection, so that the next layer's width hangs on their number"
+_GRAPH = "its heads are concatenated without a projection, so the width of the next layer depends on their number"
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionLayer:
+class PrunableLayer:
     """One attention layer of a model.
 
     Attributes:
-        path: as `model.named_modules()` has it.
-        name: the layer's number; where several have it (encoder and decoder), "decoder.4", "cross.4", or the path.
-        number: the first in the path, as `saccade.watch` counts layers.
-        module: it.
+        path: in `model.named_modules()`.
+        name: the layer's number; if several have it (encoder and decoder), "decoder.4", "cross.4", or the path.
+        number: the first number in the path, as counted by `saccade.watch`.
+        module: the attention module.
         heads, kv_heads: query and key-value heads.
         key_width, value_width: D and Dv.
-        maps: pairs of queries and keys for each head of values (differential attention: 2).
-        output: the projection that reads the heads side by side.
-        parts: all modules with weights that it computes with.
-        cut: what leaves some heads alone.
-        refusal: why no head can be removed; "" where they can.
+        maps: attention maps for each head of values (differential attention: 2).
+        output: the projection of the concatenated heads.
+        parts: all modules with weights.
+        cut: returns the change that keeps only some heads.
+        refusal: why no head can be removed; "" if they can.
     """
 
     path: str
@@ -56,34 +56,34 @@ class AttentionLayer:
 
     @property
     def projection_weights(self) -> int:
-        """Numbers in the matrices that each token is multiplied by."""
+        """Number of entries of the projection matrices."""
         if isinstance(self.module, nn.MultiheadAttention):
-            found = [parameter for parameter in self.module.parameters() if parameter.dim() > 1]
+            matrices = [parameter for parameter in self.module.parameters() if parameter.dim() > 1]
         else:
-            found = [part.weight for part in self.parts if isinstance(part.weight, nn.Parameter)]
-        return sum(parameter.numel() for parameter in found)
+            matrices = [part.weight for part in self.parts if isinstance(part.weight, nn.Parameter)]
+        return sum(parameter.numel() for parameter in matrices)
 
     def per_pair(self) -> int:
-        """Multiplications and additions for one query and one key, of all heads."""
+        """Multiplications and additions for a query-key pair, over all heads."""
         return 2 * self.heads * self.maps * (self.key_width + self.value_width)
 
 
-def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """All attention layers in the order of `model.named_modules()`, also those that cannot lose heads."""
+def attention_layers(model: nn.Module) -> list[PrunableLayer]:
+    """All attention layers in the order of `model.named_modules()`, including those that cannot be pruned."""
     modules = dict(model.named_modules())
     read = {path: _read(module, modules.get(path.rpartition(".")[0])) for path, module in modules.items()}
-    found = {path: values for path, values in read.items() if values is not None}
+    attributes = {path: values for path, values in read.items() if values is not None}
     inner = [
         path
-        for path in found
-        if not any(other.startswith(f"{path}." if path else "") for other in found if other != path)
+        for path in attributes
+        if not any(other.startswith(f"{path}." if path else "") for other in attributes if other != path)
     ]
     places = zip(inner, layer_names(inner), layer_numbers(inner), strict=True)
-    return [AttentionLayer(path, name, number, modules[path], **found[path]) for path, name, number in places]
+    return [PrunableLayer(path, name, number, modules[path], **attributes[path]) for path, name, number in places]
 
 
 def _read(module: nn.Module, parent: nn.Module | None) -> dict[str, Any] | None:
-    """What is known of a module, as attributes of `AttentionLayer`; None where it is no attention."""
+    """Attributes of `PrunableLayer` for a module; None if it is not attention."""
     if isinstance(module, MultiHeadAttention):
         return _own(module)
     if isinstance(module, nn.MultiheadAttention):
@@ -111,7 +111,7 @@ def _own(module: MultiHeadAttention) -> dict[str, Any]:
 
 def _of_torch(module: nn.MultiheadAttention) -> dict[str, Any]:
     if type(module) not in (nn.MultiheadAttention, _torch.PrunedMultiheadAttention):
-        return {"refusal": f"a {type(module).__name__} may compute something else than nn.MultiheadAttention"}
+        return {"refusal": f"{type(module).__name__}, a subclass of nn.MultiheadAttention, may compute something else"}
     heads, width = module.num_heads, int(module.head_dim)
     return {
         "heads": heads,
@@ -138,26 +138,26 @@ def _of_transformers(module: nn.Module, parent: nn.Module | None) -> dict[str, A
     }
 
 
-def prunable(model: nn.Module) -> list[AttentionLayer]:
-    """The layers that can lose heads. ValueError, with the reasons, where there is none."""
+def prunable(model: nn.Module) -> list[PrunableLayer]:
+    """The layers that can be pruned. ValueError with the reasons if there are none."""
     layers = attention_layers(model)
-    found = [layer for layer in layers if not layer.refusal]
-    if not found:
-        reasons = "; ".join(sorted({f"{type(one.module).__name__}: {one.refusal}" for one in layers}))
+    able = [layer for layer in layers if not layer.refusal]
+    if not able:
+        reasons = "; ".join(sorted({f"{type(layer.module).__name__}: {layer.refusal}" for layer in layers}))
         known = "saccade.nn, nn.MultiheadAttention, and transformers' BERT-, GPT-2- and Llama-like modules"
         raise ValueError(
             f"model: {type(model).__name__} has no attention whose heads can be removed, expected {known}"
             + (f" ({reasons})" if reasons else "")
         )
-    return found
+    return able
 
 
-def listed(layers: Sequence[AttentionLayer]) -> str:
-    """The layers there are, for an error."""
+def listed(layers: Sequence[PrunableLayer]) -> str:
+    """The layers as a list for an error message."""
     return ", ".join(_shown(layers))
 
 
-def _shown(layers: Sequence[AttentionLayer], most: int = 12) -> Iterator[str]:
+def _shown(layers: Sequence[PrunableLayer], most: int = 12) -> Iterator[str]:
     for layer in layers[:most]:
         yield layer.name if layer.name == layer.path else f"{layer.name} ({layer.path or 'the model itself'})"
     if len(layers) > most:

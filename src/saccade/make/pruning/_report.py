@@ -1,4 +1,4 @@
-"""What pruning did, in numbers: heads by layer, parameters, and the arithmetic of attention."""
+"""The result of pruning: heads by layer, parameters, and FLOPs of attention."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from ._layers import AttentionLayer
+from ._layers import PrunableLayer
 
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """One attention layer that lost heads.
+    """An attention layer that lost heads.
 
     Attributes:
         name, path: of the layer.
-        removed: heads, as they were numbered before.
+        removed: heads, by their numbers before.
         heads, kv_heads: query and key-value heads, (before, after).
 
     Example:
@@ -37,12 +37,12 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What `saccade.prune` removed.
+    """The result of `saccade.prune`.
 
     Attributes:
-        layers: those that lost heads.
+        layers: the layers that lost heads.
         parameters: of the model, (before, after).
-        note: what changes when the model is saved; "" where nothing changes.
+        note: what changes when the model is saved; "" if nothing does.
 
     Example:
         >>> import saccade
@@ -57,40 +57,46 @@ class Pruning:
     note: str = ""
 
     def __str__(self) -> str:
-        lines = [f"layer {one.name}: {one.heads[0]} heads, {one.heads[1]} left" for one in self.layers]
+        lines = [f"layer {layer.name}: {layer.heads[0]} heads, {layer.heads[1]} left" for layer in self.layers]
         before, after = self.parameters
         lines.append(f"{before:,} parameters, {after:,} left ({after / before:.1%})")
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
 
 def all_layers(
-    before: Sequence[AttentionLayer], after: Sequence[AttentionLayer], pruning: Pruning
+    before: Sequence[PrunableLayer], after: Sequence[PrunableLayer], pruning: Pruning
 ) -> tuple[PrunedLayer, ...]:
-    """All attention layers of a model, also those that lost nothing."""
+    """All attention layers of a model, including unchanged ones."""
     removed = {layer.path: layer.removed for layer in pruning.layers}
     return tuple(
-        PrunedLayer(one.name, one.path, removed.get(one.path, ()), (one.heads, now.heads), (one.kv_heads, now.kv_heads))
-        for one, now in zip(before, after, strict=True)
+        PrunedLayer(
+            layer.name,
+            layer.path,
+            removed.get(layer.path, ()),
+            (layer.heads, now.heads),
+            (layer.kv_heads, now.kv_heads),
+        )
+        for layer, now in zip(before, after, strict=True)
     )
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Numbers in a model's parameters."""
+    """Number of entries of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def attention_flops(layers: Sequence[AttentionLayer], length: int, *, causal: bool) -> int:
-    """Additions and multiplications of these layers for one sequence: projections, logits and weighted values.
+def attention_flops(layers: Sequence[PrunableLayer], length: int, *, causal: bool) -> int:
+    """FLOPs of these layers for one sequence: projections, logits and weighted sums of values.
 
-        2 W L + 2 H (D + Dv) P,   W numbers in the projections, P pairs of a query and a key it sees
+        2 W L + 2 H (D + Dv) P,   W entries of the projections, P visible query-key pairs
 
-    P is L (L + 1) / 2 where causal, else L^2. Masks, the softmax and norms are left out. A mechanism instead of
-    softmax attention counts as if it were softmax attention.
+    P is L (L + 1) / 2 if causal, else L^2. Masks, the softmax and norms are not counted. Other mechanisms are counted
+    as softmax attention.
 
     Args:
-        layers: with the numbers of heads and weights, as `saccade.prune` finds them.
+        layers: with their numbers of heads and weights, as found by `saccade.prune`.
         length: L.
-        causal: whether tokens see nothing later.
+        causal: whether tokens attend only to themselves and earlier ones.
 
     Example:
         >>> import saccade
@@ -112,17 +118,17 @@ def parameters_line(pruning: Pruning) -> tuple[str, str, str]:
 
 
 def as_json(pruning: Pruning) -> dict[str, Any]:
-    """The report as JSON has it."""
+    """The report as JSON values."""
     return {
         "layers": [
             {
-                "name": one.name,
-                "path": one.path,
-                "removed": list(one.removed),
-                "heads": list(one.heads),
-                "kv_heads": list(one.kv_heads),
+                "name": layer.name,
+                "path": layer.path,
+                "removed": list(layer.removed),
+                "heads": list(layer.heads),
+                "kv_heads": list(layer.kv_heads),
             }
-            for one in pruning.layers
+            for layer in pruning.layers
         ],
         "parameters": list(pruning.parameters),
         "note": pruning.note,

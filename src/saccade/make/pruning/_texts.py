@@ -1,6 +1,6 @@
-"""A text as batches with a loss, for models that predict tokens.
+"""Splits a text into batches with labels, for models that predict tokens.
 
-Shape legend: L tokens of a window, the special ones included.
+Shape legend: L tokens of a window, special ones included.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ..models import Model
 from ..models.decoding.generating import GeneratingModel
 
 Batch = dict[str, Tensor]
-MASKED = 0.15  # of the tokens, as in BERT's training
+MASKED = 0.15  # share of masked tokens, as in BERT's training
 IGNORED = -100
 LONGEST = 256
 
 
 def text_windows(model: Model, text: str, *, most: int) -> list[Batch]:
-    """Windows of a text, one a batch of one item, with labels: the next token, or tokens behind masks.
+    """Windows of a text, each a batch of one item, with labels: next tokens or masked tokens.
 
-    A window has 256 tokens, or as many as the model takes. Which tokens are masked (15 % of them, all by the mask
-    token) follows from the text alone, so that two models are asked the same.
+    A window has 256 tokens, or the model's maximum. The masked tokens (15 %, all replaced by the mask token) depend
+    only on the text, so that two models get the same.
 
     Args:
-        model: one that predicts the next token (GPT-2, Llama, Saccade's own), or masked ones (head "masked-lm").
-        text: what it reads.
-        most: tokens of the text that are read at most.
+        model: predicts the next token (GPT-2, Llama, Saccade's own), or masked tokens (head "masked-lm").
+        text: to read.
+        most: maximum number of tokens to read.
 
     Raises:
-        ValueError: another model, or a text of less than two tokens.
+        ValueError: another model, or a text with fewer than two tokens.
     """
     causal = predicts_next(model)
     tokenizer: Any = model.tokenizer
@@ -43,26 +43,26 @@ def text_windows(model: Model, text: str, *, most: int) -> list[Batch]:
     room = min(LONGEST, model.context or LONGEST) - len(before) - len(after)
     ids = tokenizer.encode(text).ids[:most]
     if len(ids) < 2:
-        raise ValueError(f"data: {len(ids)} tokens, expected a text of two at least")
+        raise ValueError(f"data: the text has {len(ids)} tokens, expected at least two")
     pieces = [ids[start : start + room] for start in range(0, len(ids), room)]
     windows = [torch.tensor([[*before, *piece, *after]]) for piece in pieces if len(piece) > 1]
     if causal:
         return [{"input_ids": window, "labels": window} for window in windows]
     mask = tokenizer.named.get("mask")
     if mask is None:
-        raise ValueError("data: the tokenizer names no mask token, which a masked language model is asked by")
+        raise ValueError("data: the tokenizer has no mask token, which a masked language model needs")
     return list(_masked(windows, len(before), len(after), mask))
 
 
 def predicts_next(model: Model) -> bool:
-    """Whether it is asked for the next token; False: for masked ones. ValueError where neither has a meaning."""
+    """True for causal language models, False for masked ones. ValueError for other models."""
     head = model.request.head
     if isinstance(model, GeneratingModel) and head == "causal-lm":
         return True
     if head == "masked-lm":
         return False
     raise ValueError(
-        f"data: {model.family.name} with the head {head!r} predicts no token of a text; expected 'causal-lm' or "
+        f"data: {model.family.name} with the head {head!r} does not predict tokens of a text; expected 'causal-lm' or "
         "'masked-lm': name the heads with --heads, without --data, or rank them in Python with "
         "saccade.head_importance(..., loss=...)"
     )
@@ -70,7 +70,7 @@ def predicts_next(model: Model) -> bool:
 
 @torch.no_grad()
 def mean_loss(model: Model, batches: Sequence[Batch], progress: Callable[[], None] = lambda: None) -> float:
-    """The loss per predicted token, in nats, over all batches, without dropout. `progress` is called after each."""
+    """Mean loss per predicted token, in nats, without dropout. `progress` is called after each batch."""
     total, count = 0.0, 0
     with evaluating(model):
         for batch in batches:
@@ -83,7 +83,7 @@ def mean_loss(model: Model, batches: Sequence[Batch], progress: Callable[[], Non
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); infinite where that is no float."""
+    """exp(loss); infinite on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 

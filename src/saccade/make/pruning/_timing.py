@@ -1,4 +1,4 @@
-"""How long a forward takes, of a model as it was and as it is."""
+"""Times the forward pass of two models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROUNDS = 7
 
 
 class ForwardTimes(NamedTuple):
-    """Medians over rounds, in seconds a forward.
+    """Median seconds of a forward pass.
 
     Attributes:
         tokens: of the batch, special ones included.
-        before, after: of both models.
-        rounds: in each of which both ran, one after the other.
+        before, after: of the two models.
+        rounds: number of rounds, in each of which both models ran.
     """
 
     tokens: int
@@ -55,22 +55,22 @@ def forward_times(
     call: Callable[[Any, Batch], object] = lambda model, batch: model(batch["input_ids"]),
     size: Callable[[Batch], int] = lambda batch: batch["input_ids"].numel(),
 ) -> ForwardTimes:
-    """The forwards of both models in turn, so that what else the machine does slows both alike.
+    """Time the forward passes of both models alternately, so that other load affects both.
 
-    All rounds take the longest batch. One more round comes first and does not count: it fills caches. `progress` is
-    called after each of the `ROUNDS + 1`.
+    All rounds use the longest batch. An additional first round is a warm-up. `progress` is called after each of the
+    `ROUNDS + 1`.
 
     Args:
-        call: a forward of a model on a batch.
-        size: tokens of a batch.
+        call: runs a model on a batch.
+        size: number of tokens of a batch.
     """
     longest = max(batches, key=size)
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):
-        for model, found in zip((before, after), seconds, strict=True):
+        for model, times in zip((before, after), seconds, strict=True):
             start = clock()
             call(model, longest)
-            found.append(clock() - start)
+            times.append(clock() - start)
         progress()
-    whole, pruned = (statistics.median(found[1:]) for found in seconds)
+    whole, pruned = (statistics.median(times[1:]) for times in seconds)
     return ForwardTimes(size(longest), whole, pruned, ROUNDS)

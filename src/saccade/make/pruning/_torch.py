@@ -1,6 +1,6 @@
-"""`torch.nn.MultiheadAttention` with fewer heads than its width has room for.
+"""`torch.nn.MultiheadAttention` with fewer heads than its width allows.
 
-Shape legend: B batch, H heads left, L / S lengths of queries and keys, E width, D width of a head.
+Shape legend: B batch, H remaining heads, L / S lengths of queries and keys, E width, D width of a head.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from ...operator.nn.attention import HeadsLeft
 
 
 class PrunedMultiheadAttention(nn.MultiheadAttention):
-    """An `nn.MultiheadAttention` after `saccade.prune`: the same call, with H D columns between its matrices.
+    """An `nn.MultiheadAttention` after `saccade.prune`: same call, with H D columns in its inner projections.
 
-    `saccade.prune` makes it; it has no constructor of its own. PyTorch's class ties H D = E, and so does the function
-    that it calls; this one projects and calls F.scaled_dot_product_attention itself. PyTorch's transformer layers run
-    it; their fused inference path, which reads weights of E columns, is off for them. A mask of three axes is (B H, L,
-    S), with the heads that are left.
+    Made by `saccade.prune`; it has no constructor. PyTorch's class requires H D = E, so this one projects and calls
+    F.scaled_dot_product_attention itself. PyTorch's transformer layers work with it; their fused inference path, which
+    needs E columns, is turned off. A three-dimensional mask is (B H, L, S) for the remaining heads.
 
     Example:
         >>> import saccade, torch
@@ -46,7 +45,7 @@ class PrunedMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention.forward`; `is_causal` is the hint that it is there, and the mask says it."""
+        """As `nn.MultiheadAttention.forward`; `is_causal` is only a hint: `attn_mask` is required and decides."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         batched = query.dim() == 3
@@ -82,9 +81,9 @@ class PrunedMultiheadAttention(nn.MultiheadAttention):
 
 
 def cut_heads(module: nn.MultiheadAttention, kept: Sequence[int]) -> Cut:
-    """What leaves `module` with these heads alone. ValueError where it has keys or values of its own."""
+    """The change that keeps only these heads. ValueError if the module adds its own keys or values."""
     if module.bias_k is not None or module.add_zero_attn:
-        raise ValueError("add_bias_kv and add_zero_attn add keys of the whole width, which fewer heads cannot read")
+        raise ValueError("add_bias_kv and add_zero_attn add keys of the full width, which fewer heads cannot read")
     width = int(module.head_dim)
     inner = module.num_heads * width
     rows = head_rows(kept, width)
@@ -100,19 +99,19 @@ def cut_heads(module: nn.MultiheadAttention, kept: Sequence[int]) -> Cut:
         "__class__": PrunedMultiheadAttention,
         "num_heads": len(kept),
         "heads_left": HeadsLeft(tuple(before.numbers[head] for head in kept), before.original_heads),
-        "_qkv_same_embed_dim": False,  # what the layers around it ask before they take their fused path
+        "_qkv_same_embed_dim": False,  # checked by PyTorch's layers before their fused path
     }
     changes = [Change(module, name, value) for name, value in own.items()]
     return joined([Cut(slices, changes), linear_cut(module.out_proj, columns=rows)])
 
 
 def _additive(attn_mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
-    """One mask that is added to the logits, broadcastable to (B, H, L, S); PyTorch's True means hidden."""
+    """One additive mask, broadcastable to (B, H, L, S); in PyTorch's masks True means hidden."""
     batch, heads = query.shape[:2]
     if attn_mask is not None and attn_mask.dim() == 3:
         if attn_mask.shape[0] != batch * heads:
             raise ValueError(
-                f"attn_mask: expected {batch * heads} masks, one for each of {batch} items and {heads} heads left, got "
+                f"attn_mask: expected {batch * heads} masks, for {batch} items and {heads} remaining heads, got "
                 f"{attn_mask.shape[0]}"
             )
         attn_mask = attn_mask.unflatten(0, (batch, heads))

@@ -1,8 +1,7 @@
-"""The attention modules of Hugging Face transformers that can do with fewer heads, by the names of their parts.
+"""Attention modules of Hugging Face transformers that work with fewer heads, recognised by the names of their parts.
 
-Since version 5 their forward passes split features by the width of a head alone, so that smaller projections are
-enough; counts that stand beside them are kept true. Every parameter of a module has to be known here, or it
-raises an error: an unknown one may hold something for each head.
+Since version 5 their forward passes only use the width of a head, so smaller projections are enough; stored counts are
+updated. Every parameter of a module must be known here, otherwise an error is raised: an unknown one may be per head.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from ...operator.nn.attention import HeadsLeft
 
 _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-_INNER = ("all_head_size", "split_size", "inner_dim")  # query heads times the width of one
+_INNER = ("all_head_size", "split_size", "inner_dim")  # query heads times head width
 
 
 class _Form(NamedTuple):
-    """The names of query, key and value and of what reads them; one that begins with .. stands beside the module."""
+    """Names of the query, key, value and output projections; names with .. belong to the parent module."""
 
     projections: tuple[str, str, str]
     output: str
-    width: str  # attribute: of a head
+    width: str  # attribute with the width of a head
 
 
 _FORMS = (
-    _Form(("q_proj", "k_proj", "v_proj"), "o_proj", "head_dim"),  # Llama and after it, ViT
+    _Form(("q_proj", "k_proj", "v_proj"), "o_proj", "head_dim"),  # Llama and later models, ViT
     _Form(("q_proj", "k_proj", "v_proj"), "out_proj", "head_dim"),  # BART, Marian, wav2vec 2.0
     _Form(("query", "key", "value"), "..output.dense", "attention_head_size"),  # BERT, RoBERTa, ELECTRA, ESM
     _Form(("q_lin", "k_lin", "v_lin"), "out_lin", "attention_head_size"),  # DistilBERT
@@ -40,12 +39,12 @@ _FORMS = (
 
 @dataclass(frozen=True, eq=False)
 class TransformersAttention:
-    """An attention module of transformers, read.
+    """An attention module of transformers and its parts.
 
     Attributes:
-        module: it.
-        projections: of query, key and value; GPT-2's one of all three.
-        output: what reads the heads side by side.
+        module: the attention module.
+        projections: of query, key and value; in GPT-2 a single one.
+        output: the projection of the concatenated heads.
         heads, kv_heads: query and key-value heads.
         width: of a head.
     """
@@ -58,22 +57,25 @@ class TransformersAttention:
     width: int
 
     def cut(self, kept: Sequence[int]) -> Cut:
-        """What leaves these heads alone. ValueError as of `kept_groups` and `linear_cut`."""
+        """The change that keeps only these heads. ValueError as of `kept_groups` and `linear_cut`."""
         groups = kept_groups(kept, self.heads, self.kv_heads)
         rows, columns = head_rows(groups, self.width), head_rows(kept, self.width)
         if _is_conv(self.output):
             cuts = [*self._conv_projections(columns), _conv_cut(self.output, inputs=columns)]
         else:
             wanted = zip(self.projections, (columns, rows, rows), strict=True)
-            cuts = [*(linear_cut(one, rows=of) for one, of in wanted), linear_cut(self.output, columns=columns)]
+            cuts = [
+                *(linear_cut(projection, rows=of) for projection, of in wanted),
+                linear_cut(self.output, columns=columns),
+            ]
         sinks = [WeightSlice(self.module, "sinks", 0, tuple(kept))] if "sinks" in self.module._parameters else []
         return joined([*cuts, Cut(sinks, self._counts(kept, groups))])
 
     def _conv_projections(self, columns: list[int]) -> Iterator[Cut]:
-        """GPT-2's: query, key and value side by side; in cross-attention the query apart."""
+        """Cuts for GPT-2: query, key and value side by side; in cross-attention a separate query."""
         inner = self.heads * self.width
         *query, many = self.projections
-        yield from (_conv_cut(one, outputs=columns) for one in query)
+        yield from (_conv_cut(projection, outputs=columns) for projection in query)
         parts = range(3 - len(query))
         yield _conv_cut(many, outputs=[part * inner + column for part in parts for column in columns])
 
@@ -82,18 +84,18 @@ class TransformersAttention:
         values: dict[str, Any] = dict.fromkeys(_QUERY_HEADS, len(kept))
         values |= dict.fromkeys(_KEY_HEADS, len(groups)) | dict.fromkeys(_INNER, len(kept) * self.width)
         values["num_key_value_groups"] = len(kept) // len(groups)
-        found = [Change(self.module, name, value) for name, value in values.items() if name in vars(self.module)]
+        changes = [Change(self.module, name, value) for name, value in values.items() if name in vars(self.module)]
         left = HeadsLeft(tuple(before.numbers[head] for head in kept), before.original_heads)
-        return [*found, Change(self.module, "heads_left", left)]
+        return [*changes, Change(self.module, "heads_left", left)]
 
 
 def is_theirs(module: nn.Module) -> bool:
-    """Whether a module is one of transformers' models."""
+    """Whether a module is a transformers model."""
     return type(module).__module__.startswith("transformers.models.")
 
 
 def read_attention(module: nn.Module, parent: nn.Module | None) -> TransformersAttention | str | None:
-    """A module as attention with heads; a str says why its heads cannot be removed, None that it is no attention."""
+    """Read a module. Returns a str with the reason if its heads cannot be removed, None if it is not attention."""
     parts = dict(module.named_children())
     if hasattr(module, "split_size") and "c_attn" in parts:
         projections = tuple(parts[name] for name in ("q_attn", "c_attn") if name in parts)
@@ -103,21 +105,21 @@ def read_attention(module: nn.Module, parent: nn.Module | None) -> TransformersA
         output = _beside(parent, form.output[2:]) if beside else parts.get(form.output)
         if all(name in parts for name in form.projections) and output is not None:
             if not isinstance(getattr(module, form.width, None), int):
-                return f"it does not say how wide a head is ({form.width})"
+                return f"it lacks the width of a head ({form.width})"
             return _read(module, tuple(parts[name] for name in form.projections), output, getattr(module, form.width))
-    return "its projections have names that are not known here" if type(module).__name__.endswith("Attention") else None
+    return "its projections have unknown names" if type(module).__name__.endswith("Attention") else None
 
 
 def _read(module: Any, projections: tuple[Any, ...], output: Any, width: int) -> TransformersAttention | str | None:
     if hasattr(module, "has_relative_attention_bias"):
-        return "its layers share a bias by head"
+        return "its layers share a bias with an entry for each head"
     known = {id(part) for layer in (*projections, output) for part in layer.modules()}
     for path, part in module.named_modules():
         for name, parameter in part.named_parameters(recurse=False):
-            # A norm of each head's features is the same for all heads; one over all heads mixes them.
+            # A norm within each head is shared by all heads; a norm over all heads would mix them.
             of_head = path in ("q_norm", "k_norm", "q_layernorm", "k_layernorm") and tuple(parameter.shape) == (width,)
             if id(part) not in known and not of_head and not (part is module and name == "sinks"):
-                return f"it has a parameter of which nothing is known, {'.'.join(filter(None, (path, name)))}"
+                return f"it has an unknown parameter, {'.'.join(filter(None, (path, name)))}"
     for part in (*projections, output):
         if getattr(part, "weight", None) is None or part.weight.dim() != 2:
             return f"a projection is a {type(part).__name__}"
@@ -129,7 +131,7 @@ def _read(module: Any, projections: tuple[Any, ...], output: Any, width: int) ->
     rows = [part.weight.shape[conv] for part in projections]
     wanted = (queries, (4 - len(rows)) * queries)[-len(rows) :] if conv else (queries, keys, keys)
     if rows != list(wanted):
-        return f"its projections give {rows} features, where heads {width} wide have {list(wanted)}"
+        return f"its projections have {rows} features, expected {list(wanted)} for heads of width {width}"
     return TransformersAttention(module, projections, output, queries // width, keys // width, width)
 
 
@@ -141,7 +143,7 @@ def _beside(parent: nn.Module | None, path: str) -> nn.Module | None:
 
 
 def _is_conv(layer: nn.Module) -> bool:
-    """GPT-2's linear layer, whose weight is (in, out)."""
+    """Whether it is GPT-2's linear layer, with a weight (in, out)."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from ...support._evaluating import evaluating
 from .._task_options import Recipe
 from ..models import LanguageModel, Model, Sampling, generate
-from ..models.own.checkpoint import load_own
+from ..models.decoder_lm.checkpoint import load_own
 from ..training import Objective, Settings
-from ..training.data import read_texts, split_tail
-from ..training.folder import LANGUAGE
+from ..training.language.corpus import read_texts, split_tail
+from ..training.run_folder.layout import LANGUAGE
 from ._examples import read_lines
 from ._task import Baseline, Task, Tested
 from ._texts._kneser_ney import KneserNey

@@ -26,7 +26,7 @@ from ...operator.nn.stacks import LayerObserver
 from ...support._numbers import named_values
 from .._task_registry import MlmOptions
 from ..models import Model
-from ..models.heads import IGNORED
+from ..models.output_heads import IGNORED
 from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Tested

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...operator.nn.stacks import LayerObserver
 from .._task_registry import TagOptions
 from ..models import Model
-from ..models.heads import IGNORED
+from ..models.output_heads import IGNORED
 from ._classes._results import by_class, keeping_kinds, label_table
 from ._example_task import Batch, parted, widened
 from ._task import Baseline, Tested

@@ -22,7 +22,7 @@ from .._task_registry import TranslateOptions
 from ..models import Model, load
 from ..models.decoding.beam import BeamSearch
 from ..models.decoding.sampling import Sampling
-from ..models.heads import IGNORED
+from ..models.output_heads import IGNORED
 from ..models.text.encoder_decoder import EncoderDecoder
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded

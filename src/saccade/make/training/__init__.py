@@ -1,28 +1,28 @@
-"""One trainer for every task, and language models as the first of them. `saccade train` is a thin layer over this.
+"""The trainer for every task, with language models as the first task. `saccade train` calls it.
 
-Begin with `run.py`, a whole run, and `loop.py`, its steps; `resume.py` continues one. A task plugs in as an `Objective`
-(`objective.py`: what the loop trains) and a `PreparedRun` (`prepared.py`: what the folder gets); those of language
-modelling are `language_objective.py` and `prepared_language.py`. Imports `models` and `monitoring`.
+Begin with `run.py` (a whole run) and `loop.py` (its steps). A task plugs in as an `Objective` (`objective.py`: what
+the loop trains) and a `PreparedRun` (`prepared.py`: what is written to the run's folder); those of language
+models are in `language/`. What a run writes is in `run_folder/`. Imports `models` and `monitoring`.
 """
 
 from __future__ import annotations
 
 from .anomaly import find_anomaly
-from .data import Corpus, read_texts as read_texts, split_tail as split_tail
-from .evaluation import evaluate as evaluate
-from .language_objective import LanguageObjective
-from .language_run import LanguageRun
+from .language.corpus import Corpus, read_texts as read_texts, split_tail as split_tail
+from .language.evaluation import evaluate as evaluate
+from .language.objective import LanguageObjective
+from .language.prepared import train_language_model
+from .language.request import LanguageRun
+from .language.windows import draw_windows as draw_windows, whole_windows as whole_windows
 from .loop import Diverged, Monitor, train
 from .memory import TooLittleMemory
 from .norms import gradient_norms
 from .objective import Evaluation, Objective
 from .prepared import PreparedRun as PreparedRun, Reporter
-from .prepared_language import train_language_model
 from .rising_rates import RangeTest as RangeTest, range_test
 from .run import run_training as run_training
 from .settings import EvaluationSettings, Execution, LanguageSettings, Settings, learning_rate as learning_rate
 from .stopping import Stopped as Stopped
-from .windows import draw_windows as draw_windows, whole_windows as whole_windows
 
 __all__ = [
     "Corpus",

@@ -1,4 +1,4 @@
-"""Where the first number that is not finite appeared: a batch run again, with every step of the computation looked at.
+"""Finds the first tensor that is not finite: repeats a batch and checks every tensor of the computation.
 
 Shape legend: B batch, L context, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
@@ -24,12 +24,12 @@ from ...operator.nn.stacks import LayerObserver
 from ...operator.positions import Rotary
 
 ROWS = 64  # of attention weights at once
-SHOWN = 12  # clean tensors before the first that is not
+SHOWN = 12  # finite tensors shown before the first that is not
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorSummary:
-    """A tensor in numbers. `minimum`, `maximum` and `mean` are of its finite entries (NaN when it has none)."""
+    """Shape and statistics of a tensor. `minimum`, `maximum` and `mean` cover finite entries (NaN without any)."""
 
     place: str
     shape: tuple[int, ...]
@@ -54,13 +54,13 @@ class TensorSummary:
 
 @dataclasses.dataclass(frozen=True)
 class AnomalyReport:
-    """What `find_anomaly` found.
+    """The result of `find_anomaly`.
 
     Args:
         found: the first tensor, in the order of computation, that is not finite; None if all are.
-        clean: those before it, in that order.
+        clean: the finite tensors before it, in that order.
         parameters: names of the model's parameters that are not finite themselves.
-        note: why nothing was looked at, if so.
+        note: the reason, if no tensor was checked.
     """
 
     found: TensorSummary | None
@@ -70,10 +70,10 @@ class AnomalyReport:
 
     @property
     def place(self) -> str:
-        """Where the first number that is not finite stood, in a few words."""
+        """Name of the first tensor that is not finite, or the reason why there is none."""
         if self.found is not None:
             return self.found.place
-        return self.note or "nothing that could be found again"
+        return self.note or "no tensor: the numbers were finite when the step was repeated"
 
     def __str__(self) -> str:
         if self.found is None:
@@ -87,18 +87,18 @@ class AnomalyReport:
 
 
 Loss = Callable[[LayerObserver | None], Tensor]
-"""Computes a loss; what it is given goes to the model's `observe=`."""
+"""Computes a loss. Its argument is passed to the model's `observe=`."""
 
 
 def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
-    """Run windows through a language model, and name the first tensor that is not finite.
+    """Run windows through a language model and report the first tensor that is not finite.
 
     These are checked in the order of computation: the embedding; in each layer the residual stream, query, key, value,
     visible logits, weights and output of the attention, outputs of norms and feed-forward layers; the model's logits;
     the loss; and, when all of these are finite, each parameter's gradient in the order of the backward pass. Logits and
-    weights are recomputed by blocks of rows: memory grows with the length, not with its square.
+    weights are recomputed in blocks of rows, so memory grows linearly with the length.
 
-    The model keeps its mode, training or not, and its gradients; random numbers come from PyTorch's generator.
+    The model keeps its training mode and its gradients. Dropout draws from PyTorch's global generator.
 
     Args:
         model: takes tokens (B, L) and `observe=`, like `saccade.models.DecoderLM`.
@@ -123,7 +123,7 @@ def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
 
 
 def locate_anomaly(model: nn.Module, loss: Loss) -> AnomalyReport:
-    """`find_anomaly` of any model: in what `loss` computes with it, and in the gradients of that."""
+    """`find_anomaly` for any model: checks the computation of `loss(...)` and its gradients."""
     parameters = tuple(name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all()))
     trail = _TensorTrail()
     device = next(model.parameters()).device
@@ -136,11 +136,11 @@ def locate_anomaly(model: nn.Module, loss: Loss) -> AnomalyReport:
 
 
 class _FirstAnomaly(Exception):
-    """The first tensor that is not finite has been seen; what follows from it is of no interest."""
+    """Raised at the first tensor that is not finite, to end the search."""
 
 
 class _TensorTrail:
-    """The tensors looked at so far."""
+    """The tensors checked so far."""
 
     def __init__(self) -> None:
         self.clean: list[TensorSummary] = []
@@ -150,7 +150,7 @@ class _TensorTrail:
         self.merge(place, tuple(tensor.shape), [(tensor, None)])
 
     def merge(self, place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Look at a tensor that comes in parts, each with a mask of the entries that count (None: all)."""
+        """Check a tensor that comes in parts, each with a mask of the entries to check (None: all)."""
         statistics = _statistics(place, shape, parts)
         if not statistics.finite:
             self.found = statistics
@@ -182,17 +182,17 @@ def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor
 @torch.no_grad()
 def _forward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
     with _hooks(model, trail):
-        found = loss(lambda layer, observation: _attention(trail, layer, observation))
-    trail.add("loss", found)
+        value = loss(lambda layer, observation: _attention(trail, layer, observation))
+    trail.add("loss", value)
 
 
 @contextlib.contextmanager
 def _hooks(model: nn.Module, trail: _TensorTrail) -> Iterator[None]:
-    """Look at what goes into norms and what comes out of every module, but for the insides of attention."""
+    """Hooks that check the inputs of norms and the output of every module, except modules inside attention."""
     inside: set[nn.Module] = set()
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
-            # Rotary positions turn queries and keys, which are looked at.
+            # Rotary embeddings have no hook: the rotated queries and keys are checked.
             if module in inside or isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
                 continue
             if isinstance(module, MultiHeadAttention):
@@ -205,7 +205,7 @@ def _hooks(model: nn.Module, trail: _TensorTrail) -> Iterator[None]:
 
 
 def _looker(trail: _TensorTrail, place: str) -> Any:
-    """A hook, before (module, inputs) or after (module, inputs, output), that looks at the last tensor it is given."""
+    """A hook that checks the module's output (as a forward hook) or its first input (as a forward pre-hook)."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
         tensor = output[0] if output else inputs[0]
@@ -223,11 +223,11 @@ def _output_of(name: str) -> str:
 
 
 def _attention(trail: _TensorTrail, layer: int, observation: Observation) -> None:
-    """Query, key, value, logits, weights and output of one attention call; of a mechanism no logits and weights."""
+    """Check query, key, value, logits, weights and output of a call. Attention variants have no logits and weights."""
     where = f"layer {layer}, cross-attention" if observation.cross else f"layer {layer}"
     for name in ("query", "key", "value"):
         trail.add(f"{where}: {name}", getattr(observation, name))
-    if observation.mechanism is None:  # others have logits and weights of another kind, or none
+    if observation.mechanism is None:  # variants have logits and weights of another form, or none
         shape = (*observation.query.shape[:3], observation.key.shape[2])
         trail.merge(f"{where}: logits", shape, _logits(observation))
         trail.merge(f"{where}: weights", shape, _weights(observation))
@@ -235,12 +235,12 @@ def _attention(trail: _TensorTrail, layer: int, observation: Observation) -> Non
 
 
 def _logits(observation: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Tiles (B, Hq, r, c) of the logits, and which entries are seen: not masked, by a mask or by a bias of -inf."""
+    """Tiles (B, Hq, r, c) of the logits, each with a mask of the visible entries (not masked, bias above -inf)."""
     options: dict[str, Any] = {name: getattr(observation, name) for name in ("bias", "scale", "softcap")}
     call = make_call(
         observation.query, observation.key, observation.value, observation.mask, sink=None, dropout=0.0, **options
     )
-    problem = replace(TileProblem.of(call), guarded=False)  # query and key are finite, or we would not be here
+    problem = replace(TileProblem.of(call), guarded=False)  # query and key were checked before: both are finite
     parameter = None if call.bias is None else call.bias.parameter
     key_spans = problem.key_spans()
     for rows in problem.row_spans():
@@ -258,7 +258,7 @@ def _logits(observation: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
 
 
 def _weights(observation: Observation) -> Iterator[tuple[Tensor, None]]:
-    """The weights (B, Hq, r, Lk) by blocks of rows."""
+    """The attention weights (B, Hq, r, Lk), in blocks of rows."""
     length = observation.query.shape[2]
     for start in range(0, length, ROWS):
         yield weights_of(observation, range(start, min(start + ROWS, length))), None
@@ -268,7 +268,7 @@ def _weights(observation: Observation) -> Iterator[tuple[Tensor, None]]:
 
 
 def _backward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
-    """Look at each parameter's gradient as the backward pass reaches it."""
+    """Check each parameter's gradient as soon as the backward pass has computed it."""
     before = {parameter: parameter.grad for parameter in model.parameters()}
     handles = []
     for name, parameter in model.named_parameters():

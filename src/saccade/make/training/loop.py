@@ -1,4 +1,4 @@
-"""The training loop: a straight line from batches to weights. Devices, processes and precision are Accelerate's."""
+"""The training loop. Accelerate handles devices, processes and precision."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .stopping import Stopped
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-MAX_SKIPPED = 20  # steps in a row that fp16's loss scaling may leave out before something else is wrong
+MAX_SKIPPED = 20  # consecutive steps that fp16's loss scaling may skip
 
 
 class Monitor:
-    """Gets the events of the training loop. Every method may be overridden; these do nothing.
+    """Callbacks of the training loop. The default methods do nothing; override those you need.
 
     Example:
         >>> import torch, saccade
@@ -60,7 +60,7 @@ class Monitor:
     def checkpoint(self, step: int, state: dict[str, Any]) -> None: ...
 
     def attention(self, model: nn.Module) -> AttentionMonitor | None:
-        """What watches the model's attention, if anything does. Called once."""
+        """The monitor of the model's attention, or None. Called once."""
         return None
 
 
@@ -68,7 +68,7 @@ class Diverged(ValueError):
     """The loss or a gradient is not a finite number.
 
     Attributes:
-        report: where the first such number stands (see `find_anomaly`).
+        report: the first tensor that is not finite (see `find_anomaly`).
 
     Example:
         >>> import torch, saccade
@@ -91,13 +91,13 @@ class Diverged(ValueError):
 
 @dataclasses.dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
-        loss, count: of the steps since the last look.
-        mark, mark_loss: the cost to improve on, and the loss of the look that had it.
-        waited: looks since then.
-        longest: seconds of the longest step or look.
+        loss, count: sum of the training losses, and number of steps, since the last evaluation.
+        mark, mark_loss: the cost to improve on, and the validation loss of that evaluation.
+        waited: evaluations since then.
+        longest: seconds of the longest step or evaluation.
     """
 
     step: int = 0
@@ -112,15 +112,15 @@ class Progress:
     longest: float = 0.0
 
     def moved_to(self, seconds: float) -> None:
-        """Note the time after a step or a look."""
+        """Record the time after a step or an evaluation."""
         self.longest = max(self.longest, seconds - self.seconds)
         self.seconds = seconds
 
     def looked(self, cost: float, looks: EvaluationSettings, *, counts: bool, loss: float | None = None) -> float:
-        """Note what the run is judged by and return the mean training loss since the last look.
+        """Record the cost of an evaluation and return the mean training loss since the last one.
 
         Args:
-            loss: a lower one at the same cost is an improvement, too; None where the loss is the cost.
+            loss: breaks ties: at the same cost, a lower loss is an improvement. None where the cost is the loss.
         """
         better = loss is not None and cost == self.mark and loss < self.mark_loss
         if cost < self.mark - looks.improvement or better or not counts:
@@ -133,16 +133,16 @@ class Progress:
         return mean
 
     def look_due(self, settings: Settings) -> bool:
-        """Whether the step that was made is one to look after. With a budget of minutes the first look comes early:
-        how long it takes says when to stop."""
+        """Whether an evaluation follows the current step. With a time budget the first one comes early, to measure its
+        time."""
         unknown = settings.minutes is not None and math.isnan(self.validation)
         early = unknown and self.seconds > 7.5 * (settings.minutes or 0)
         return self.step % settings.looks.every == 0 or self.step == settings.all_steps or early
 
     def out_of_time(self, settings: Settings) -> bool:
-        """Whether one more step and two looks (at the last weights, at the best ones as stored) would be too much.
+        """Whether the time left is too short for a step and two evaluations (of the last and of the best weights).
 
-        The first step is always made: without one there is no model.
+        Always False before the first step: without one there is no model.
         """
         if settings.minutes is None or not self.step:
             return False
@@ -167,21 +167,21 @@ def train(
 ) -> float:
     """Train `objective.model` in place and return its last validation loss.
 
-    The data and the random numbers of a step are a function of the seed, the step and the process. The monitor gets
-    each step and each look, and the whole state when a checkpoint is due; a call with that `state` continues from there
-    bit for bit on the same machine, unless the time decides (`settings.minutes`).
+    The batch and the random numbers of a step depend only on the seed, the step and the process. The monitor gets each
+    step, each evaluation, and the state for each checkpoint. A call with that `state` continues bit for bit on the same
+    machine, except with a time budget (`settings.minutes`).
 
     Args:
-        objective: what to train, on what, and how it is judged.
-        settings: steps, rates, precision, looks.
+        objective: model, data, loss and evaluation.
+        settings: steps, rates, precision, evaluation.
         monitor: gets the events.
         accelerator: of `accelerator_for(settings)`; None makes one.
-        state: a checkpoint's, to continue from.
-        stop: called after each step; a signal's number ends the run.
-        spent: seconds of the budget that are over already.
+        state: of a checkpoint to continue from.
+        stop: called after each step; returns a signal's number to end the run, or None.
+        spent: seconds of the time budget used before this call.
 
     Raises:
-        Diverged: the loss or a gradient was not finite. The step was not made.
+        Diverged: the loss or a gradient was not finite. The weights are those before the step.
         Stopped: `stop` returned a number; the monitor has a checkpoint of the last step.
 
     Example:
@@ -225,7 +225,7 @@ def train(
 
 
 class _LoopState:
-    """The model where Accelerate has put it, and what one step does to it."""
+    """The model as prepared by Accelerate, its optimizer, and one training step."""
 
     def __init__(self, objective: Objective, settings: Settings, accelerator: Accelerator):
         self.accelerator, self.settings, self.objective = accelerator, settings, objective
@@ -237,7 +237,7 @@ class _LoopState:
         self._skipped = 0
 
     def clock(self, began: float) -> float:
-        """Seconds of the run; all processes must agree where it decides about the end."""
+        """Seconds since the run began. With a time budget all processes get the same, so that they stop together."""
         seconds = time.perf_counter() - began
         return seconds if self.settings.minutes is None else slowest(self.accelerator, seconds)
 
@@ -250,18 +250,18 @@ class _LoopState:
         return {**state, "progress": dataclasses.asdict(progress)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights in one piece; where they are sharded, all processes call this and the main one gets them."""
+        """The whole weights. If they are sharded, all processes must call this, and the main one gets them."""
         return whole_weights(self.accelerator, self.model, self.prepared)
 
     def evaluate(self, step: int) -> Evaluation:
-        # Weights in one piece need no gathering, and the model as it is no compiling for another batch.
+        # The model without Accelerate's wrapper if possible: its weights need no gathering, and it is not recompiled.
         model = self.prepared if is_sharded(self.accelerator) else self.model
-        share_statistics(self.accelerator, self.model)  # or processes would not agree on when to stop
-        with memory_told(f"training: the look after step {step}", lambda: LOOK_SMALLER):
+        share_statistics(self.accelerator, self.model)  # processes must compute the same loss to stop at the same step
+        with memory_told(f"training: the evaluation after step {step}", lambda: LOOK_SMALLER):
             return self.objective.evaluate(model, self.accelerator)
 
     def step(self, step: int, rate: float, monitor: Monitor) -> tuple[float, float]:
-        """One optimizer step: the mean loss of its batch, and the gradient's norm before it is clipped."""
+        """One optimizer step. Returns the mean loss of its batch and the gradient norm before clipping."""
         settings = self.settings
         self.model.train(step >= settings.opening)
         for frozen in frozen_norms(self.model):
@@ -284,12 +284,12 @@ class _LoopState:
         return loss, norm
 
     def _smaller_parts(self, batch: Any) -> str:
-        # Of several processes the others wait for this step's gradients, with which tries would be mixed up.
+        # Not with several processes: the others wait for this step's gradients, and would receive those of a trial.
         processes = self.accelerator.num_processes
         return smaller_parts(self.settings, processes, None if processes > 1 else functools.partial(self._fits, batch))
 
     def _fits(self, batch: Any, parts: int) -> bool:
-        """Whether gradients can be computed in so many micro-batches. The second one finds those of the first there."""
+        """Whether gradients fit in memory with so many micro-batches. Tries two: from the second on gradients exist."""
         self.optimizer.zero_grad()
         try:
             for part in own_parts(self.accelerator, self.objective.split, batch, parts)[:2]:
@@ -308,12 +308,12 @@ class _LoopState:
         return self.attention.step(step + 1, 1.0 if scaler is None else float(scaler.get_scale()))
 
     def _norms_before_clipping(self, norm: float) -> dict[str, float]:
-        # Looked at afterwards, when a scaled loss has been undone, which can be done but once.
+        # Computed after clipping: the scaled loss can be unscaled only once.
         factor = max((norm + 1e-6) / self.settings.clip, 1.0) if math.isfinite(norm) else math.nan
         return {group: value * factor for group, value in gradient_norms(self.model).items()}
 
     def _gradients(self, step: int, batch: Any) -> float:
-        """Add up the gradients of the micro-batches by their weight; the loss over all processes' items."""
+        """Accumulate the gradients of the weighted micro-batches; returns the mean loss over all processes."""
         accelerator, whole = self.accelerator, self.objective.weight(batch)
         total = torch.zeros((), device=accelerator.device)
         parts = self._parts(batch)
@@ -323,7 +323,7 @@ class _LoopState:
             last = micro == len(parts) - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.prepared):
                 loss = self.objective.loss(self.prepared, part)
-                # Processes' gradients are averaged, so each counts as many times as there are processes.
+                # DDP averages gradients over processes, so losses are multiplied by the number of processes.
                 accelerator.backward(loss * (share * accelerator.num_processes))
             total += loss.detach() * share
         return accelerator.reduce(total, "sum").item()
@@ -335,14 +335,14 @@ class _LoopState:
         torch.manual_seed(step_seed(self.settings.seed, step, micro, self.accelerator.process_index))
 
     def _sound(self, loss: float, norm: float) -> bool:
-        """Whether the step may be made. Where fp16 scales the loss, its own scaler leaves out steps that overflowed."""
+        """Whether to apply the step. With fp16 the loss scaler skips overflowed steps itself."""
         if self.accelerator.scaler is None or not math.isfinite(loss):
             return math.isfinite(loss) and math.isfinite(norm)
         self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
         return self._skipped <= MAX_SKIPPED
 
     def _divergence(self, step: int, batch: Any, loss: float) -> Diverged:
-        """Run the same batch again, with everything observed."""
+        """The error of a step that is not finite, after repeating its batch with every tensor checked."""
         what = f"loss became {loss}" if not math.isfinite(loss) else "gradient became non-finite"
         report = self._observed(step, batch)
         return Diverged(
@@ -355,7 +355,7 @@ class _LoopState:
         reports = []
         if is_sharded(self.accelerator):
             return AnomalyReport(
-                None, (), note="weights are sharded among processes: run again without FSDP to find the place"
+                None, (), note="the weights are sharded among processes; run without FSDP to find the first tensor"
             )
         for micro, part in enumerate(self._parts(batch)):
             self._seed(step, micro)
@@ -369,7 +369,7 @@ class _LoopState:
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW; vectors have no weight decay."""
+    """AdamW without weight decay for vectors."""
     learning = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = [p for p in learning if p.ndim >= 2], [p for p in learning if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]

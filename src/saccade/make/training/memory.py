@@ -1,4 +1,4 @@
-"""Too little memory for a step or a look: what to do about it."""
+"""Errors for steps and evaluations that do not fit in memory, with advice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .settings import Settings
 _ON_CPU = ("can't allocate memory", "not enough memory")
 LOOK_SMALLER = "give a larger --accumulate, shorter items or a smaller model"
 INPUT_SMALLER = "give shorter or smaller inputs, or a device with more memory"
-OPTIMIZER_SMALLER = "it keeps two numbers for each weight that learns; let fewer weights learn, or give a smaller model"
+OPTIMIZER_SMALLER = "AdamW keeps two numbers for each trained weight; train fewer weights, or give a smaller model"
 _SMALLER = "give --checkpointing, shorter items or a smaller model"
 
 
 class TooLittleMemory(ValueError):
-    """Something does not fit in memory, and the step was not made. The message says what to make smaller.
+    """A step or an evaluation does not fit in memory. The message says which sizes to reduce.
 
     Example:
         >>> import saccade
@@ -29,18 +29,18 @@ class TooLittleMemory(ValueError):
 
 @contextlib.contextmanager
 def memory_told(what: str, advice: Callable[[], str]) -> Iterator[None]:
-    """What comes of too little memory becomes `TooLittleMemory`.
+    """Raises `TooLittleMemory` in place of PyTorch's error.
 
     Args:
-        what: needs it, for the message.
-        advice: asked when nothing of what did not fit is held any more.
+        what: needs the memory, for the message.
+        advice: called after the memory of the failed computation was freed.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold what was computed until then
+        traceback.clear_frames(error.__traceback__)  # frames keep tensors alive
         raise TooLittleMemory(f"{what} needs more memory than is available; {advice()}") from None
 
 
@@ -50,10 +50,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def smaller_parts(settings: Settings, processes: int, fits: Callable[[int], bool] | None) -> str:
-    """The same step in the largest parts that fit, each time of half the size; where none do, smaller models.
+    """Advice for a step that does not fit: the number of micro-batches to use, or a smaller model.
 
     Args:
-        fits: tries so many micro-batches of the step; None where that cannot be tried.
+        fits: whether the step can be computed in so many micro-batches; None where that cannot be tried.
     """
     parts, most = settings.execution.accumulate, settings.batch // processes
     if parts >= most:
@@ -61,7 +61,7 @@ def smaller_parts(settings: Settings, processes: int, fits: Callable[[int], bool
     while parts < most:
         parts = min(2 * parts, most)
         if fits is None or fits(parts):
-            told = "; if that is too much as well, a larger --accumulate" if fits is None else ", which fit"
+            addition = "; if that is too much as well, a larger --accumulate" if fits is None else ", which fit"
             size = -(-most // parts)
-            return f"give --batch {settings.batch} --accumulate {parts}, the same step in parts of {size}{told}"
+            return f"give --batch {settings.batch} --accumulate {parts}, the same step in parts of {size}{addition}"
     return f"parts of one item do not fit either; {_SMALLER}"

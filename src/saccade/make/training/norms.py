@@ -1,4 +1,4 @@
-"""Sizes of gradients and weights, by part of the model."""
+"""Norms of gradients and weights, by part of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 
     A group is a part of a block, such as `decoder.blocks.3.attention`, or the first part of a name without a number
     (`embedding`); all normalisation layers are one group, `norms`. Parameters without a gradient count as 0. The
-    squares of all groups' norms add up to the square of the whole gradient's norm, which clipping uses.
+    squared norms of all groups add up to the squared norm of the whole gradient, which is what clipping uses.
 
     Example:
         >>> import torch, saccade
@@ -31,10 +31,10 @@ def weight_norms(model: nn.Module) -> dict[str, float]:
 
 
 def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The parameters by the part of the model they belong to, each in one group.
+    """Parameters grouped by the part of the model they belong to.
 
-    A part is what stands behind the number of a block (`decoder.blocks.3.attention`), or the first part of the name
-    where there is no number (`embedding`); all normalisation layers are one group, `norms`.
+    A part ends with the name after the number of a block (`decoder.blocks.3.attention`), or is the first part of a name
+    without a number (`embedding`); all normalisation layers are one group, `norms`.
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -72,5 +72,5 @@ def _square(tensors: list[Tensor]) -> Tensor:
 
 
 def _unsharded(tensor: Tensor) -> Tensor:
-    """Of a weight that is split among processes, the whole."""
+    """The whole tensor of a weight that may be sharded among processes."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,4 +1,4 @@
-"""What the loop trains: a model, its batches, its loss, and how it is judged. One for each task."""
+"""The interface between the loop and a task: model, batches, loss and evaluation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The result of a look at the validation data.
+    """The result of an evaluation on the validation data.
 
     Args:
-        loss: over all of it.
-        metrics: of the task, by name; the first of them is the one to show.
-        cost: what the run is judged by, the lower the better; None is the loss.
+        loss: mean over the validation data.
+        metrics: of the task, by name; the first one is shown.
+        cost: used to select the best weights, the lower the better; None uses the loss.
 
     Example:
         >>> import saccade
@@ -41,13 +41,13 @@ class Evaluation:
 
 
 class Objective(ABC):
-    """What a loop trains. Abstract; `LanguageObjective` trains on text.
+    """The model, batches, loss and evaluation of a task. Abstract; `LanguageObjective` implements it for text.
 
-    A batch has any type; the loop only hands it on. `batch` must be a function of the step and of the constructor's
-    arguments, and of nothing else: then a killed run continues bit for bit.
+    A batch may have any type: the loop only passes it on. `batch` must depend only on the step and on the constructor's
+    arguments, so that a killed run continues bit for bit.
 
     Attributes:
-        model: what is trained.
+        model: the trained module.
 
     Example:
         >>> import torch, saccade
@@ -76,19 +76,19 @@ class Objective(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> Any:
-        """The items of a step, for all processes together."""
+        """The items of a step, for all processes."""
 
     @abstractmethod
     def split(self, batch: Any, parts: int) -> list[Any]:
-        """The batch in so many parts (tensors, or dictionaries of them), each item in one of them."""
+        """The batch in at most `parts` parts (tensors, or dictionaries of them), each item in exactly one."""
 
     @abstractmethod
     def weight(self, part: Any) -> float:
-        """What the loss of a part is a mean over, such as its number of rows: the weight of the part."""
+        """The weight of a part's mean loss in the loss of the batch, such as its number of rows."""
 
     @abstractmethod
     def tokens(self, batch: Any) -> int:
-        """How much there is to learn in a batch, for the speed that is shown."""
+        """Number of tokens in a batch, for the displayed speed."""
 
     @abstractmethod
     def loss(self, model: nn.Module, part: Any, observe: LayerObserver | None = None) -> Tensor:
@@ -102,12 +102,12 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        """A look at the validation data with dropout off; with an accelerator all its processes call this."""
+        """Evaluate on the validation data with dropout off. With an accelerator, all its processes call this."""
 
     def recompute_blocks(self, on: bool) -> None:
-        """Whether the backward pass keeps only the input of each block, and recomputes the rest."""
+        """Turn activation checkpointing on or off: the backward pass then keeps only the input of each block."""
         stacks = [part for part in self.model.modules() if isinstance(part, Stack)]
         if on and not stacks:
-            raise ValueError(f"checkpointing: {type(self.model).__name__} has no blocks that could be computed again")
+            raise ValueError(f"checkpointing: {type(self.model).__name__} has no blocks to recompute")
         for stack in stacks:
             stack.checkpointing = on

@@ -1,4 +1,4 @@
-"""Whether other processes slow a run down: its threads sleep, or it falls far behind its own first steps."""
+"""Detects that other processes slow a run down."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from ...support._shared_cores import threads_sleep
 
-FIRST, LATER = 8, 8  # steps whose median is compared; the very first one, which warms up, is left out
-BEHIND = 4.0  # batches differ in length by less
+FIRST, LATER = 8, 8  # steps compared by their medians; the very first step, a warm-up, is left out
+BEHIND = 4.0  # steps slower by this factor; batches of different lengths vary less
 ASLEEP = (
     "other processes hold cores: threads now sleep while they wait for one another, with the same results; where steps "
     "stay slow, --threads 1 may be faster"
@@ -20,11 +20,11 @@ ASLEEP = (
 
 
 class Pace:
-    """Times steps and gives one line, once: when threads sleep because other processes hold cores, or when the last
-    steps take several times as long as the first ones.
+    """Times steps and gives one line at most: when PyTorch's threads sleep because other processes hold cores, or when
+    the last steps are much slower than the first ones.
 
     Args:
-        clock: seconds.
+        clock: gives the time in seconds.
         asleep: whether threads sleep.
     """
 
@@ -36,11 +36,11 @@ class Pace:
         self._over = False
 
     def paused(self) -> None:
-        """What comes before the next step is not a step alone: an evaluation, a file."""
+        """The next interval is not timed: it contains more than a step, such as an evaluation."""
         self._last = None
 
     def stepped(self) -> str | None:
-        """Note the end of a step. The line about it, where there is one."""
+        """Record the end of a step. Returns the line to show, or None."""
         now, last = self._clock(), self._last
         self._last = now
         if last is None or self._over:
@@ -60,7 +60,7 @@ class Pace:
 
 
 def _cure() -> str:
-    """Passive threads need their variable before PyTorch is loaded; fewer threads can be set at any time."""
+    """Advice. OMP_WAIT_POLICY has to be set before PyTorch is loaded; the number of threads can be set at any time."""
     fewer = "compute on fewer threads (--threads 1, or torch.set_num_threads(1))"
     if torch.get_num_threads() == 1:
         return "another process may hold the cores"

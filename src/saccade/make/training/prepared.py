@@ -1,4 +1,4 @@
-"""What a run of any task is asked for, what it trains and writes once its input is read, and whom it tells."""
+"""Interfaces of a run: its request, what it trains and writes, and the callbacks for its events."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .settings import Settings
 from .verdict import verdict as run_verdict
 
 CurveEntry = dict[str, float]
-"""A look at the validation data: `COMMON` ones, and the task's metrics between the losses and the rest."""
+"""One line of `curve.jsonl`: the `COMMON` fields of an evaluation, with the task's metrics after the losses."""
 COMMON = ("step", "training_loss", "validation_loss", "norm", "tokens_per_second", "seconds")
 
 
 class RunRequest(Protocol):
-    """What every run is asked for; each task adds its data and its model.
+    """Fields of every run's request; each task adds its data and its model.
 
     Attributes:
-        task_name: of the task, as `saccade train` has it.
+        task_name: the name of the task in `saccade train`.
         out: the folder to write; one that exists raises an error unless `overwrite`.
-        resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
+        resume: continue the run in `out`; a finished run continues if `steps` is larger than before.
     """
 
     @property
@@ -40,21 +40,21 @@ class RunRequest(Protocol):
 
 
 def check_one(run: RunRequest) -> None:
-    """ValueError where a run is asked both to continue and to replace what is in its folder."""
+    """ValueError if a run has both `resume` and `overwrite`."""
     if run.resume and run.overwrite:
         raise ValueError("resume: continues what is in the folder, overwrite replaces it; give one of them")
 
 
 class PreparedRun(ABC):
-    """What a run trains and writes, after its input was read and checked. Abstract: each task has one.
+    """What a run trains and writes, with its input read and checked. Abstract: each task has one.
 
     Attributes:
-        settings: with everything that the data decided.
+        settings: with all values that depend on the data filled in.
         objective: what the loop trains.
-        trained: the model in training, of the type that `stored` opens.
-        described: everything that decides what is learned, by name; a resumed run must have an equal description.
-        kept: what a checkpoint needs beside the weights to rebuild the model, as plain values.
-        state: the checkpoint the run continues from; None where it begins.
+        trained: the model in training, of the type that `stored` returns.
+        described: all settings that affect the result, by name; a resumed run must have an equal description.
+        kept: what a checkpoint needs besides the weights to rebuild the model, as plain values.
+        state: of the checkpoint to continue from; None for a new run.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -82,11 +82,11 @@ class PreparedRun(ABC):
     @property
     @abstractmethod
     def introduction(self) -> list[str]:
-        """Lines that say what is trained on what."""
+        """Lines that describe the model and the data, shown at the start."""
 
     @abstractmethod
     def conclusion(self, stored: Evaluation) -> str:
-        """A line that says how good the best weights are, as they were stored."""
+        """A line with the score of the best weights, as they were stored."""
 
     @abstractmethod
     def as_stored(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -94,27 +94,27 @@ class PreparedRun(ABC):
 
     @abstractmethod
     def save(self, weights: dict[str, Tensor], name: str) -> None:
-        """Write the folder of a model with these weights, which stand in a file of that name."""
+        """Write the model folder, with these weights in a file of this name."""
 
     @abstractmethod
     def card(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
-        """The model card, in Markdown; `stored` as in `conclusion`, None while the run goes on."""
+        """The model card in Markdown; `stored` as in `conclusion`, None until the run has finished."""
 
     @abstractmethod
     def stored(self) -> tuple[Any, Evaluation]:
-        """The model that the folder holds, opened again, and how good it is on all validation data."""
+        """The stored model, loaded from the folder, and its evaluation on all validation data."""
 
     def verdict(self, curve: list[CurveEntry], steps_done: int, stored: Evaluation) -> list[str]:
-        """Lines that say what the run is worth; `stored` as in `conclusion`."""
+        """Lines that say how far the result can be trusted; `stored` as in `conclusion`."""
         return run_verdict(curve, self.settings, steps_done)
 
     def sample(self, step: int) -> str:
-        """Something that the model writes by now, to be shown; "" where it writes nothing."""
+        """A sample of the model's output to show; "" for models without one."""
         return ""
 
 
 class Reporter:
-    """Gets the events of a run. Every method may be overridden; these do nothing.
+    """Callbacks of a run. The default methods do nothing; override those you need.
 
     Example:
         >>> import pathlib, tempfile, saccade
@@ -139,11 +139,11 @@ class Reporter:
     def looked(self, entry: CurveEntry, sample: str, best: bool) -> None: ...
 
     def judged(self, step: int, cost: float) -> None:
-        """Gets the cost after a look. An error that this raises ends the run."""
+        """Called with the cost of each evaluation. An error raised here ends the run."""
 
     def finished(self, prepared: Any, stored: Evaluation) -> None: ...
 
     def concluded(self, line: str) -> None:
-        """Gets each line of the run's verdict, last of all."""
+        """Called with each line of the run's verdict, after all other callbacks."""
 
     def warned(self, message: str) -> None: ...

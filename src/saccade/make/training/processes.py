@@ -1,4 +1,4 @@
-"""Several processes as one: who has which rows of a batch, and how all of them learn what went wrong in one."""
+"""Runs in several processes: sharing a batch, and raising an error of one process in all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 def accelerator_for(settings: Settings) -> Accelerator:
-    """Accelerate, which knows devices, processes and strategy from its launcher and its environment.
+    """The `Accelerator`, set up from its launcher and the environment.
 
-    Raises ValueError where the machine cannot do the precision, or has more processes than the batch has windows.
+    Raises ValueError if the machine does not support the precision, or has more processes than the batch has windows.
     """
     # Accelerate is an extra, and slow to import.
     from accelerate import Accelerator
@@ -46,8 +46,7 @@ def accelerator_for(settings: Settings) -> Accelerator:
 
 
 def _forget_another_precision(precision: str) -> None:
-    """Accelerate keeps the first precision for the life of the process; a second run, as in a notebook, may have its
-    own."""
+    """Reset Accelerate, which keeps the first precision for the life of the process, before a run with another one."""
     from accelerate.state import AcceleratorState
 
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
@@ -55,16 +54,16 @@ def _forget_another_precision(precision: str) -> None:
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether each process holds a part of every weight (FSDP) and not all weights."""
+    """Whether weights are sharded among processes (FSDP)."""
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)) == "FSDP"
 
 
 def own_parts(accelerator: Accelerator, split: Callable[[T, int], list[T]], batch: T, accumulate: int) -> list[T]:
-    """The micro-batches of this process, on its device: together the processes have each item once.
+    """The micro-batches of this process, on its device. Each item is in exactly one process.
 
     Args:
-        split: makes so many parts of a batch (tensors, or dictionaries of them). They may differ by an item, which the
-            weights of their losses make up for.
+        split: splits a batch (tensors, or dictionaries of them) into a number of parts. Parts may differ by an item;
+            the weights of their losses correct for that.
     """
     from accelerate.utils import send_to_device
 
@@ -74,14 +73,14 @@ def own_parts(accelerator: Accelerator, split: Callable[[T, int], list[T]], batc
 
 
 class OtherProcessFailed(Exception):
-    """The error is another process's, and told by the main one."""
+    """Raised when another process failed; the main process reports that error."""
 
 
 def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> T:
-    """Do `action` in every process. If it fails in any, the main process raises that error and nobody waits forever.
+    """Call `action` in every process. If it fails in any, every process raises, so that no process waits forever.
 
     Raises:
-        Exception: in the main process, the first one's error.
+        Exception: in the main process, the first error.
         OtherProcessFailed: in all others.
     """
     if processes.num_processes == 1:
@@ -93,7 +92,7 @@ def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> 
         result = action()
     except Exception as raised:
         error = raised
-    errors = [found for found in gather_object([error]) if found is not None]
+    errors = [entry for entry in gather_object([error]) if entry is not None]
     if errors:
         raise errors[0] if processes.is_main_process else OtherProcessFailed(str(errors[0]))
     return result  # type: ignore[return-value]
@@ -107,7 +106,7 @@ def any_of(accelerator: Accelerator, flag: bool) -> bool:
 
 
 def slowest(accelerator: Accelerator, seconds: float) -> float:
-    """The same number in every process: the largest."""
+    """The largest `seconds` of all processes."""
     if accelerator.num_processes == 1:
         return seconds
     times = torch.tensor([seconds], dtype=torch.float64, device=accelerator.device)
@@ -115,20 +114,20 @@ def slowest(accelerator: Accelerator, seconds: float) -> float:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that writes and talks."""
+    """Whether this process writes files and output."""
     return bool(joined().is_main_process)
 
 
 def joined() -> PartialState:
-    """All processes of the run, which wait for each other here when it is first called.
+    """The state of all processes of the run. The first call waits for all of them.
 
-    A process group that this starts is destroyed at the exit of the interpreter.
+    A process group that this starts is destroyed when the interpreter exits.
     """
-    # If this is first imported later, as by DistributedDataParallel, its default arguments hold the group for ever.
+    # Imported before the group exists: its default arguments would keep the group alive.
     import torch.distributed.nn.functional
     from accelerate import PartialState
 
-    # Without being told, Accelerate takes each of several processes on a machine without a GPU for the only one.
+    # Otherwise Accelerate treats every process on a machine without a GPU as a single one.
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or not torch.accelerator.is_available()
     started_before = torch.distributed.is_initialized()
     state = PartialState(cpu=on_cpu)
@@ -138,11 +137,11 @@ def joined() -> PartialState:
 
 
 def _leave() -> None:
-    """End the threads of the process group, while there still is an interpreter.
+    """Destroy the process group before the interpreter ends.
 
-    A thread of Gloo frees the tensors of a collective after the caller has gone on. If it asks for the interpreter's
+    A thread of Gloo frees the tensors of a collective after the caller has continued. If it needs the interpreter's
     lock while the interpreter ends, the process aborts ("terminate called without an active exception"). The group
-    joins its threads when nothing refers to it any more; Accelerate's states and cycles of modules do.
+    joins its threads once nothing refers to it; Accelerate's states and reference cycles of modules do.
     """
     from accelerate.state import AcceleratorState
 

@@ -1,4 +1,4 @@
-"""Showing a run in a terminal: a progress bar, a line for each look at the validation text, and sample text."""
+"""The display of a run in a terminal: a progress bar, a line for each evaluation, and sample text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .processes import joined
 
 
 class ConsoleReporter(Reporter):
-    """Writes to `console`; where that is no terminal, there is no bar and every line is plain.
+    """Writes to `console`; if that is not a terminal, there is no bar and no colour.
 
-    A context manager, so that the bar is gone before an error is shown.
+    A context manager: leaving it removes the bar, so that errors are shown below it.
 
     Attributes:
-        stored: how good the best weights are, once the run has finished.
+        stored: the evaluation of the best weights, once the run has finished.
     """
 
     stored: Evaluation | None = None
@@ -64,7 +64,7 @@ class ConsoleReporter(Reporter):
         self._line(f"{last}; {', '.join(limits)} into {self._run.out}")
         execution, every = prepared.settings.execution.settled, prepared.settings.looks.every
         precision = "float32" if execution.precision == "no" else execution.precision
-        # In a pipe nothing else is written until then, which may take minutes.
+        # In a pipe there is no bar, and the first evaluation may take minutes.
         self._line(f"on {joined().device.type} in {precision}, evaluated every {every:,} steps")
         self._progress.update(self._task, total=1.0)
 
@@ -73,7 +73,7 @@ class ConsoleReporter(Reporter):
         self._progress.update(self._task, completed=self._share(step), at=at, loss=loss)
 
     def _share(self, step: int) -> float:
-        """How much of the run is over, by its steps or by its time, whichever ends first."""
+        """Progress of the run from 0 to 1, by steps or by time, whichever ends first."""
         minutes = self._run.settings.minutes
         by_time = 0.0 if minutes is None else (time.monotonic() - self._began) / (60 * minutes)
         return max(step / self._steps, min(by_time, 1.0))
@@ -88,7 +88,7 @@ class ConsoleReporter(Reporter):
             f"{entry['seconds']:.0f} s"
         )
         if sample:
-            # A young model's bytes are anything, terminal escapes included.
+            # Bytes of an untrained model may be terminal escape sequences.
             printable = "".join(letter if letter.isprintable() else " " for letter in sample)
             self._line("    " + " ".join(printable.split()), style="dim")
 
@@ -108,7 +108,7 @@ class ConsoleReporter(Reporter):
 
 @contextlib.contextmanager
 def rates_shown(steps: int, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
-    """A bar for a range test, in a terminal; the function it yields takes each rate and its loss."""
+    """A progress bar for a range test. Yields a function to call with each rate and its loss."""
     title = "rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"
     with progress_bar(title, quiet=quiet, rate=math.nan, loss=math.nan) as update:
         yield lambda rate, loss: update(total=steps, advance=1, rate=rate, loss=loss)

@@ -1,4 +1,4 @@
-"""The learning-rate range test: how fast can it learn before it diverges?"""
+"""The learning-rate range test: raises the rate until the loss diverges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .processes import accelerator_for, own_parts
 from .settings import Settings
 from .state import step_seed
 
-SAFETY = 10.0  # how far below the edge the suggested rate lies
+SAFETY = 10.0  # the edge divided by the suggested rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class RangeTest:
     """The result of `range_test`: the loss at each rate, until it diverged or all rates were tried.
 
     Args:
-        rates: in the order of the steps, rising by the same factor.
-        losses: of the step before each rate was applied.
+        rates: one a step, rising geometrically.
+        losses: of each step, before its rate was applied.
         smoothed: `losses` as an exponential mean.
         diverged: whether the loss left the range before all rates were tried.
 
@@ -41,21 +41,21 @@ class RangeTest:
 
     @property
     def edge(self) -> float:
-        """The rate at which the smoothed loss was lowest; larger rates do harm."""
+        """The rate at the lowest smoothed loss; larger rates increase it."""
         lowest = min(range(len(self.smoothed)), key=self.smoothed.__getitem__)
-        # The loss of a step is what the rate before it has led to.
+        # The loss of a step shows the effect of the rate before it.
         return self.rates[max(lowest - 1, 0)]
 
     @property
     def steepest(self) -> float:
-        """The rate at which the smoothed loss fell fastest per factor of the rate, below the edge."""
+        """The rate below the edge at which the smoothed loss fell fastest per factor of the rate."""
         last = self.rates.index(self.edge)
         falls = [self.smoothed[n + 1] - self.smoothed[n] for n in range(max(last, 1))]
         return self.rates[min(range(len(falls)), key=falls.__getitem__)]
 
     @property
     def suggestion(self) -> float:
-        """A rate to train with: a tenth of the edge, since curvature grows, or `steepest` if that is less."""
+        """A rate to train with: a tenth of the edge (curvature grows in training), or `steepest` if that is smaller."""
         return min(self.edge / SAFETY, self.steepest)
 
 
@@ -73,9 +73,9 @@ def range_test(
     Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
 
     Args:
-        step: makes one step with the rate it is given, and returns the loss before that step.
-        low, high, steps: the rates, and how many.
-        smoothing: s of the mean `m <- s m + (1 - s) loss`, corrected for its start; 0 takes losses as they are.
+        step: makes one step with the given rate, and returns the loss before that step.
+        low, high, steps: the lowest and the highest rate, and the number of rates.
+        smoothing: s of the mean `m <- s m + (1 - s) loss`, with bias correction; 0 does not smooth.
         factor: the loss has diverged when its mean is above `factor` times the lowest mean, or not finite.
 
     Raises:
@@ -120,16 +120,16 @@ def objective_range_test(
     high: float = 1.0,
     progress: Callable[[float, float], None] = lambda rate, loss: None,
 ) -> RangeTest:
-    """`range_test` of an objective with the batches, the optimizer and the clipping it will be trained with.
+    """`range_test` of an objective with its batches, its optimizer and its gradient clipping.
 
-    The model is changed by it. A function of the settings, of which `steps` is how many rates are tried. `progress`
-    gets of each rate and its loss.
+    Changes the weights of the model. `settings.steps` is the number of rates; `progress` is called with each rate and
+    its loss.
     """
     accelerator = accelerator_for(settings)
     if accelerator.num_processes > 1:
-        raise ValueError(f"range test: runs in one process, got {accelerator.num_processes}")
+        raise ValueError(f"range test: runs in a single process, got {accelerator.num_processes} processes")
     if settings.steps is None:
-        raise ValueError("steps: a range test needs how many rates to try, got None")
+        raise ValueError("steps: a range test needs the number of rates to try, got None")
     objective.recompute_blocks(settings.execution.checkpointing)
     model = objective.model
     prepared, optimizer = accelerator.prepare(model.train(), make_optimizer(model, settings))

@@ -1,13 +1,13 @@
-"""A whole run of any task: input read, folder opened, trained with checkpoints, the best model left in the folder.
+"""A whole run of any task: reads the input, opens the folder, trains with checkpoints and writes the best model.
 
-Beside the model the folder gets
+Besides the model the folder contains
 
-    curve.jsonl        one line for each look at the validation data
+    curve.jsonl        one line for each evaluation on the validation data
     last.safetensors   the latest weights, while model.safetensors holds the best
-    checkpoints/       all there is to a run at a step, for going on from there (see `files` and `resume`); while it
-                       writes, the file that is locked (see `lock`)
-    tensorboard/       the log, if asked for
-    anomaly.txt        where the first number that is not finite stood, if one did
+    checkpoints/       the state of the run at a step, to continue from (see `run_folder`); during the run also the
+                       locked file
+    tensorboard/       the TensorBoard log, if enabled
+    anomaly.txt        the first tensor that was not finite, if training diverged
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...support._extras import installing
-from .folder import check_output, check_still_new, clear, lock_existing, make_folder
-from .lock import FileLock
 from .loop import Diverged, Monitor, train
 from .memory import TooLittleMemory
 from .prepared import PreparedRun, Reporter, RunRequest
 from .processes import accelerator_for, is_sharded, joined, together
-from .resume import LatestCheckpoint, as_begun, newest
-from .run_writer import RunWriter
+from .run_folder.layout import check_output, check_still_new, clear, lock_existing, make_folder
+from .run_folder.lock import FileLock
+from .run_folder.resume import LatestCheckpoint, as_begun, newest
+from .run_folder.run_writer import RunWriter
 from .running_statistics import parts_told
 from .stopping import StopAtSignal, Stopped
 
@@ -44,31 +44,31 @@ def run_training(
     then: Callable[[Any], object] | None = None,
     began: float | None = None,
 ) -> Any:
-    """Train, keep the best weights in `run.out`, and return the model with them, read back.
+    """Train, keep the best weights in `run.out`, and return the stored model.
 
-    All wrong input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run after the step in
-    progress, with a checkpoint of it; a run with `resume` then continues from there. With several processes
-    (`accelerate launch`) each calls this; only the main one writes, calls `reporter` and gets the stored model.
-    The folder is locked meanwhile: a second run that would write there raises BlockingIOError.
+    All input is checked before `run.out` is changed. SIGINT (Ctrl-C) and SIGTERM end the run after the current step,
+    with a checkpoint; a run with `resume` continues from there. With several processes (`accelerate launch`) each calls
+    this; only the main one writes files, calls `reporter` and gets the stored model. The folder is locked during the
+    run: a second run in it raises BlockingIOError.
 
     Args:
         run: the request, such as a `LanguageRun`.
-        prepare: reads the input of a run, and makes its model or restores that of a checkpoint.
+        prepare: reads the input, and makes the model or restores it from a checkpoint.
         reporter: gets the events of the run.
-        then: called with the stored model before the folder is unlocked.
-        began: by `time.perf_counter`, from where a budget of minutes is spent; None: from now.
+        then: called with the stored model while the folder is still locked.
+        began: start of the time budget, by `time.perf_counter`; None: now.
 
     Raises:
         BlockingIOError: another run is writing into the folder.
         FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
-        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
-        TooLittleMemory: a step did not fit; the message says what to make smaller.
+        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder names the first such tensor.
+        TooLittleMemory: a step did not fit in memory; the message says which sizes to reduce.
         Stopped: a signal came. It is a KeyboardInterrupt.
 
     Example:
         >>> import pathlib, tempfile, saccade
         >>> from saccade.training import Execution, LanguageRun, LanguageSettings, run_training
-        >>> from saccade.training.prepared_language import PreparedLanguageRun
+        >>> from saccade.training.language.prepared import PreparedLanguageRun
         >>> settings = LanguageSettings(steps=1, batch=2, execution=Execution(precision="no"))
         >>> shape = {"layers": 1, "heads": 2, "width": 8, "context": 8}
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,17 +85,17 @@ def run_training(
         reporter = Reporter()
     main = processes.is_main_process
     with contextlib.ExitStack() as held:
-        # Before a checkpoint is read, which another run could replace; a folder that is new is locked once it is there.
+        # Locked before the checkpoint is read, which another run could replace. A new folder is locked once it exists.
         replaced = run.resume or run.overwrite
         lock = together(processes, lambda: lock_existing(run.out, ours=replaced) if main else None)
         if lock is not None:
             held.callback(lock.close)
-        found = together(processes, lambda: newest(run.out, run.task_name) if run.resume else None)
-        run = as_begun(run, found)
-        prepared = together(processes, lambda: _prepared(run, prepare, found, reporter))
+        checkpoint = together(processes, lambda: newest(run.out, run.task_name) if run.resume else None)
+        run = as_begun(run, checkpoint)
+        prepared = together(processes, lambda: _prepared(run, prepare, checkpoint, reporter))
         accelerator = together(processes, lambda: accelerator_for(prepared.settings))
-        if told := parts_told(prepared.objective.model, prepared.settings, processes.num_processes):
-            reporter.warned(told)
+        if warning := parts_told(prepared.objective.model, prepared.settings, processes.num_processes):
+            reporter.warned(warning)
         together(processes, lambda: _open_folder(run, prepared, reporter, lock, held) if main else None)
         reporter.started(prepared)
         trained = _train(run, prepared, reporter, accelerator, spent=time.perf_counter() - began)
@@ -158,9 +158,9 @@ def _train(run: RunRequest, prepared: PreparedRun, reporter: Reporter, accelerat
 def _open_folder(
     run: RunRequest, prepared: PreparedRun, reporter: Reporter, lock: FileLock | None, held: contextlib.ExitStack
 ) -> None:
-    """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's.
+    """Make a folder from which the run can be resumed, without checkpoints or logs of an earlier run.
 
-    `lock` is the one on it, if it has been taken; if not, it is taken here and given up with `held`.
+    `lock` is the lock on it, if the caller has one; otherwise it is taken here and released by `held`.
     """
     taken = make_folder(run.out, lock)
     if taken is not lock:

@@ -1,4 +1,4 @@
-"""Norms that keep running statistics (batch norm): what of them hangs on how a step is split."""
+"""Norms with running statistics (batch norm), whose results depend on how a batch is split."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def running_norms(model: nn.Module) -> list[_NormBase]:
-    """The norms that compute by their batch while learning, and by what they have kept of batches otherwise."""
+    """Norms that normalise by their batch in training mode, and by running statistics otherwise."""
     return [part for part in model.modules() if isinstance(part, _NormBase) and part.track_running_stats]
 
 
 def frozen_norms(model: nn.Module) -> list[_NormBase]:
-    """Those whose weights do not learn: what they have kept must not move either."""
+    """Norms without trainable weights, whose running statistics must not change either."""
     return [norm for norm in running_norms(model) if not _learns(norm)]
 
 
@@ -30,7 +30,7 @@ def _learns(norm: _NormBase) -> bool:
 
 
 def share_statistics(accelerator: Accelerator, model: nn.Module) -> None:
-    """Give all processes what the main one's norms have kept: each has kept it of its own rows of the last step."""
+    """Copy the running statistics of the main process to all: each process updated its own from its rows."""
     if accelerator.num_processes == 1:
         return
     for norm in running_norms(model):
@@ -39,11 +39,11 @@ def share_statistics(accelerator: Accelerator, model: nn.Module) -> None:
 
 
 def parts_told(model: nn.Module, settings: Settings, processes: int) -> str | None:
-    """A line where parts of a step have statistics of their own, so that it is not the step of the undivided batch."""
+    """A warning if a step is split into parts, since batch norm then uses the statistics of each part; else None."""
     parts, learning = settings.execution.accumulate * processes, len(running_norms(model)) > len(frozen_norms(model))
     if parts == 1 or not learning:
         return None
     return (
-        f"batch norm: each of {parts} parts of a step has means and variances of its own {-(-settings.batch // parts)} "
-        f"items, so the model learns something else than from undivided batches of {settings.batch}"
+        f"batch norm: each of {parts} parts of a step is normalised by the mean and variance of its own "
+        f"{-(-settings.batch // parts)} items, so results differ from undivided batches of {settings.batch}"
     )

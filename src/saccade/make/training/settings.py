@@ -1,4 +1,4 @@
-"""How to train, as values: what is learned, how a step is computed, and what is looked at and kept on the way."""
+"""Settings of training: optimizer and schedule, execution of a step, evaluation and logging."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 PRECISIONS = ("bf16", "fp16", "no")
-_ALSO = {"bfloat16": "bf16", "float16": "fp16", "float32": "no", "fp32": "no"}  # as PyTorch and others name them
+_ALSO = {"bfloat16": "bf16", "float16": "fp16", "float32": "no", "fp32": "no"}  # names of PyTorch and other libraries
 
 
 def fitting_precision() -> str:
-    """ "bf16" where this machine multiplies it faster than float32 (a GPU that has it, AVX512-BF16, AMX), else "no"."""
+    """ "bf16" if this machine multiplies it faster than float32 (GPUs with bf16, AVX512-BF16, AMX), else "no"."""
     if torch.cuda.is_available():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
     fast = (getattr(torch.cpu, f"_is_{kind}_supported", None) for kind in ("avx512_bf16", "amx_tile"))
@@ -30,17 +30,17 @@ def _at_least(values: Any, least: int, names: Iterable[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a step is computed. Except for rounding, this does not change what is learned.
+    """How a step is computed. Except for rounding, this does not change the result.
 
-    One exception: batch norm takes its means and variances from each micro-batch of each process.
+    One exception: batch norm uses the mean and variance of each micro-batch of each process.
 
     Args:
         precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
-            "bf16" where the machine is fast at it (GPUs that have it, AVX512-BF16, AMX), else "no"; a run that is
-            resumed keeps what it began with. "bfloat16", "float16", "float32" and "fp32" are the same by other names.
-        accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
-        compile: let `torch.compile` make the forward and backward pass.
-        checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
+            "bf16" on machines with fast bf16 (GPUs that have it, AVX512-BF16, AMX), else "no"; a resumed run
+            keeps its precision. "bfloat16", "float16", "float32" and "fp32" are accepted as aliases.
+        accumulate: number of sequential micro-batches a process splits its share of a step into, to save memory.
+        compile: compile the forward and backward pass with `torch.compile`.
+        checkpointing: recompute each block in the backward pass instead of storing its activations (Chen et al.,
             "Training Deep Nets with Sublinear Memory Cost", 2016).
 
     Raises:
@@ -75,17 +75,17 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """When to evaluate, save and log. Only `patience` changes what is learned: it can end the run.
+    """When to evaluate, save and log. Only `patience` affects the result: it can end the run.
 
     Args:
-        every: steps between looks at the validation data; the last step is always one.
-        evaluate_windows: how many windows of a validation text, evenly spread, to look at; None is all.
-        checkpoint_every: steps between checkpoints; None is at each look.
-        patience: stop after so many looks without an improvement; None never does. Looks in the opening do not count.
-        improvement: the least decrease of the cost that counts as an improvement.
+        every: steps between evaluations on the validation data; the last step is always evaluated.
+        evaluate_windows: number of evenly spaced windows of the validation text to evaluate on; None uses all.
+        checkpoint_every: steps between checkpoints; None writes one at each evaluation.
+        patience: stop after this many evaluations without an improvement; None never does. Opening steps do not count.
+        improvement: the smallest decrease of the cost that counts as an improvement.
         log_every: steps between entries in the TensorBoard log.
         tensorboard: whether to write that log.
-        watch: steps between looks at the attention of every head, with alarms; None never does.
+        watch: steps between measurements of the attention of every head, with alarms; None disables them.
 
     Raises:
         ValueError: numbers outside of these ranges.
@@ -118,18 +118,18 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How to train: AdamW (Loshchilov and Hutter 2019), warm-up and cosine, clipped gradients.
+    """Settings of training with AdamW (Loshchilov and Hutter 2019), warm-up, a cosine schedule and gradient clipping.
 
     Args:
-        steps: optimizer steps; None is as many as there are `minutes` for.
+        steps: optimizer steps; None: as many as fit into `minutes`.
         batch: items in each step (windows of a text, texts), over all processes.
-        rate: the highest learning rate; it is reached after `warmup` steps and ends at a tenth.
+        rate: the peak learning rate, reached after `warmup` steps; the schedule ends at a tenth of it.
         decay: the weight decay of matrices; vectors (norms, biases) have none.
         clip: the largest gradient norm.
         seed: of batches, initial weights and dropout.
         beta2: of AdamW; the first beta is 0.9.
-        minutes: the run ends before so many are over, its last looks included, and the rate falls with the time. Such
-            a run depends on how fast the machine is, so it cannot be repeated bit for bit.
+        minutes: time budget, evaluations included; the learning rate follows it. Such a run depends on the speed of the
+            machine, so it cannot be repeated bit for bit.
         execution: how a step is computed.
         looks: when to evaluate and save.
 
@@ -157,18 +157,18 @@ class Settings:
 
     @property
     def opening(self) -> int:
-        """Steps before those that `steps` counts: without dropout, at a rate that does not fall, and not judged."""
+        """Number of steps before those counted by `steps`: without dropout, at a constant rate, and not evaluated."""
         return 0
 
     @property
     def all_steps(self) -> float:
-        """The number of steps if nothing ends the run earlier; infinite where only the time does."""
+        """The number of steps of a run that nothing ends earlier; infinite if only `minutes` is given."""
         return math.inf if self.steps is None else self.opening + self.steps
 
     def rate_at(self, step: int, seconds: float = 0.0) -> float:
-        """The learning rate of a step: warm-up, flat while the opening lasts, then the cosine.
+        """The learning rate of a step: warm-up, constant during the opening, then the cosine.
 
-        With a budget of minutes it is the lower one of two cosines: over the steps, and over the time.
+        With `minutes`, the smaller of two cosines: over the steps and over the time.
         """
         at = step if step < self.warmup else max(step - self.opening, self.warmup)
         steps = math.inf if self.steps is None else self.steps
@@ -199,13 +199,13 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageSettings(Settings):
-    """How to train a language model on windows of a text.
+    """Settings of training a language model on windows of a text.
 
     Args:
-        repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
-        copying: steps before all others, without dropout and at the highest rate, on random tokens that repeat
-            (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
-            from text alone a small model finds them late or never.
+        repeats: share of windows that contain a copied span (see `draw_windows`).
+        copying: opening steps, without dropout and at the peak rate, on periodic random tokens (see `draw_copying`).
+            Copying needs two heads that are useless without each other; from text alone a small model learns them late
+            or never.
 
     Raises:
         ValueError: as `Settings`; a negative `copying`, or `repeats` outside of [0, 1].
@@ -236,9 +236,9 @@ def learning_rate(step: float, *, peak: float, steps: float, warmup: int, floor:
     """The learning rate of a step: linear warm-up, then half a cosine down. Loshchilov and Hutter, "SGDR" (2017).
 
     Args:
-        step: counted from 0: the step about to be made.
+        step: counted from 0.
         peak: the highest rate, reached after `warmup` steps.
-        steps: where the cosine ends; may be infinite.
+        steps: the end of the cosine; may be infinite.
         warmup: steps of the warm-up.
         floor: the last rate as a share of `peak`.
 

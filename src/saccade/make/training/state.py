@@ -1,4 +1,4 @@
-"""What a run is at a step, as plain values: weights, optimizer, loss scale and every random state."""
+"""The state of a run at a step, as plain values: weights, optimizer, loss scale and random states."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def capture(
     accelerator: Accelerator, model: nn.Module, prepared: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """Weights (as they are, not rounded), optimizer, loss scale and random states, on the CPU.
+    """Weights (unrounded), optimizer, loss scale and random states, on the CPU.
 
-    All processes call it; only the main one gets the tensors when they are sharded.
+    All processes call it; if tensors are sharded, only the main one gets them.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
@@ -29,7 +29,7 @@ def capture(
     plain = _unwrapped(optimizer)
     return {
         "model": _copied(get_model_state_dict(module, options=whole)),
-        # Asked before its first step, PyTorch would make a step of its own, which AdamW's bias correction counts.
+        # Without this check PyTorch would make a step to create the state, which AdamW's bias correction counts.
         "optimizer": _copied(get_optimizer_state_dict(module, plain, options=whole)) if plain.state else {},
         "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
         "random": _of_all(accelerator, random_states()),
@@ -37,7 +37,7 @@ def capture(
 
 
 def whole_weights(accelerator: Accelerator, model: nn.Module, prepared: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in one piece: the model's own, or, where they are sharded, gathered on the main process."""
+    """The whole weights: the model's own, or, if they are sharded, gathered on the main process."""
     if not is_sharded(accelerator):
         return model.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -53,12 +53,12 @@ def restore(
     prepared: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Put `capture`'s state back."""
+    """Restore a state made by `capture`."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
     module = prepared if is_sharded(accelerator) else model
     whole = StateDictOptions(full_state_dict=True)
-    # It puts shards into the mapping it is given.
+    # `set_model_state_dict` replaces values of the mapping by shards.
     set_model_state_dict(module, dict(state["model"]), options=whole)
     if state["optimizer"].get("state"):
         set_optimizer_state_dict(module, _unwrapped(optimizer), _copied(state["optimizer"]), options=whole)
@@ -69,7 +69,7 @@ def restore(
 
 
 def random_states() -> dict[str, Any]:
-    """PyTorch's (CPU and every GPU), NumPy's and Python's, as values that load without running code."""
+    """Random states of PyTorch (CPU and every GPU), NumPy and Python, as values that load without running code."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -89,12 +89,12 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def step_seed(seed: int, step: int, micro: int, process: int) -> int:
-    """The seed of what is random inside a step (dropout): a function of its arguments, 64 bits."""
+    """64-bit seed of the random numbers inside a step (dropout). Equal arguments give equal seeds."""
     return int(np.random.SeedSequence((seed, step, micro, process)).generate_state(1, np.uint64)[0])
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Without Accelerate's wrapper, which skips steps of its own accord."""
+    """The optimizer without Accelerate's wrapper, which skips some steps."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -107,7 +107,7 @@ def _of_all(accelerator: Accelerator, value: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """The same with tensors of its own: what training writes in place must not reach it."""
+    """A copy with all tensors cloned to the CPU, so that training in place does not change it."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

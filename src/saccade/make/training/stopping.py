@@ -1,4 +1,4 @@
-"""Ctrl-C and a cluster's SIGTERM, answered at the end of the step."""
+"""Ends a run at the end of a step after Ctrl-C (SIGINT) or SIGTERM, which clusters send."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopAtSignal:
-    """While it is entered, the first SIGINT or SIGTERM is noted; a second one interrupts at once, as usual.
+    """A context manager that records the first SIGINT or SIGTERM; a second one interrupts at once, as usual.
 
-    Outside of the main thread, where Python delivers no signals, it does nothing.
+    Outside of the main thread, where Python delivers no signals, it has no effect.
     """
 
     _watched = (signal.SIGINT, signal.SIGTERM)

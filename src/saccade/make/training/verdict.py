@@ -1,19 +1,19 @@
-"""What a run is worth, in the lines it ends with."""
+"""The verdict of a run: lines that say how far its result can be trusted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .folder import VERDICT
+from .run_folder.layout import VERDICT
 from .settings import Settings
 
-UNTRAINED = "not a result"  # how a line begins that `saccade predict` repeats
-STILL_FALLING = 0.005  # the share by which a last look was better than the one before
+UNTRAINED = "not a result"  # begins lines that `saccade predict` repeats
+STILL_FALLING = 0.005  # relative decrease of the last validation loss that counts as falling
 
 
 def verdict(curve: Sequence[Mapping[str, float]], settings: Settings, steps_done: int) -> list[str]:
-    """Whether the warm-up was over, and whether the validation loss was still falling."""
+    """Whether the warm-up had finished, and whether the validation loss was still falling."""
     longer = "--minutes or --steps" if settings.minutes is not None else "--steps or --epochs"
     if steps_done < settings.warmup:
         return [
@@ -29,7 +29,7 @@ def verdict(curve: Sequence[Mapping[str, float]], settings: Settings, steps_done
 
 
 def untrained(folder: Path) -> list[str]:
-    """The lines of a run's verdict that say its model is no result."""
+    """The lines of a run's verdict that say that the model is not trained enough."""
     path = folder / VERDICT
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [line for line in lines if line.startswith(UNTRAINED)]

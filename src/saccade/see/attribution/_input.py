@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...make.models import LanguageModel, Model
-from ...make.models.heads import ItemHead, TokenHead, VocabularyHead
 from ...make.models.inputs import check_ids
+from ...make.models.output_heads import ItemHead, TokenHead, VocabularyHead
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ...make.models.text.encoder_decoder import EncoderDecoder

@@ -11,8 +11,8 @@ from typing import Any
 from ...make.models import LanguageModel, ModelConfig
 from ...make.models.checkpoints.hub import folder_of
 from ...make.models.checkpoints.reading import read_json
+from ...make.models.decoder_lm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ...make.models.loading import is_known
-from ...make.models.own.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ...support._extras import installing
 from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
 from ._published import open_published

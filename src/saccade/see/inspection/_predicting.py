@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...make.models.heads import ItemHead, TokenHead, VocabularyHead
+from ...make.models.output_heads import ItemHead, TokenHead, VocabularyHead
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ._models import SaccadeModel, TextModel

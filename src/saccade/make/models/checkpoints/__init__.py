@@ -1,4 +1,4 @@
-"""Published checkpoints: a folder's settings and weights, and how published names become ours.
+"""Reading published checkpoints: settings, weights, tokenizer files, and the maps from published to Saccade's names.
 
-Begin with `keys.py`. Imports nothing of Saccade but how files are written.
+Begin with `keys.py`. Imports no other part of `models`.
 """

@@ -1,16 +1,16 @@
-"""What a folder says about generating texts: generation_config.json, or config.json in older ones."""
+"""Settings of text generation, from generation_config.json, or from config.json in older folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from .reading import read_json
-from .settings import Settings
+from .settings import CheckpointSettings
 
 GENERATION = "generation_config.json"
 TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
-# What changes which tokens come, and is not computed here: the values that ask for nothing.
+# Settings that change the generated tokens and are not supported, with the values that have no effect.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -30,7 +30,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "dola_layers": (),
     "max_time": (),
 }
-# The same, where tokens are drawn.
+# The same for sampling.
 NEUTRAL_DRAWING: dict[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
@@ -40,11 +40,11 @@ NEUTRAL_DRAWING: dict[str, tuple[object, ...]] = {
 }
 
 
-def generation_settings(folder: Path | None, settings: Settings) -> Settings:
-    """What the folder says about generation: of config.json only tokens, where there is generation_config.json.
+def generation_settings(folder: Path | None, settings: CheckpointSettings) -> CheckpointSettings:
+    """Generation settings of a folder. With generation_config.json, config.json gives only the special tokens.
 
     Raises:
-        ValueError: a damaged file.
+        ValueError: the file is damaged.
     """
     if folder is None or not (folder / GENERATION).is_file():
         return settings
@@ -52,10 +52,10 @@ def generation_settings(folder: Path | None, settings: Settings) -> Settings:
     if not isinstance(given, dict):
         raise ValueError(f"{folder / GENERATION}: damaged, expected an object of settings")
     tokens = {name: settings.get(name) for name in TOKENS}
-    return Settings(tokens | {n: v for n, v in given.items() if v is not None}, folder / GENERATION)
+    return CheckpointSettings(tokens | {n: v for n, v in given.items() if v is not None}, folder / GENERATION)
 
 
-def check_computed(settings: Settings, *, drawn: bool = False) -> None:
-    """ValueError where the settings ask for what is not computed; `drawn`: where tokens are drawn."""
+def check_computed(settings: CheckpointSettings, *, drawn: bool = False) -> None:
+    """ValueError if the settings use unsupported features; `drawn`: also check those of sampling."""
     for name, neutral in (NEUTRAL | NEUTRAL_DRAWING if drawn else NEUTRAL).items():
         settings.only(name, *(neutral or (None,)))

@@ -1,4 +1,4 @@
-"""A model's folder: one on this machine, or a snapshot of a name on the Hugging Face hub."""
+"""Finds a model's folder: a local one, or a snapshot from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WORKS = "a folder works without the hub: config.json, the weights and the token
 
 
 def folder_of(source: str | Path) -> Path:
-    """The folder, or the snapshot of a hub's name, fetched where this machine has none.
+    """The folder itself, or the local snapshot of a hub name, downloaded if necessary.
 
     Raises:
-        FileNotFoundError: no such folder or name, or the hub cannot be reached.
-        ValueError: a file, or `huggingface_hub` is not installed.
+        FileNotFoundError: no such folder or hub name, or the hub cannot be reached.
+        ValueError: `source` is a file, or `huggingface_hub` is not installed.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -44,21 +44,21 @@ def _snapshot(name: str) -> Path:
     try:
         files = _without_doubles(name)
         return Path(snapshot_download(name, allow_patterns=files))
-    except Exception as error:  # of the network, of the hub, of its cache: a family of their own each
+    except Exception as error:  # network, hub and cache have unrelated exception classes
         try:
             return Path(snapshot_download(name, local_files_only=True))
         except Exception:
-            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise FileNotFoundError(
-                f"{name}: no folder here, and it cannot be fetched from the hub ({told[:200]}); {_WORKS}"
+                f"{name}: no folder here, and it cannot be fetched from the hub ({reason[:200]}); {_WORKS}"
             ) from None
 
 
 def _without_doubles(name: str) -> list[str]:
-    """Patterns of the files to fetch: PyTorch's own weights only where there are no others."""
+    """Patterns of the files to download: `pytorch_model*.bin` only if there are no safetensors files."""
     from huggingface_hub import HfApi
 
-    # Not `list_repo_files`, which without a network tries again for half a minute.
+    # `list_repo_files` would retry for half a minute without a network.
     there = [file.rfilename for file in HfApi().model_info(name).siblings or ()]
     safe = any(file.endswith(".safetensors") for file in there)
     return [pattern for pattern in _FILES if not (safe and pattern.endswith(".bin"))]

@@ -1,7 +1,7 @@
-"""Key maps: which published tensor is which parameter of ours, declared once and used to load and to save.
+"""Key maps: the published name of each parameter, declared once and used to load and to save.
 
-A map is held against both sides: every tensor of the files has a place, every parameter is filled, or the error lists
-what is missing, unused, or of another shape.
+Maps are checked on both sides: every tensor of the files must be used and every parameter must be filled, otherwise an
+error lists the missing, the unused and those of another shape.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _SHOWN = 20  # lines of an error
 
 @dataclass(frozen=True)
 class Key:
-    """One module or tensor, by its name here and as published. `{n}` stands for the number of a layer in both.
+    """The name of a module or tensor in Saccade and in published files. `{n}` stands for the number of a layer.
 
-    A name means itself and all that begins with it and a point: `Key("norm", "ln_f")` is weight and bias.
+    A name also matches all longer names below it: `Key("norm", "ln_f")` maps weight and bias.
 
     Args:
-        ours: in our modules.
-        published: in the files; several are rows one below the other, such as query, key and value in one projection.
-        rows: how many rows each of them has, in each layer; () where all have as many.
-        transposed: whether the files hold matrices (in, out), as the Conv1D of GPT-2 does.
-        also: other names that files have instead of `published`; saving writes `published`.
+        ours: the name in Saccade's modules.
+        published: the name in the files; several names are stacked rows, such as query, key and value in one
+            projection.
+        rows: number of rows of each published tensor, by layer; () if all have equally many.
+        transposed: whether the files store matrices as (in, out), like the Conv1D of GPT-2.
+        also: alternative published names, accepted when loading; saving writes `published`.
     """
 
     ours: str
@@ -40,28 +41,28 @@ class Key:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The published names, one or several."""
+        """The published names as a tuple."""
         return (self.published,) if isinstance(self.published, str) else self.published
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """What our names of it match, with the numbers of layers and the rest behind it as groups."""
+        """Regular expression for Saccade's names, with layer numbers and the remaining name as groups."""
         return _pattern(self.ours)
 
 
 @dataclass(frozen=True)
 class KeyMap:
-    """All names of one model.
+    """The key map of a model.
 
     Args:
-        keys: of the body, whose published names may begin with `prefix`.
-        head: of the head; never with the prefix.
+        keys: of the body; in files their names may begin with `prefix`.
+        head: of the output head, always without the prefix.
         prefix: of the body's names in files of models with a head, such as "bert.".
-        tied: published tensor -> published tensor that it equals; a file may leave the first out, and saving does.
-        derived: published names that follow from the settings and are not read, such as tables of positions.
-        unused: published names of other heads: not read, and told in the report.
-        endings: old endings of names and what they are now, such as {"gamma": "weight"}.
-        anew: our names of parts of the body that start with random weights together with a head, where the files
+        tied: published tensor -> published tensor with the same values; files may omit the first, and saving does.
+        derived: published names that follow from the settings and are not read, such as position tables.
+        unused: published names of other heads: not read, but listed in the report.
+        endings: old endings of names and their replacements, such as {"gamma": "weight"}.
+        anew: Saccade's names of parts of the body that are initialised randomly together with a new head, if the files
             have neither.
     """
 
@@ -76,7 +77,7 @@ class KeyMap:
 
 
 class Piece(NamedTuple):
-    """A published tensor and the rows of one of our tensors that it is; without a number of rows it is all of it."""
+    """A published tensor, and the rows of Saccade's tensor that it fills; `rows` of None means all."""
 
     published: str
     ours: str
@@ -85,41 +86,41 @@ class Piece(NamedTuple):
     transposed: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Its part of our tensor, in the shape that the file has."""
+        """This piece's part of Saccade's tensor, in the shape of the file."""
         part = tensor if self.rows is None else tensor.narrow(0, self.start, self.rows)
         return part.t() if self.transposed else part
 
     def shape(self, ours: torch.Size) -> tuple[int, ...]:
-        """The shape it has in the file."""
+        """The shape of the tensor in the file."""
         shape = tuple(ours) if self.rows is None else (self.rows, *ours[1:])
         return shape[::-1] if self.transposed else shape
 
 
 class KeyPlan(NamedTuple):
-    """What a file's tensors are used for."""
+    """Which stored tensors fill which parameters."""
 
     pieces: list[Piece]
-    new: list[str]  # our tensors that the files lack and a caller asked to begin anew
+    new: list[str]  # parameters without a stored tensor, to be initialised randomly
     unused: list[str]
-    tied: list[tuple[str, str]]  # published tensors that are to be equal, both in the files
+    tied: list[tuple[str, str]]  # pairs of stored tensors that must be equal
 
 
 def pieces_of(keys: KeyMap, ours: Mapping[str, torch.Size], *, prefixed: bool) -> dict[str, list[Piece]]:
-    """For each of our tensors the published ones it is made of, by their primary names.
+    """The published tensors that make up each of Saccade's tensors, by primary names.
 
     Raises:
-        KeyError: a tensor that the map does not know: a fault of the map.
+        KeyError: the map has no entry for a tensor, which is a bug in the map.
     """
-    found: dict[str, list[Piece]] = {}
+    pieces_by_name: dict[str, list[Piece]] = {}
     for name, shape in ours.items():
         for key, prefix in (*((key, keys.prefix if prefixed else "") for key in keys.keys), *_plain(keys.head)):
             match = key.pattern.fullmatch(name)
             if match is not None:
-                found[name] = list(_pieces(key, prefix, name, shape, match))
+                pieces_by_name[name] = list(_pieces(key, prefix, name, shape, match))
                 break
         else:
             raise KeyError(name)
-    return found
+    return pieces_by_name
 
 
 def plan(
@@ -132,13 +133,13 @@ def plan(
     drawn: Collection[str] = (),
     where: str,
 ) -> KeyPlan:
-    """How to fill our tensors from the stored ones, by names and shapes alone.
+    """How to fill the parameters from the stored tensors. Uses only names and shapes.
 
     Args:
-        new_head: whether a head that the files lack starts with random weights.
-        relabelled: whether what is of another size in such a head does, too: it told other labels apart.
-        drawn: our tensors of such a head that do in any case.
-        where: begins the error.
+        new_head: whether to initialise a missing head randomly.
+        relabelled: whether to do so for tensors of another shape in the head as well: its labels are others.
+        drawn: names of head tensors to initialise randomly in any case.
+        where: beginning of the error message.
 
     Raises:
         ValueError: lists every tensor that is missing, unused or of another shape.
@@ -152,14 +153,14 @@ def plan(
         name: (pieces, [_resolve(piece, names, others) for piece in pieces])
         for name, pieces in pieces_of(keys, ours, prefixed=prefixed).items()
     }
-    absent = {name for name, (_, found) in resolved.items() if not any(found)}
+    absent = {name for name, (_, stored_names) in resolved.items() if not any(stored_names)}
     headless = new_head and all(name in absent for name in resolved if name.startswith("head."))
     anew = ("head.", *(f"{part}." for part in keys.anew if headless))
-    for name, (pieces, found) in resolved.items():
+    for name, (pieces, stored_names) in resolved.items():
         if new_head and name in absent and name.startswith(anew):
             result.new.append(name)
             continue
-        for piece, there in zip(pieces, found, strict=True):
+        for piece, there in zip(pieces, stored_names, strict=True):
             expected = piece.shape(ours[name])
             if there is None:
                 wrong.append(f"missing: {piece.published} {expected}, which is {name}")
@@ -183,7 +184,7 @@ def plan(
 
 
 def _shown(wrong: list[str]) -> list[str]:
-    """Some of the lines: of names that the files lack and of names that only they have, at least half as many each."""
+    """The first lines of a long list: at least half for missing tensors and half for unused ones."""
     if len(wrong) <= _SHOWN:
         return wrong
     unused = [line for line in wrong if line.startswith("unused")]
@@ -195,7 +196,7 @@ def _shown(wrong: list[str]) -> list[str]:
 def _place(
     name: str, keys: KeyMap, prefixed: bool, names: dict[str, str], result: KeyPlan, wrong: list[str], shape: object
 ) -> None:
-    """Where a tensor belongs that no parameter is filled from."""
+    """Handle a stored tensor that fills no parameter: tied, derived, unused or an error."""
     prefix = keys.prefix if prefixed else ""
     for tied, other in keys.tied.items():
         if name == tied and (same := next((n for n in (other, prefix + other) if n in names), None)) is not None:
@@ -225,7 +226,7 @@ def _pieces(key: Key, prefix: str, name: str, shape: torch.Size, match: re.Match
 
 
 def _resolve(piece: Piece, names: Mapping[str, str], others: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The name under which a piece is in the files, or None."""
+    """The stored name of a piece, by its primary or an alternative name; None if it is missing."""
     if piece.published in names:
         return piece.published
     for primary, also in others.items():

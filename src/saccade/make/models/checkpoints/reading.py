@@ -1,6 +1,6 @@
-"""Weights in a folder: safetensors, one file or several with an index, or PyTorch's own files without code.
+"""Reads weights of a folder: safetensors (one file, or several with an index) or PyTorch files without code.
 
-Tensors are read piece by piece, so that loading costs little more memory than the weights.
+Tensors are read one by one, so that loading needs little more memory than the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {**_WHOLE, "BOOL": torch.bool}
 _WRAPPERS = ("module.", "_orig_mod.")
-_MAPPED = 16 * 2**20  # bytes read before a file is opened anew, so that what was read of it leaves the memory
+_MAPPED = 16 * 2**20  # bytes read before a mapped file is reopened, which frees its pages
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory, in its own dtype."""
+        """Size in memory, in its stored dtype."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class StoredWeights:
-    """The tensors of a folder: known by name and shape, read one after another."""
+    """The tensors of a folder, listed by name and shape, and read on demand."""
 
     def __init__(self, tensors: dict[str, Stored]):
         self._prefix = _wrappers(tensors)
         self.tensors = {name.removeprefix(self._prefix): stored for name, stored in tensors.items()}
 
     def dtype(self) -> torch.dtype:
-        """The floating dtype that most bytes are stored in; float32 where there is none."""
+        """The floating dtype with the most bytes; float32 if there is none."""
         shares: dict[torch.dtype, int] = {}
         for stored in self.tensors.values():
             if stored.dtype.is_floating_point:
@@ -62,15 +62,15 @@ class StoredWeights:
         return max(shares, key=shares.__getitem__) if shares else torch.float32
 
     def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor in turn, on the CPU. It is the caller's until the next one is asked for."""
+        """Read each tensor to the CPU. It is valid until the next one is read."""
         return ((name, tensor) for name, _, tensor in self._read(names, most=None))
 
     def read_parts(self, names: list[str]) -> Iterator[tuple[str, int, Tensor]]:
-        """Each tensor in turn, large ones in parts: its name, the first row, and some of its rows, or all of it."""
+        """Read each tensor, large ones in parts: name, first row, and these rows (or the whole tensor)."""
         return self._read(names, most=_MAPPED)
 
     def _read(self, names: list[str], most: int | None) -> Iterator[tuple[str, int, Tensor]]:
-        by_file: dict[Path, list[_Part]] = {}
+        by_file: dict[Path, list[_TensorPart]] = {}
         for name in names:
             stored = self.tensors[name]
             by_file.setdefault(stored.file, []).extend(_parts(self._prefix + name, stored, most))
@@ -81,39 +81,39 @@ class StoredWeights:
 
 
 def _wrappers(names: Collection[str]) -> str:
-    """What `DataParallel` and `torch.compile` put before all names of the model that they wrap."""
+    """The prefix of all names that `DataParallel` and `torch.compile` add to a wrapped model."""
     prefix = ""
     while more := next((w for w in _WRAPPERS if names and all(n.startswith(prefix + w) for n in names)), None):
         prefix += more
     return prefix
 
 
-class _Part(NamedTuple):
+class _TensorPart(NamedTuple):
     name: str
     start: int
     stop: int | None  # None: to the end
     bytes: int
 
 
-def _parts(name: str, stored: Stored, most: int | None) -> Iterator[_Part]:
+def _parts(name: str, stored: Stored, most: int | None) -> Iterator[_TensorPart]:
     if most is None or stored.bytes <= most:
-        yield _Part(name, 0, None, stored.bytes)
+        yield _TensorPart(name, 0, None, stored.bytes)
         return
     row = stored.bytes // stored.shape[0]
     step = max(1, most // row)
     for start in range(0, stored.shape[0], step):
-        yield _Part(name, start, min(start + step, stored.shape[0]), step * row)
+        yield _TensorPart(name, start, min(start + step, stored.shape[0]), step * row)
 
 
-def _safe(file: Path, parts: list[_Part]) -> Iterator[tuple[str, int, Tensor]]:
+def _safe(file: Path, parts: list[_TensorPart]) -> Iterator[tuple[str, int, Tensor]]:
     for group in _groups(parts):
         with safetensors.safe_open(file, "pt") as opened:
             for name, start, stop, _ in group:
                 yield name, start, opened.get_tensor(name) if stop is None else opened.get_slice(name)[start:stop]
 
 
-def _pickled(file: Path, parts: list[_Part]) -> Iterator[tuple[str, int, Tensor]]:
-    # A file of the old form is in memory as a whole, and read once.
+def _pickled(file: Path, parts: list[_TensorPart]) -> Iterator[tuple[str, int, Tensor]]:
+    # Files of PyTorch's old format cannot be mapped: they are read whole, once.
     for group in _groups(parts) if _is_zipped(file) else [parts]:
         tensors = _unpickled(file)
         last = {part.name: n for n, part in enumerate(group)}
@@ -123,12 +123,12 @@ def _pickled(file: Path, parts: list[_Part]) -> Iterator[tuple[str, int, Tensor]
             del tensor
 
 
-def _groups(parts: list[_Part]) -> Iterator[list[_Part]]:
-    """Parts of one opening each: what was read of a mapped file leaves the memory when it is closed."""
-    group: list[_Part] = []
+def _groups(parts: list[_TensorPart]) -> Iterator[list[_TensorPart]]:
+    """Groups of parts to read before the file is reopened: closing it frees the mapped pages."""
+    group: list[_TensorPart] = []
     for part in parts:
         group.append(part)
-        if sum(one.bytes for one in group) >= _MAPPED:
+        if sum(member.bytes for member in group) >= _MAPPED:
             yield group
             group = []
     if group:
@@ -136,7 +136,7 @@ def _groups(parts: list[_Part]) -> Iterator[list[_Part]]:
 
 
 def find_weights(folder: Path) -> StoredWeights:
-    """What the weights' files of a folder hold.
+    """The weights of a folder.
 
     Raises:
         FileNotFoundError: no weights, or a shard is missing.
@@ -158,19 +158,19 @@ def _sharded(index: Path) -> dict[str, Stored]:
     places = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ValueError(f"{index}: damaged, expected weight_map, an object of tensor names and files")
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
             raise ValueError(f"{index}: names {shortened(repr(name))}, expected a file of its own folder")
         shard = _tensors(index.parent / name)
-        twice = sorted(found.keys() & shard.keys())
+        twice = sorted(tensors.keys() & shard.keys())
         if twice:
-            raise ValueError(f"{index}: {shortened(twice[0])} is in {name} and in {found[twice[0]].file.name}")
-        found |= shard
-    differs = sorted(places.keys() ^ found.keys()) or [n for n, f in places.items() if found[n].file.name != f]
+            raise ValueError(f"{index}: {shortened(twice[0])} is in both {name} and {tensors[twice[0]].file.name}")
+        tensors |= shard
+    differs = sorted(places.keys() ^ tensors.keys()) or [n for n, f in places.items() if tensors[n].file.name != f]
     if differs:
         raise ValueError(f"{index}: does not fit its files: {shortened(', '.join(differs[:3]))}")
-    return found
+    return tensors
 
 
 def _tensors(file: Path) -> dict[str, Stored]:
@@ -191,34 +191,34 @@ def _tensors(file: Path) -> dict[str, Stored]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .bin; code in it raises an error and is never run."""
+    """The tensors of a .bin file. Code in it raises an error and is never run."""
     try:
         zipped = _is_zipped(file)
         if zipped and _is_compressed(file):
-            raise ValueError("its members are compressed, which torch.save never does")
+            raise ValueError("members are compressed, which torch.save never does")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it says of the way a foreign file was pickled, the error says
+            warnings.simplefilter("ignore")  # about the pickle format, which errors below describe
             values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except FileNotFoundError:
         raise FileNotFoundError(f"{file}: missing from the model folder") from None
-    except pickle.UnpicklingError as error:  # its message tells how to run the code: not repeated
+    except pickle.UnpicklingError as error:  # its message explains how to run the code: not repeated
         named = re.search(r"GLOBAL (\S+)", str(error))
         code = f"code or other objects than tensors ({named[1]:.80}), which are not loaded" if named else ""
         raise ValueError(f"{file}: holds {code or 'no tensors that PyTorch saved'}") from None
-    except Exception as error:  # unpickling raises whatever its stream makes it raise
+    except Exception as error:  # unpickling can raise any exception
         raise ValueError(f"{file}: damaged ({shortened(error)})") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{file}: expected names and tensors, got {type(values).__name__}")
+        raise ValueError(f"{file}: expected a dictionary of tensors, got {type(values).__name__}")
     for name, tensor in values.items():
         if not isinstance(name, str):
-            raise ValueError(f"{file}: expected names and tensors, got the name {shortened(repr(name))}")
+            raise ValueError(f"{file}: expected strings as names of tensors, got {shortened(repr(name))}")
         if (kind := _odd(tensor)) is not None:
             raise ValueError(f"{file}: {shortened(name)}: expected a dense tensor of numbers, got {kind}")
     return values
 
 
 def _odd(tensor: object) -> str | None:
-    """What is no tensor that can be read as numbers, in words."""
+    """Why an object is no readable tensor; None if it is one."""
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
     if tensor.is_nested or tensor.layout != torch.strided:
@@ -234,13 +234,13 @@ def _is_zipped(file: Path) -> bool:
 
 
 def _is_compressed(file: Path) -> bool:
-    """Whether PyTorch, which maps a file into memory, would take compressed bytes for numbers."""
+    """Whether the archive is compressed: PyTorch maps the file and would read compressed bytes as numbers."""
     with zipfile.ZipFile(file) as archive:
         return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
 
 
 def read_json(path: Path) -> Any:
-    """What a file of a model folder holds; FileNotFoundError, or ValueError in one line where it is damaged."""
+    """Read JSON of a model folder. Raises FileNotFoundError, or a one-line ValueError if the file is damaged."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, got a folder or a device")
     try:
@@ -259,11 +259,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def materialised(model: M, dtype: torch.dtype, device: torch.device | str) -> M:
-    """The model with memory of its own, not filled; what is computed and never stored is computed."""
+    """The model with uninitialised memory in place of meta tensors; values that are never stored are computed."""
     model = model.to(dtype).to_empty(device=device)
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            begin_anew(module.mechanism)  # what it draws is in no published file
+            begin_anew(module.mechanism)  # random features, which no file contains
         elif any(True for _ in module.buffers(recurse=False)):
             begin_anew(module)
     return model

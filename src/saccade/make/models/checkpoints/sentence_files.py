@@ -1,9 +1,9 @@
-"""How a folder makes one vector of a text: the files that sentence-transformers puts beside a model.
+"""Sentence vectors: the files that sentence-transformers stores besides a model.
 
-modules.json lists the steps: the model, pooling, at most one dense layer each, normalisation. 1_Pooling/config.json has
-the pooling, sentence_bert_config.json (or sentence_roberta_config.json and the like) the number of tokens. 2_Normalize
-scales vectors to length 1, 2_Dense is a matrix. config_sentence_transformers.json has the default prompt. Reimers and
-Gurevych, "Sentence-BERT" (2019).
+modules.json lists the steps: the model, pooling, optional dense layers, normalisation. 1_Pooling/config.json has the
+pooling, sentence_bert_config.json (or sentence_roberta_config.json etc.) the maximum number of tokens. 2_Normalize
+scales vectors to length 1, 2_Dense is a linear layer. config_sentence_transformers.json has the default prompt. Reimers
+and Gurevych, "Sentence-BERT" (2019).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .._shortened import shortened
 from .reading import find_weights, read_json
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-# Of the model; the first that there is counts, whatever the model is.
+# Names for any model; the first existing file is used.
 TRANSFORMERS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# In the order in which several are put side by side.
+# In the order in which several poolings are concatenated.
 POOLINGS = {
     "first": "cls_token",
     "max": "max_tokens",
@@ -49,15 +49,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceFiles:
-    """What a folder says of its vectors.
+    """Settings of a folder's sentence vectors.
 
     Attributes:
-        pooling: names in `POOLINGS`, whose vectors stand side by side.
+        pooling: names in `POOLINGS`, whose vectors are concatenated.
         dense: layers after pooling.
         normalize: whether vectors have length 1.
-        longest: tokens of a text that are read, the special ones included; None is the model's own limit.
-        lower: whether texts are put in lower case first, the prompt too.
-        prompt: what stands before every text.
+        longest: maximum number of tokens of a text, special ones included; None is the model's own limit.
+        lower: whether to lowercase texts, including the prompt.
+        prompt: put before every text.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -69,10 +69,10 @@ class SentenceFiles:
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:
-    """What the files of a folder say; the mean of all tokens where there are none.
+    """The settings of a folder; without these files, the mean over all tokens.
 
     Raises:
-        FileNotFoundError, ValueError: a file is missing or damaged, or names a step that is not computed here.
+        FileNotFoundError, ValueError: a file is missing or damaged, or has an unsupported step.
     """
     if not (folder / MODULES).is_file():
         return SentenceFiles()
@@ -92,7 +92,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         else:
             raise ValueError(
                 f"{folder / MODULES}: step {number} is {shortened(repr(step['type']))}; expected Transformer, Pooling, "
-                "then Dense layers, then Normalize: nothing else is computed"
+                "then Dense layers, then Normalize: other steps are not supported"
             )
     path = next((folder / name for name in TRANSFORMERS if (folder / name).is_file()), folder / TRANSFORMERS[0])
     values = _settings(path)
@@ -104,7 +104,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
 
 
 def sentence_file_names(folder: Path) -> list[str]:
-    """The files of a folder that `read_sentence_files` reads, by their paths within it; none of damaged steps."""
+    """The files that `read_sentence_files` reads, relative to the folder; [] if modules.json is damaged."""
     try:
         steps = _steps(folder / MODULES)
     except (FileNotFoundError, ValueError):
@@ -129,7 +129,7 @@ def _steps(path: Path) -> list[dict[str, str]]:
         raise ValueError(f"{path}: damaged, expected a list of steps with type and path")
     for step in steps:
         if Path(step["path"]).is_absolute() or ".." in Path(step["path"]).parts:
-            raise ValueError(f"{path}: names {shortened(repr(step['path']))}, expected a folder within its own")
+            raise ValueError(f"{path}: names {shortened(repr(step['path']))}, expected a folder inside the model's")
     return steps
 
 
@@ -138,15 +138,15 @@ def _pooling(path: Path) -> tuple[str, ...]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: damaged, expected an object")
     if values.get("include_prompt") is False:
-        raise ValueError(f"{path}: include_prompt: expected true, got false: tokens of a prompt are not left out")
+        raise ValueError(f"{path}: include_prompt: expected true, got false: leaving out the prompt is not supported")
     written = values.get("pooling_mode")
     if isinstance(written, str):
-        found = [_WRITTEN.get(written, written)]
+        names = [_WRITTEN.get(written, written)]
     else:
-        found = [name for name, published in POOLINGS.items() if values.get(f"pooling_mode_{published}") is True]
-    if not found or not set(found) <= POOLINGS.keys():
+        names = [name for name, published in POOLINGS.items() if values.get(f"pooling_mode_{published}") is True]
+    if not names or not set(names) <= POOLINGS.keys():
         raise ValueError(f"{path}: expected a pooling_mode, one of {', '.join(POOLINGS)}, got {shortened(written)}")
-    return tuple(found)
+    return tuple(names)
 
 
 def _dense(folder: Path) -> Dense:
@@ -170,7 +170,7 @@ def _dense(folder: Path) -> Dense:
 
 
 def apply_dense(dense: Dense, vectors: Tensor) -> Tensor:
-    """(N, E) to (N, F)."""
+    """Apply a dense layer: (N, E) to (N, F)."""
     bias = None if dense.bias is None else dense.bias.to(vectors)
     made = torch.nn.functional.linear(vectors, dense.weight.to(vectors), bias)
     activation = _ACTIVATIONS[dense.activation]

@@ -1,4 +1,4 @@
-"""The settings of a published model: its config.json, read by name and kind."""
+"""Settings of a published model: config.json, read with checks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .reading import read_json
 
 CONFIG = "config.json"
 T = TypeVar("T")
-_MOST = 2**31 - 1  # above it no table can be built
+_MOST = 2**31 - 1  # larger tables cannot be allocated
 
 
-class Settings:
-    """What config.json says. Every reader raises ValueError with the file, the setting, its value and the known values.
+class CheckpointSettings:
+    """Contents of config.json. Readers raise ValueError with the file, the setting, its value and the known values.
 
     Attributes:
         values: the whole file.
-        stored: names of the tensors in the weights' files. A model may be built by what they carry.
-        left_out: settings that the model was built without, and their values.
-        anew: whether a model is built that has no weights yet.
+        stored: names of the tensors in the weights' files, for settings that depend on them.
+        left_out: settings without a counterpart here, and their values.
+        anew: whether the model is new and has no stored weights.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, stored: Collection[str] = ()):
@@ -33,26 +33,26 @@ class Settings:
         return self.values.get(name) is not None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value as it stands there; null counts as absent."""
+        """The raw value; null counts as absent."""
         value = self.values.get(name)
         return default if value is None else value
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """An int of at least `least`; without a default the setting must be there."""
+        """An int of at least `least`; without a default the setting is required."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
             raise self.error(name, f"an int from {least} to {_MOST}")
         return value
 
     def token(self, name: str, default: int, vocabulary: int) -> int:
-        """The id of a token."""
+        """A token's id."""
         value = self.count(name, default, least=0)
         if value >= vocabulary:
             raise self.error(name, f"a token's id, from 0 to {vocabulary - 1}")
         return value
 
     def layers(self, name: str, default: int | None = None) -> int:
-        """A number of layers: each has tensors, so there cannot be more of them than of those."""
+        """A number of layers. At most the number of stored tensors, since every layer has tensors."""
         layers = self.count(name, default)
         if layers > len(self.stored) and not self.anew:
             raise self.error(name, f"at most {len(self.stored)}, as many as there are tensors")
@@ -66,7 +66,7 @@ class Settings:
         return float(value)
 
     def eps(self, name: str, default: float) -> float:
-        """What a norm adds to a variance: a positive number."""
+        """The epsilon of a norm, a positive number."""
         value = self.number(name, default)
         if value <= 0.0:
             raise self.error(name, "a positive number")
@@ -87,27 +87,27 @@ class Settings:
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """A boolean."""
         value = self._given(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def choice(self, name: str, choices: Mapping[Any, T], default: Any = None) -> T:
-        """What the published value stands for here."""
+        """The value that `choices` has for the published value."""
         value = self._given(name, default)
         if not isinstance(value, (str, int, bool)) or value not in choices:
             raise self.error(name, f"one of {', '.join(map(repr, choices))}")
         return choices[value]
 
     def only(self, name: str, *allowed: object) -> None:
-        """ValueError where a setting asks for something that the family does not compute."""
+        """ValueError unless the setting is absent or has an allowed value."""
         value = self.values.get(name)
         if value is not None and value not in allowed:
-            raise self.error(name, f"{' or '.join(map(repr, allowed))}: nothing else is computed")
+            raise self.error(name, f"{' or '.join(map(repr, allowed))}: other values are not supported")
 
     def rename(self, aliases: Mapping[str, str]) -> None:
-        """Give each setting its own name in place of an alias; ValueError where both are there and differ."""
+        """Rename settings from their aliases; ValueError if both names are there with different values."""
         for alias, name in aliases.items():
             if alias not in self.values:
                 continue
@@ -117,7 +117,7 @@ class Settings:
             self.values[name] = value
 
     def error(self, name: str, expected: str) -> ValueError:
-        """The error of one setting."""
+        """The error about a setting."""
         return ValueError(f"{self.path}: {name}: expected {expected}, got {shortened(repr(self.values.get(name)))}")
 
     def _given(self, name: str, default: Any) -> Any:
@@ -127,10 +127,10 @@ class Settings:
         return value
 
 
-def read_settings(folder: Path) -> Settings:
-    """config.json of a folder. FileNotFoundError or ValueError, in one line, where it is missing or damaged."""
+def read_settings(folder: Path) -> CheckpointSettings:
+    """config.json of a folder. Raises a one-line FileNotFoundError or ValueError if it is missing or damaged."""
     path = folder / CONFIG
     values = read_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: damaged, expected an object of model settings")
-    return Settings(values, path)
+    return CheckpointSettings(values, path)

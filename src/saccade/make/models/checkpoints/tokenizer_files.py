@@ -1,7 +1,7 @@
-"""A published folder's tokenizer: tokenizer.json, or the older vocab.txt, or vocab.json with merges.txt.
+"""Reads a published tokenizer: tokenizer.json, or the older vocab.txt, or vocab.json with merges.txt.
 
-tokenizer_config.json, special_tokens_map.json and added_tokens.json say beside it which tokens mean something, and how
-texts are padded and cut.
+tokenizer_config.json, special_tokens_map.json and added_tokens.json list the special tokens and the rules for padding
+and truncation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE, CONFIG, SPECIAL, ADDED = "tokenizer.json", "tokenizer_config.json", "speci
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 PIECES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "source.spm")  # of SentencePiece
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_ENDLESS = 10**9  # a model_max_length above it means that none was given
+_ENDLESS = 10**9  # a larger model_max_length means no limit
 _SIDES = ("right", "left")
 
 # By the beginning of tokenizer_class, or by model_type: older folders say one of the two.
@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sep": "</s>",
         "pad": "<pad>",
         "cls": "<s>",
-        "mask": {"content": "<mask>", "lstrip": True},  # it stands for a word with its space
+        "mask": {"content": "<mask>", "lstrip": True},  # stands for a word with the space before it
     },
     "esm": {"eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "cls": "<cls>", "mask": "<mask>"},
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"},
@@ -47,15 +47,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a folder says of its tokenizer.
+    """A tokenizer and its settings.
 
     Attributes:
-        inner: of the `tokenizers` library, which neither pads nor cuts.
-        named: role -> id, of "bos", "eos", "unk", "sep", "pad", "cls", "mask" those there are.
-        special: all ids that stand for no text.
-        longest: tokens of one input, the special ones included; None where the folder names no limit.
-        left_padding, left_cut: whether batches are padded, and long texts cut, on the left.
-        types: whether the model reads which of two texts a token belongs to.
+        inner: of the `tokenizers` library, without padding and truncation.
+        named: ids by role: "bos", "eos", "unk", "sep", "pad", "cls", "mask", as far as defined.
+        special: ids of all special tokens.
+        longest: maximum number of tokens of an input, special ones included; None without a limit.
+        left_padding, left_cut: whether to pad batches, and to truncate long texts, on the left.
+        types: whether the model reads token types (first or second text).
     """
 
     inner: tokenizers.Tokenizer
@@ -102,7 +102,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The object in a file, {} where there is none."""
+    """The JSON object in a file; {} without a file."""
     if not path.is_file():
         return {}
     values = read_json(path)
@@ -116,7 +116,7 @@ def _from_json(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
         inner = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{path}: damaged, not a tokenizer ({shortened(error)})") from None
-    # What the settings say explicitly outweighs the file, as in the ecosystem.
+    # Explicit settings override tokenizer.json, as in transformers.
     for part, names in (
         (inner.normalizer, {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}),
         (inner.pre_tokenizer, {"add_prefix_space": "add_prefix_space"}),
@@ -129,7 +129,7 @@ def _from_json(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _older(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """A tokenizer from the files that came before tokenizer.json, and its special tokens by role."""
+    """A tokenizer from the files used before tokenizer.json, and its special tokens by role."""
     words, pairs = (folder / WORDS).is_file(), (folder / VOCABULARY).is_file() and (folder / MERGES).is_file()
     if not words and not pairs:
         raise FileNotFoundError(f"{folder}: no tokenizer; expected {FILE}, {WORDS}, or {VOCABULARY} with {MERGES}")
@@ -156,8 +156,8 @@ def _older(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, 
 
 
 def _word_pieces(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """BERT's: basic tokens, then the longest pieces of vocab.txt from the left (Wu et al. 2016)."""
-    with path.open(encoding="utf-8", newline="\n") as lines:  # some of its tokens are other line ends
+    """The tokenizer of BERT: basic tokens, then the longest matching pieces of vocab.txt (Wu et al. 2016)."""
+    with path.open(encoding="utf-8", newline="\n") as lines:  # tokens may contain other line breaks
         vocabulary = {line.rstrip("\n").rstrip("\r"): n for n, line in enumerate(lines)}
     tokens = _tokens("bert", config, path)
     _known(vocabulary, tokens["unk"], path)
@@ -178,7 +178,7 @@ def _word_pieces(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _residues(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """ESM's: a token a residue; what lies between known tokens is one <unk> for each run of it (Rives et al. 2021)."""
+    """The tokenizer of ESM: a token for each residue, <unk> for each run of unknown characters (Rives et al. 2021)."""
     vocabulary = {line.strip(): n for n, line in enumerate(path.read_text(encoding="utf-8").splitlines())}
     tokens = _tokens("esm", config, path)
     ends = [(token, _known(vocabulary, token, path)) for token in (tokens["cls"], tokens["eos"])]
@@ -195,12 +195,12 @@ def _residues(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _tokens(kind: str, config: dict[str, Any], path: Path) -> dict[str, str]:
-    """The special tokens by role: those the settings name, else the usual ones."""
+    """Special tokens by role: from the settings, else the defaults."""
     return {role: _content(token) for role, token in {**_DEFAULTS[kind], **_named(config, path)}.items()}
 
 
 def _byte_pairs(folder: Path, config: dict[str, Any], *, roberta: bool) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE; RoBERTa's puts <s> and </s> around texts."""
+    """The byte-level BPE of GPT-2; RoBERTa's also puts <s> and </s> around texts."""
     vocabulary = _object(folder / VOCABULARY)
     lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
     lines = [line for line in lines if line and not line.startswith("#version")]
@@ -220,7 +220,7 @@ def _byte_pairs(folder: Path, config: dict[str, Any], *, roberta: bool) -> token
 
 
 def _guessed(inner: tokenizers.Tokenizer, written: dict[str, Any], padding: dict[str, Any]) -> dict[str, Any]:
-    """Roles that a tokenizer.json alone leaves open."""
+    """Defaults for roles that a folder with only tokenizer.json leaves undefined."""
     pad = {"pad": padding["pad_token"]} if padding and inner.token_to_id(padding["pad_token"]) is not None else {}
     known = inner.get_vocab()
     usual = (kind for kind in _DEFAULTS.values() if {_content(token) for token in kind.values()} <= known.keys())
@@ -234,12 +234,12 @@ def _known(vocabulary: dict[str, int], token: str, path: Path) -> int:
 
 
 def _named(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """role -> token, as text or as an object with its content."""
-    found = {role: values[f"{role}_token"] for role in _ROLES if values.get(f"{role}_token") is not None}
-    for role, token in found.items():
+    """Special tokens by role, each a string or an object with its content."""
+    tokens = {role: values[f"{role}_token"] for role in _ROLES if values.get(f"{role}_token") is not None}
+    for role, token in tokens.items():
         if not isinstance(_content(token), str):
             raise ValueError(f"{path}: {role}_token: expected a token, got {shortened(repr(token))}")
-    return found
+    return tokens
 
 
 def _content(token: Any) -> Any:
@@ -247,7 +247,7 @@ def _content(token: Any) -> Any:
 
 
 def _add(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], written: list[Any]) -> None:
-    """Give the tokenizer the tokens that only the files beside it name: those with numbers in their order."""
+    """Add the tokens that are listed outside of the tokenizer's file: those with ids first, in order of ids."""
     listed = config.get("added_tokens_decoder", {})
     pairs = [(number, token) for token, number in _object(folder / ADDED).items()]
     pairs += listed.items() if isinstance(listed, dict) else []
@@ -280,7 +280,7 @@ def _add(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], writ
 
 
 def _begin_and_end(inner: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, int]) -> None:
-    """Where the settings say explicitly that texts begin or end with a token, and the file does not, let them."""
+    """Add begin and end tokens to texts if the settings ask for them explicitly and the tokenizer file does not."""
     asked = {role: config.get(f"add_{role}_token") for role in ("bos", "eos")}
     asked = {role: value for role, value in asked.items() if isinstance(value, bool)}
     if not asked or "cls" in named:
@@ -320,8 +320,8 @@ def _side(path: Path, config: dict[str, Any], name: str, other: dict[str, Any]) 
 
 
 def _has_types(inner: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, int]) -> bool:
-    """Whether token types distinguish a second text from the first: as the settings say, else as its place in a pair
-    does."""
+    """Whether token types distinguish a second text: from the settings, else from the tokenizer's template for
+    pairs."""
     names = config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names

@@ -1,4 +1,4 @@
-"""Writing tokens after tokens: one step of a model, how the next token is chosen, and the loop around both.
+"""Text generation: one decoding step, constraints, sampling, beam search, and the loops around them.
 
-Begin with `step.py`. Imports `nn` and what models have in common, no family.
+Begin with `step.py`. Imports `nn` and the files shared by all models, no family.
 """

@@ -1,4 +1,4 @@
-"""Beam search: the most probable texts a model can be found to give, several at once for each item.
+"""Beam search: an approximate search for the most probable texts, of which several are kept for each item.
 
 Shape legend: B items, k beams, N rows (k for each item still searched), M most new tokens, V vocabulary.
 """
@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....support._shared_cores import shared_cores
-from .constraints import Constraints, told_by
+from .constraints import Constraints, masked_prompts
 from .step import DecodingStep, Generated
 
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """How generated texts are searched for.
+    """Settings of beam search.
 
     The score of a text of n new tokens is `sum(log p) / n ** length_penalty`. Names and rules are transformers'.
 
     Args:
-        beams: k, texts that are kept at each step; at most the vocabulary.
+        beams: k, partial texts kept at each step; at most the size of the vocabulary.
         length_penalty: above 0 favours long texts, below 0 short ones, 0 compares sums.
         early_stopping: when an item with k finished texts is done. True: at once. False: when the best beam, with
             its length so far, is no better than the worst of them. "never": when it could not become better at any
@@ -73,34 +73,34 @@ def search(
     *,
     attention_mask: Tensor | None = None,
 ) -> Generated:
-    """The best texts of each item.
+    """Search the best texts of each item.
 
-    The first step has a row for each item, all others k of each item that is not done: those that are leave the batch.
+    The first step has a row for each item, later ones k for each unfinished item: finished items leave the batch.
 
     Args:
-        step: what reads tokens; `start` first.
-        start: (B, L), what the texts begin with.
-        pad: stands behind the end of a text.
-        attention_mask: (B, L) of `start`, as `step` has it; what it hides counts for no constraint.
+        step: the model's decoding step, first called with `start`.
+        start: (B, L), the tokens that texts begin with.
+        pad: the token after the end of a text.
+        attention_mask: (B, L) of `start`; constraints ignore masked tokens.
 
     Raises:
-        ValueError: more beams than tokens in the vocabulary, constraints that name others.
+        ValueError: more beams than tokens in the vocabulary, or constraints with tokens outside it.
     """
     k, most, count = beams.beams, constraints.max_new_tokens, 0
-    ids, told, state = start, start[:, None], None
+    ids, texts, state = start, start[:, None], None
     while count < most:
         logits = step.step(ids)
         if state is None:
             _check(beams, constraints, logits.shape[-1])
-            state, told = _State(logits, k, most, pad), told_by(start, attention_mask)[:, None]
+            state, texts = _State(logits, k, most, pad), masked_prompts(start, attention_mask)[:, None]
         scores = F.log_softmax(logits.to(state.scores.dtype), -1)
-        scores = constraints.apply(scores, told.flatten(0, 1), count).unflatten(0, told.shape[:2])
+        scores = constraints.apply(scores, texts.flatten(0, 1), count).unflatten(0, texts.shape[:2])
         count += 1
         best, parents, tokens = _candidates(state.scores[..., None] + scores, max(2, 1 + len(constraints.ends)) * k)
         ended = constraints.finished(tokens, count)
-        if bool(ended[:, :k].any()):  # those below the first k are there to go on with
+        if bool(ended[:, :k].any()):  # finished texts among the first k leave room for other beams
             new = (best / count**beams.length_penalty).masked_fill(~ended, -torch.inf)[:, :k]
-            state.finish(new, _told(told, parents[:, :k], tokens[:, :k])[..., start.shape[1] :], count)
+            state.finish(new, _continued(texts, parents[:, :k], tokens[:, :k])[..., start.shape[1] :], count)
         if count == most:
             break
         state.scores, chosen = best.masked_fill(ended, -torch.inf).topk(k)
@@ -108,8 +108,8 @@ def search(
         going = state.may_improve(beams, count, most).nonzero()[:, 0]
         if not len(going):
             break
-        step.reorder((going[:, None] * told.shape[1] + parents[going]).flatten())
-        told = _told(told[going], parents[going], tokens[going])
+        step.reorder((going[:, None] * texts.shape[1] + parents[going]).flatten())
+        texts = _continued(texts[going], parents[going], tokens[going])
         ids = tokens[going].flatten()[:, None]
         state.keep(going)
     assert state is not None
@@ -117,12 +117,12 @@ def search(
 
 
 class _State:
-    """What is known of all items, and the beams of those still searched.
+    """The finished texts of all items, and the beams of unfinished items.
 
     Attributes:
-        scores: (A, k), sums of log-probabilities of the beams of the A items still searched; (A, 1) at first.
-        items: (A,), which items they are.
-        best: (B, k), the scores of each item's finished texts, best first; -inf where there is none.
+        scores: (A, k), summed log-probabilities of the beams of the A unfinished items; (A, 1) at first.
+        items: (A,), the indices of these items.
+        best: (B, k), the scores of each item's finished texts, best first; -inf for missing ones.
         ids, lengths: (B, k, M) and (B, k) of those texts.
     """
 
@@ -137,7 +137,7 @@ class _State:
         self.pad = pad
 
     def finish(self, scores: Tensor, ids: Tensor, length: int) -> None:
-        """Texts `ids (A, k, length)` join the finished ones where their scores (A, k) are better; -inf are none."""
+        """Merge texts `ids (A, k, length)` into the finished ones by their scores (A, k); -inf marks missing texts."""
         most, k = self.ids.shape[-1], self.best.shape[1]
         ids = F.pad(ids, (0, most - length), value=self.pad)
         lengths = torch.full_like(scores, length, dtype=torch.int64)
@@ -147,7 +147,7 @@ class _State:
         self.lengths[self.items] = torch.cat((self.lengths[self.items], lengths), 1).gather(1, chosen)
 
     def may_improve(self, beams: BeamSearch, count: int, most: int) -> Tensor:
-        """Which items are not done, booleans (A,)."""
+        """Whether each item can still find better texts, bool (A,)."""
         length = most if beams.early_stopping == "never" and beams.length_penalty > 0 else count
         hope, best = self.scores[:, 0] / length**beams.length_penalty, self.best[self.items]
         full = best.isfinite().all(1)
@@ -156,31 +156,31 @@ class _State:
         return (hope > worst) & ~stopped
 
     def keep(self, going: Tensor) -> None:
-        """Leave out the items that are done."""
+        """Keep only these items."""
         self.scores, self.items = self.scores[going], self.items[going]
 
     def result(self, n: int) -> Generated:
-        found = self.best[:, :n].isfinite()
-        lengths = self.lengths[:, :n].masked_fill(~found, 0)
+        complete = self.best[:, :n].isfinite()
+        lengths = self.lengths[:, :n].masked_fill(~complete, 0)
         longest = int(lengths.max())
-        ids = self.ids[:, :n, :longest].masked_fill(~found[..., None], self.pad)
+        ids = self.ids[:, :n, :longest].masked_fill(~complete[..., None], self.pad)
         return Generated(ids, lengths, self.best[:, :n])
 
 
 def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best of `scores (A, rows, V)`, best first: scores, rows, tokens, each (A, count or as many as there are)."""
+    """The best entries of `scores (A, rows, V)`, best first: scores, rows and tokens, each (A, count) or fewer."""
     vocabulary = scores.shape[-1]
     best, places = scores.flatten(1).topk(min(count, scores.shape[1] * vocabulary))
     return best, places.div(vocabulary, rounding_mode="floor"), places % vocabulary
 
 
-def _told(tensor: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
-    """Texts (A, rows, t) continued: (A, c, t + 1)."""
+def _continued(tensor: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+    """Append tokens to the texts of their parents: texts (A, rows, t) to (A, c, t + 1)."""
     return torch.cat((_rows(tensor, parents), tokens[..., None]), -1)
 
 
 def _rows(texts: Tensor, chosen: Tensor) -> Tensor:
-    """(A, rows, t) at chosen (A, c): (A, c, t)."""
+    """Select rows (A, c) of texts (A, rows, t): (A, c, t)."""
     return texts.gather(1, chosen[..., None].expand(-1, -1, texts.shape[-1]))
 
 

@@ -1,6 +1,6 @@
-"""What generated text keeps to, whoever chooses its tokens.
+"""Constraints on generated text, for sampling and beam search.
 
-Shape legend: N rows, L tokens that they begin with, t tokens so far, V vocabulary.
+Shape legend: N rows, L prompt tokens, t tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Constraints:
     """Rules for a generated text. Each rule changes the log-probabilities of the next token.
 
     Args:
-        max_new_tokens: the most tokens of a text, its end token included.
-        min_new_tokens: no end token comes before so many tokens.
-        ends: end tokens; one of them finishes a text.
-        no_repeat_ngram: no n tokens in a row come twice. The prompt's tokens count, padding does not. 0: no such rule.
-        banned: tokens, or sequences of tokens, that never come.
-        forced_first: the first token, whatever the model says; it costs nothing.
-        forced_last: the last token of a text that reaches `max_new_tokens`; it costs nothing.
-        renormalized: whether the probabilities of the allowed tokens are divided by their sum, so that banning a likely
-            token does not lower a text's score.
+        max_new_tokens: the maximum number of generated tokens, end token included.
+        min_new_tokens: number of tokens before an end token is allowed.
+        ends: end tokens; each of them finishes a text.
+        no_repeat_ngram: n-grams of this size occur only once, prompt included. 0 allows repetition.
+        banned: tokens, or sequences of tokens, that are never generated.
+        forced_first: the first generated token; it does not change the score.
+        forced_last: the last token of a text that reaches `max_new_tokens`; it does not change the score.
+        renormalized: whether to renormalise the probabilities of the allowed tokens, so that banning a likely token
+            does not lower the score of a text.
 
     Raises:
-        ValueError: a number below its least, an empty sequence.
+        ValueError: a number below its minimum, an empty sequence.
 
     Example:
         >>> import torch, saccade
@@ -64,11 +64,11 @@ class Constraints:
 
     @property
     def reads_text(self) -> bool:
-        """Whether a rule depends on the tokens so far."""
+        """Whether a rule depends on the previous tokens."""
         return self.no_repeat_ngram > 0 or any(len(words) > 1 for words in self.banned)
 
     def check(self, vocabulary: int) -> None:
-        """ValueError where a rule names a token that there is not."""
+        """ValueError if a rule names a token outside the vocabulary."""
         forced = [("forced_first", self.forced_first), ("forced_last", self.forced_last)]
         named = [("ends", token) for token in self.ends] + [(n, t) for n, t in forced if t is not None]
         for name, token in named + [("banned", token) for words in self.banned for token in words]:
@@ -77,17 +77,17 @@ class Constraints:
 
     @renamed_arguments(told="tokens")
     def apply(self, scores: Tensor, tokens: Tensor, count: int) -> Tensor:
-        """Log-probabilities (N, V) of the next token, -inf where it may not come; a new tensor.
+        """Log-probabilities (N, V) of the next token as a new tensor, -inf for tokens that are not allowed.
 
         Args:
-            tokens: (N, t), the tokens so far, those that the text began with included; -1 is padding.
-            count: how many of them were generated.
+            tokens: (N, t), all previous tokens, prompt included; -1 is padding.
+            count: the number of generated tokens among them.
         """
         kept = self._kept(scores, tokens, count)
         return F.log_softmax(kept, -1).masked_fill(kept == -torch.inf, -torch.inf) if self.renormalized else kept
 
     def finished(self, tokens: Tensor, count: int) -> Tensor:
-        """Whether a text ends with these tokens, the `count`th; booleans of their shape."""
+        """Whether each text ends with these tokens, the `count`th; bool of the same shape."""
         if count == self.max_new_tokens:
             return torch.ones_like(tokens, dtype=torch.bool)
         return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
@@ -114,13 +114,13 @@ class Constraints:
         begun = tokens[:, None, tokens.shape[1] - n + 1 :]
         again = (grams[..., :-1] == begun).all(-1)
         again &= grams[..., -1] >= 0
-        banned = torch.where(again, grams[..., -1], scores.shape[1])  # where nothing repeats, a column that is cut off
+        banned = torch.where(again, grams[..., -1], scores.shape[1])  # else an extra column, cut off below
         marks = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool)
         return scores.masked_fill(marks.scatter(1, banned, True)[:, :-1], -torch.inf)
 
 
-def told_by(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Prompts (N, L) as `Constraints.apply` reads them: -1 in the padding, which stands before the tokens."""
+def masked_prompts(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Prompts (N, L) as input of `Constraints.apply`: masked tokens become -1."""
     if attention_mask is None:
         return ids
     ids, mask = padded_on_the_left(ids, attention_mask)
@@ -128,7 +128,7 @@ def told_by(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _without(scores: Tensor, tokens: Tensor, words: Sequence[int]) -> Tensor:
-    """-inf at the last of the words in rows that end with the others."""
+    """Set the last of the words to -inf in rows that end with the preceding ones."""
     before = len(words) - 1
     if tokens.shape[1] < before:
         return scores

@@ -1,7 +1,7 @@
-"""Text from the frames of a CTC head: the most probable token of each frame, or a search for the most probable text.
+"""Decodes the output of a CTC head: by the most probable token of each frame, or by beam search.
 
-A text is a sequence of tokens without the blank. An alignment names a token or the blank for every frame; its text is
-what is left when repeats are joined and blanks dropped. A text's probability is the sum over its alignments.
+A text is a sequence of tokens without the blank. An alignment gives a token or the blank for every frame; its text is
+obtained by merging repeats and dropping blanks. The probability of a text is the sum over its alignments.
 
 Shape legend: B batch, L frames, V vocabulary, N beams.
 """
@@ -24,24 +24,24 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Hypothesis(NamedTuple):
-    """A text, and the log of its probability: the sum over those of its alignments that the search kept."""
+    """A text and its log-probability, summed over the alignments that the search kept."""
 
     tokens: tuple[int, ...]
     log_probability: float
 
 
 def collapse(alignment: Iterable[int], blank: int = 0) -> tuple[int, ...]:
-    """The text of an alignment: repeats joined, then blanks dropped."""
+    """The text of an alignment: repeats merged, then blanks dropped."""
     return tuple(token for token, _ in groupby(alignment) if token != blank)
 
 
 def greedy(logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0) -> list[tuple[int, ...]]:
-    """The text of the most probable alignment of each item, which need not be the most probable text.
+    """The text of each item's most probable alignment, which may differ from the most probable text.
 
     Args:
-        logits: (B, L, V), or log probabilities.
-        lengths: (B,), frames of each item; None: all.
-        blank: the token that stands for none.
+        logits: (B, L, V), or log-probabilities.
+        lengths: (B,), number of frames of each item; None: all.
+        blank: id of the blank.
 
     Raises:
         TypeError, ValueError: as in `beam_search`.
@@ -53,18 +53,18 @@ def greedy(logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, bla
 def beam_search(
     logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0, beams: int = 16, best: int = 1
 ) -> list[list[Hypothesis]]:
-    """The most probable texts of each item, most likely first, found frame by frame without a language model.
+    """The most probable texts of each item, best first, found by beam search without a language model.
 
     Prefix search of Graves et al., "Connectionist Temporal Classification" (2006), section 3.2, with the pruning of
     Hannun et al., "First-Pass Large Vocabulary Continuous Speech Recognition" (2014): after each frame the `beams`
-    most probable beginnings are kept. With as many beams as there are beginnings, probabilities are exact.
+    most probable prefixes are kept. Probabilities are exact if no prefix is dropped.
 
     Args:
-        logits: (B, L, V), or log probabilities; computed in float64.
-        lengths: (B,), frames of each item; None: all.
-        blank: the token that stands for none.
-        beams: N, beginnings that are kept. Time grows with L N V.
-        best: texts returned of each item; fewer where fewer were found.
+        logits: (B, L, V), or log-probabilities; computed in float64.
+        lengths: (B,), number of frames of each item; None: all.
+        blank: id of the blank.
+        beams: N, number of prefixes kept. Time grows with L N V.
+        best: maximum number of texts returned for each item.
 
     Raises:
         TypeError: not a tensor of floats. ValueError: another shape, NaN, lengths beyond the frames, a blank outside
@@ -81,21 +81,21 @@ def beam_search(
 
 
 def _searched(frames: Array, blank: int, beams: int) -> list[Hypothesis]:
-    """All kept texts of one item (L, V) of log probabilities."""
+    """All kept texts of an item, from log-probabilities (L, V)."""
     prefixes: list[tuple[int, ...]] = [()]
-    # Of each prefix, the log probability of its alignments that end with the blank, and of those that do not.
+    # For each prefix: log-probability of its alignments that end with the blank, and of the others.
     blanks, tokens = np.zeros(1), np.full(1, -np.inf)
     for row in frames:
         last = np.array([prefix[-1] if prefix else blank for prefix in prefixes])
         rows, total = np.arange(len(prefixes)), np.logaddexp(blanks, tokens)
         longer = total[:, None] + row
-        longer[rows, last] = blanks + row[last]  # a token is written twice only if a blank stands between
+        longer[rows, last] = blanks + row[last]  # repeated tokens need a blank between them
         longer[:, blank] = -np.inf
         stay_blanks, stay_tokens = total + row[blank], np.where(last == blank, -np.inf, tokens + row[last])
         where = {prefix: n for n, prefix in enumerate(prefixes)}
         for n, prefix in enumerate(prefixes):
             shorter = where.get(prefix[:-1]) if prefix else None
-            if shorter is not None:  # the same text from two sides
+            if shorter is not None:  # the prefix is also reached from a shorter one
                 stay_tokens[n] = np.logaddexp(stay_tokens[n], longer[shorter, prefix[-1]])
                 longer[shorter, prefix[-1]] = -np.inf
         scores = np.concatenate((np.logaddexp(stay_blanks, stay_tokens), longer.ravel()))
@@ -105,12 +105,12 @@ def _searched(frames: Array, blank: int, beams: int) -> list[Hypothesis]:
         prefixes = [prefixes[n] if token is None else (*prefixes[n], token) for n, token in sources]
         blanks = np.array([stay_blanks[n] if token is None else -np.inf for n, token in sources])
         tokens = np.array([stay_tokens[n] if token is None else longer[n, token] for n, token in sources])
-    found = zip(prefixes, np.logaddexp(blanks, tokens).tolist(), strict=True)
-    return sorted((Hypothesis(*each) for each in found), key=lambda each: -each.log_probability)
+    scored = zip(prefixes, np.logaddexp(blanks, tokens).tolist(), strict=True)
+    return sorted((Hypothesis(*each) for each in scored), key=lambda each: -each.log_probability)
 
 
 def _check(logits: object, lengths: Sequence[int] | Tensor | None, blank: int) -> list[int]:
-    """The frames of each item."""
+    """The number of frames of each item, after checking the arguments."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise TypeError(f"logits: expected a tensor of floats (batch, frames, vocabulary), got {type(logits).__name__}")
     if logits.ndim != 3 or 0 in logits.shape:
@@ -130,14 +130,14 @@ def _check(logits: object, lengths: Sequence[int] | Tensor | None, blank: int) -
 
 @dataclass(frozen=True)
 class CtcVocabulary:
-    """What the tokens of a CTC head are written as: vocab.json with tokenizer_config.json, as wav2vec 2.0 has them.
+    """The vocabulary of a CTC head: vocab.json and tokenizer_config.json, in the format of wav2vec 2.0.
 
     Attributes:
-        tokens: by number.
-        blank: how the blank is written.
-        delimiter: the token between words; it becomes `space`.
-        unknown: what stands for numbers that have no token.
-        lower: whether the text is put in lower case.
+        tokens: by id.
+        blank: text of the blank.
+        delimiter: the token between words; it is decoded as `space`.
+        unknown: text for ids without a token.
+        lower: whether to lowercase the decoded text.
     """
 
     tokens: dict[int, str]
@@ -149,13 +149,13 @@ class CtcVocabulary:
 
     @classmethod
     def of_folder(cls, folder: Path | None) -> CtcVocabulary:
-        """Of a model's folder.
+        """Read the vocabulary in a model's folder.
 
         Raises:
-            FileNotFoundError: no vocab.json. ValueError: a damaged one, or one of several languages.
+            FileNotFoundError: no vocab.json. ValueError: the file is damaged, or for several languages.
         """
         if folder is None:
-            raise FileNotFoundError("vocab.json: the model was made in memory, so nothing names its tokens")
+            raise FileNotFoundError("vocab.json: the model was made in memory and has no vocabulary for its tokens")
         path = folder / "vocab.json"
         written = read_json(path)
         added = read_json(folder / "added_tokens.json") if (folder / "added_tokens.json").is_file() else {}
@@ -181,7 +181,7 @@ class CtcVocabulary:
         )
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of tokens that are collapsed already."""
+        """The text of collapsed tokens."""
         written = (self.tokens.get(token, self.unknown) for token in tokens)
         text = "".join(self.space if t == self.delimiter else t for t in written if t != self.blank).strip()
         return text.lower() if self.lower else text

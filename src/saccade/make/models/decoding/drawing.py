@@ -1,6 +1,6 @@
-"""Token after token for items side by side: drawn, or always the most probable, with or without constraints.
+"""Generates tokens for a batch by sampling or greedily, with constraints.
 
-Shape legend: N items, L length of what they begin with, V vocabulary.
+Shape legend: N items, L length of the prompts, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....support._shared_cores import shared_cores
-from .constraints import Constraints, told_by
+from .constraints import Constraints, masked_prompts
 from .sampling import Draws, Sampling
 from .step import DecodingStep, Generated
 
@@ -27,32 +27,31 @@ def tokens_after(
     attention_mask: Tensor | None = None,
     pad: int = 0,
 ) -> Iterator[Tensor]:
-    """The next tokens of all items, int64 (N,) at a time: as many as the constraints allow, or until every item
-    has ended.
+    """Generate tokens, int64 (N,) for all items at a time, up to the limit of the constraints or until all items have
+    ended.
 
-    Items that have ended get `pad` from then on. Once they are half of those that are computed, the rest goes on
-    without them.
+    Ended items get `pad`. Once half of the computed items have ended, the others continue without them.
 
     Args:
-        step: what reads tokens; the prompts first.
+        step: the model's decoding step, first called with the prompts.
         ids: (N, L), the prompts.
-        sampling: how the next token is chosen, once the constraints have left out what may not come.
-        attention_mask: (N, L) of the prompts, as `step` has it; what it hides counts for no repetition.
+        sampling: how to choose among the tokens that the constraints allow.
+        attention_mask: (N, L) of the prompts; masked tokens do not count as repeated.
 
     Raises:
-        ValueError: constraints that name tokens that there are not.
+        ValueError: constraints with tokens outside the vocabulary.
     """
     draws, new = Draws(sampling, ids, attention_mask), ids
-    told = ids
-    items = torch.arange(ids.shape[0], device=ids.device)  # those that are computed
+    texts = ids
+    items = torch.arange(ids.shape[0], device=ids.device)  # indices of the items that are still computed
     going = torch.ones_like(items, dtype=torch.bool)
     with shared_cores():
         for count in range(constraints.max_new_tokens):
             logits = step.step(new)
             if count == 0:
                 constraints.check(logits.shape[-1])
-                told = told_by(ids, attention_mask) if constraints.reads_text else ids
-            drawn = draws.draw(constraints.apply(draws.penalised(logits), told, count))
+                texts = masked_prompts(ids, attention_mask) if constraints.reads_text else ids
+            drawn = draws.draw(constraints.apply(draws.penalised(logits), texts, count))
             if not constraints.ends:
                 yield drawn
             else:
@@ -66,26 +65,26 @@ def tokens_after(
                     kept = going.nonzero()[:, 0]
                     step.reorder(kept)
                     draws.keep(kept)
-                    items, going, drawn, told = items[kept], going[kept], drawn[kept], told[kept]
+                    items, going, drawn, texts = items[kept], going[kept], drawn[kept], texts[kept]
             new = drawn[:, None]
             if constraints.reads_text:
-                told = torch.cat((told, new), 1)
+                texts = torch.cat((texts, new), 1)
 
 
 @torch.no_grad()
 def draw(step: DecodingStep, start: Tensor, sampling: Sampling, constraints: Constraints, pad: int = 0) -> Generated:
-    """One text for each item, and its score. Items that have ended leave the batch.
+    """Generate one text for each item, with its score. Ended items leave the batch.
 
     Args:
-        step: what reads tokens; `start` first.
-        start: (N, L), what the texts begin with.
-        sampling: how the next token is chosen, once the constraints have left out what may not come.
-        pad: stands behind the end of a text.
+        step: the model's decoding step, first called with `start`.
+        start: (N, L), the tokens that texts begin with.
+        sampling: how to choose among the tokens that the constraints allow.
+        pad: the token after the end of a text.
 
     Raises:
-        ValueError: constraints that name tokens that there are not.
+        ValueError: constraints with tokens outside the vocabulary.
     """
-    draws, new, told = Draws(sampling, start), start, start
+    draws, new, texts = Draws(sampling, start), start, start
     items = torch.arange(start.shape[0], device=start.device)
     ids = torch.full((len(items), constraints.max_new_tokens), pad, device=start.device)
     lengths, sums = torch.zeros_like(items), torch.zeros(len(items), device=start.device)
@@ -93,7 +92,7 @@ def draw(step: DecodingStep, start: Tensor, sampling: Sampling, constraints: Con
         logits = step.step(new).float()
         if count == 0:
             constraints.check(logits.shape[-1])
-        scores = constraints.apply(F.log_softmax(draws.penalised(logits), -1), told, count)
+        scores = constraints.apply(F.log_softmax(draws.penalised(logits), -1), texts, count)
         tokens = draws.draw(scores)
         ids[items, count], lengths[items] = tokens, count + 1
         sums[items] += scores.gather(1, tokens[:, None])[:, 0]
@@ -104,5 +103,5 @@ def draw(step: DecodingStep, start: Tensor, sampling: Sampling, constraints: Con
             step.reorder(going)
             draws.keep(going)
         items, new = items[going], tokens[going][:, None]
-        told = torch.cat((told[going], new), 1)
+        texts = torch.cat((texts[going], new), 1)
     return Generated(ids[:, None, : int(lengths.max())], lengths[:, None], (sums / lengths)[:, None])

@@ -1,4 +1,4 @@
-"""Models that continue texts, and how: what ends a text, how many positions there are, and the call.
+"""Models that generate text: special tokens, settings of the checkpoint, and `generate`.
 
 Shape legend: B batch, L length, V vocabulary.
 """
@@ -24,59 +24,57 @@ from .published import named_tokens, published_constraints, published_search
 from .sampling import Sampling
 from .step import DecoderStep
 
-_STEPS, _MANY = 16, 1000  # steps, and tokens of prompts, from which on packed copies of the weights pay for themselves
+_STEPS, _MANY = 16, 1000  # minimum steps, and prompt tokens, that justify packing weights
 
 
 class GeneratingModel(Model):
-    """A decoder that continues tokens. Abstract.
+    """A decoder that generates text. Abstract.
 
     Attributes:
-        longest: positions there are; None where nothing limits them.
+        longest: number of positions; None if unlimited.
     """
 
     longest: int | None
 
     @abstractmethod
     def cache(self) -> KVCache:
-        """An empty cache for decoding, which keeps everything."""
+        """An empty cache that keeps all tokens."""
 
     @abstractmethod
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
-        """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column."""
+        """Logits (B, V) of the token after the last column. `ids (B, L)` continue the tokens in the cache."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """V."""
+        """V, the size of the vocabulary."""
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a text: `eos_token_id` of generation_config.json, or of config.json; () where none is
-        named."""
+        """Tokens that end a text: `eos_token_id` of generation_config.json or config.json; () if undefined."""
         return named_tokens(self.generation, "eos_token_id")
 
     @property
     def begin_tokens(self) -> tuple[int, ...]:
-        """What a text without a prompt begins with: `bos_token_id`, or else the first end token, which ended another
-        text before it."""
+        """First token of a text without a prompt: `bos_token_id`, or the first end token, as after a previous text."""
         return named_tokens(self.generation, "bos_token_id") or self.end_tokens[:1]
 
     @property
     def pad_token(self) -> int:
-        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0; old folders name -1."""
+        """Token after the end of a text: `pad_token_id` (-1 is none), else the first end token, else 0."""
         named = (*named_tokens(self.generation, "pad_token_id"), *self.end_tokens, 0)
         return next(token for token in named if 0 <= token < self.vocabulary)
 
     @property
     def repetition_penalty(self) -> float:
-        """`repetition_penalty` of the files, for `Sampling`; 1 where they name none."""
+        """`repetition_penalty` of the checkpoint, for `Sampling`; 1 if undefined."""
         return self.generation.number("repetition_penalty", 1.0)
 
     def rules(self, begun: int, most: int) -> Constraints:
-        """What the files want a text to keep to that goes on for at most `most` tokens after `begun` first ones.
+        """Constraints of the checkpoint for at most `most` tokens after `begun` prompt tokens.
 
         Raises:
-            ValueError: files that ask for what is not computed.
+            ValueError: the checkpoint uses unsupported settings.
         """
         ends = tuple(token for token in self.end_tokens if 0 <= token < self.vocabulary)
         return replace(published_constraints(self.generation, begun, most), ends=ends)
@@ -90,23 +88,23 @@ class GeneratingModel(Model):
         sampling: Sampling | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Continue each text of a batch: ids (B, L + n), n at most `max_new_tokens`, fewer where all texts end before.
+        """Continue each text of a batch: ids (B, L + n), n at most `max_new_tokens`, fewer if all texts end before.
 
-        After an item's end token stand `pad_token`s. Padding of the prompts, on either side, is not read. Texts keep to
-        the rules of generation_config.json, such as `no_repeat_ngram_size` and `bad_words_ids`.
+        Ended items are filled with `pad_token`. Padding of the prompts, on either side, is ignored. The constraints of
+        generation_config.json apply, such as `no_repeat_ngram_size` and `bad_words_ids`.
 
         Args:
             input_ids: (B, L) ints, the prompts.
-            attention_mask: (B, L), 1 for real tokens and 0 for padding. None: `pad_token_id` is padding unless it ends
-                texts, too; all other tokens are real.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding. None: `pad_token_id` is padding, unless it is
+                also an end token; all other tokens are real.
             max_new_tokens: n, at least 1.
-            sampling: how tokens are drawn. None draws none: the most probable are taken, with the files'
-                `repetition_penalty`, or the text that a beam search finds where they name `num_beams`.
-            cache: an empty one of any kind, such as `KVCache.streaming(layers, window)`; None keeps everything.
+            sampling: how to sample. None takes the most probable tokens, with the checkpoint's `repetition_penalty`, or
+                uses beam search if the checkpoint sets `num_beams`.
+            cache: an empty cache of any kind, such as `KVCache.streaming(layers, window)`; None keeps all tokens.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, other shapes, an item of padding alone, a head that is no
-                language model's, more tokens than the model has positions, files that ask for what is not computed.
+            TypeError, ValueError: ids outside the vocabulary, other shapes, an item without real tokens, a head other
+                than a language model's, more tokens than positions, unsupported settings of the checkpoint.
         """
         self.check_generates()
         length = check_ids("input_ids", input_ids, self.vocabulary)[1]
@@ -130,18 +128,18 @@ class GeneratingModel(Model):
         rows = input_ids.shape[0] * (how.beams if isinstance(how, BeamSearch) else 1)
         with weights_for(self, max_new_tokens, rows, length):
             if isinstance(how, BeamSearch):
-                found = search(step, input_ids, how, rules, self.pad_token, attention_mask=attention_mask)
-                return torch.cat((input_ids, found.ids[:, 0]), 1)
+                texts = search(step, input_ids, how, rules, self.pad_token, attention_mask=attention_mask)
+                return torch.cat((input_ids, texts.ids[:, 0]), 1)
             new = tokens_after(step, input_ids, how, rules, attention_mask=attention_mask, pad=self.pad_token)
             return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
 
     def _likeliest(self) -> BeamSearch | Sampling:
-        """How the files want texts to be found where none is drawn."""
+        """Default decoding method of the checkpoint."""
         self.generation.only("num_return_sequences", 1)
         return published_search(self.generation, drawn=False)
 
     def _real(self, input_ids: Tensor) -> Tensor | None:
-        """A mask (B, L) of the tokens that are no padding, as transformers infers it; None where all are real."""
+        """A mask (B, L) of the real tokens, inferred as in transformers; None if all are real."""
         pads = named_tokens(self.generation, "pad_token_id")
         if len(pads) != 1 or pads[0] in self.end_tokens:
             return None
@@ -156,13 +154,13 @@ class GeneratingModel(Model):
 
 
 def weights_for(model: nn.Module, steps: int, rows: int, length: int) -> AbstractContextManager[None]:
-    """Packed copies of the weights where they pay for themselves: steps of few rows, (rows, 1), are as fast without."""
+    """Pack weights for many steps or long prompts; with a row for each step, (rows, 1), packing gains nothing."""
     many = rows > FEW and steps >= _STEPS
     return packed_weights(model) if many or rows * length >= _MANY else nullcontext()
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:
-    """How many of `count` tokens there are positions for after `length` more in the cache."""
+    """How many of `count` tokens still have positions, after `length` more tokens in the cache."""
     if longest is None:
         return count
     return bisect.bisect_right(range(1, count + 1), longest, key=lambda n: cache.reach(length + n))

@@ -1,26 +1,26 @@
-"""How a checkpoint's own files want its texts to be found, as values: the search, and what texts keep to."""
+"""Decoding settings of a checkpoint as `BeamSearch`, `Sampling` and `Constraints`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..checkpoints.generation import check_computed
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from .beam import BeamSearch
 from .constraints import Constraints
 from .sampling import Sampling
 
-DEFAULT_TOKENS = 128  # where the files name no length
+DEFAULT_TOKENS = 128  # without a length in the settings
 
 
-def published_search(settings: Settings, *, drawn: bool | None = None) -> BeamSearch | Sampling:
-    """Beam search, sampling, or the most probable token: as the settings say.
+def published_search(settings: CheckpointSettings, *, drawn: bool | None = None) -> BeamSearch | Sampling:
+    """Beam search, sampling or greedy decoding, by the settings.
 
     Args:
-        drawn: whether tokens are drawn; None is as `do_sample` says.
+        drawn: whether to sample; None follows `do_sample`.
 
     Raises:
-        ValueError: settings that ask for what is not computed.
+        ValueError: unsupported settings.
     """
     beams, penalty = settings.count("num_beams", 1), settings.number("repetition_penalty", 1.0)
     drawn = settings.flag("do_sample", False) if drawn is None else drawn
@@ -40,15 +40,16 @@ def published_search(settings: Settings, *, drawn: bool | None = None) -> BeamSe
     return Sampling(temperature, top_k or None, top_p, repetition_penalty=penalty)
 
 
-def published_constraints(settings: Settings, begun: int = 1, most: int | None = None) -> Constraints:
-    """Ends, lengths, and tokens that are forced or banned.
+def published_constraints(settings: CheckpointSettings, begun: int = 1, most: int | None = None) -> Constraints:
+    """End tokens, lengths, and forced or banned tokens.
 
     Args:
-        begun: tokens that texts begin with, which published lengths count. A first token is forced after one alone.
-        most: new tokens of a text; None is as the settings say.
+        begun: number of prompt tokens, included in published lengths. A forced first token applies only after a single
+            one.
+        most: maximum number of new tokens; None follows the settings.
 
     Raises:
-        ValueError: settings that ask for what is not computed, or for no new token.
+        ValueError: unsupported settings, or lengths without a new token.
     """
     check_computed(settings)
     if most is None and "max_new_tokens" in settings:
@@ -70,24 +71,24 @@ def published_constraints(settings: Settings, begun: int = 1, most: int | None =
     )
 
 
-def named_tokens(settings: Settings, name: str) -> tuple[int, ...]:
-    """A setting that is a token or several, such as `eos_token_id`; () where there is none."""
+def named_tokens(settings: CheckpointSettings, name: str) -> tuple[int, ...]:
+    """Token ids of a setting with one or several, such as `eos_token_id`; () if absent."""
     value = settings.get(name, [])
     tokens: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise settings.error(name, "a token's number, or several")
+        raise settings.error(name, "a token id, or a list of them")
     return tuple(tokens)
 
 
-def _token(settings: Settings, name: str) -> int | None:
+def _token(settings: CheckpointSettings, name: str) -> int | None:
     tokens = named_tokens(settings, name)
     if len(tokens) > 1:
-        raise settings.error(name, "one token's number")
+        raise settings.error(name, "a single token id")
     return tokens[0] if tokens else None
 
 
-def _banned(settings: Settings) -> tuple[tuple[int, ...], ...]:
-    """`bad_words_ids` without single end tokens, which are left out there as well."""
+def _banned(settings: CheckpointSettings) -> tuple[tuple[int, ...], ...]:
+    """`bad_words_ids` without single end tokens, as in transformers."""
     words, ends = settings.get("bad_words_ids", []), named_tokens(settings, "eos_token_id")
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise settings.error("bad_words_ids", "a list of lists of tokens")

@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits.
+"""Sampling: choosing the next token from logits.
 
 Shape legend: N items, V vocabulary.
 """
@@ -14,16 +14,17 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Settings of sampling.
 
     Args:
-        temperature: the logits are divided by it; 0 always takes the most probable token.
+        temperature: divides the logits; 0 always takes the most probable token.
         top_k: keep only the k most probable tokens; None keeps all.
-        top_p: of those, keep the fewest most probable tokens whose probabilities reach p ("nucleus sampling", Holtzman
-            et al. 2020); None keeps all.
-        seed: of the draws; None draws a fresh one.
-        repetition_penalty: r > 1 makes tokens of the text less likely: their positive logits are divided by r, negative
-            ones multiplied (Keskar et al., "CTRL", 2019, section 4.1), before all other rules; 1 changes nothing.
+        top_p: of those, keep the fewest most probable tokens whose probabilities sum to at least p ("nucleus
+            sampling", Holtzman et al. 2020); None keeps all.
+        seed: of the random draws; None uses a fresh one.
+        repetition_penalty: r > 1 makes tokens that are already in the text less likely: positive logits are divided
+            by r, negative ones multiplied (Keskar et al., "CTRL", 2019, section 4.1), before all other rules; 1 has
+            no effect.
 
     Raises:
         ValueError: numbers outside of these ranges.
@@ -53,7 +54,7 @@ class Sampling:
             raise ValueError(f"repetition_penalty: must be positive and finite, got {self.repetition_penalty}")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution the next token is drawn from: logits (..., V) -> (..., V) float32."""
+        """The distribution to sample from: logits (..., V) -> probabilities (..., V) in float32."""
         logits = logits.float()
         if self.temperature == 0.0:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
@@ -65,7 +66,7 @@ class Sampling:
         return logits.softmax(-1)
 
     def generator(self) -> torch.Generator:
-        """A source of random numbers begun with the seed, or with a fresh one."""
+        """A random generator with the seed, or with a fresh one."""
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -74,7 +75,7 @@ class Sampling:
         return generator
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """One token for each item, int64 (N,), from logits (N, V)."""
+        """Sample a token for each item, int64 (N,), from logits (N, V)."""
         if self.temperature == 0.0:
             return logits.argmax(-1)
         drawn = torch.multinomial(self.probabilities(logits).cpu(), 1, generator=generator)
@@ -82,14 +83,14 @@ class Sampling:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """All but the k largest of `logits (..., V)` become -inf; equals of the k-th stay."""
+    """Set all but the k largest of `logits (..., V)` to -inf; ties with the k-th are kept."""
     if k >= logits.shape[-1]:
         return logits
     return logits.masked_fill(logits < logits.topk(k).values[..., -1:], float("-inf"))
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """All of `logits (..., V)` but the fewest largest whose probabilities reach p become -inf; at least one stays."""
+    """Set `logits (..., V)` to -inf outside the smallest set of top tokens with probability p; at least one is kept."""
     ordered, order = logits.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
     reached_before = probabilities.cumsum(-1) - probabilities >= p
@@ -99,21 +100,21 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 class Draws:
-    """The draws for items side by side: one source of random numbers, and the tokens of each text to be penalised.
+    """Sampling for a batch: one random generator, and the tokens that a repetition penalty applies to.
 
     Args:
-        sampling: how tokens are drawn.
-        ids: (N, L), what the texts begin with.
+        sampling: settings of sampling.
+        ids: (N, L), the tokens that texts begin with.
         mask: (N, L), which of these tokens are real; None: all.
     """
 
     def __init__(self, sampling: Sampling, ids: Tensor, mask: Tensor | None = None):
         self.sampling, self._generator = sampling, sampling.generator()
         self._begun = ids, mask
-        self._there: Tensor | None = None  # bool (N, V), which tokens stand in each text, once that counts
+        self._there: Tensor | None = None  # bool (N, V), the tokens in each text; None until needed
 
     def penalised(self, logits: Tensor) -> Tensor:
-        """Logits (N, V), less of the tokens that stand in the text."""
+        """Logits (N, V) with the repetition penalty applied to tokens that are in the text."""
         penalty = self.sampling.repetition_penalty
         if penalty == 1.0:
             return logits
@@ -125,13 +126,13 @@ class Draws:
         return torch.where(self._there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
     def draw(self, logits: Tensor) -> Tensor:
-        """The next token of each item, int64 (N,), from logits (N, V); it stands in the text from then on."""
+        """Sample the next token of each item, int64 (N,), from logits (N, V), and add it to the text."""
         tokens = self.sampling.draw(logits, self._generator)
         if self._there is not None:
             self._there = self._there.scatter(1, tokens[:, None], True)
         return tokens
 
     def keep(self, items: Tensor) -> None:
-        """Go on with `items`, int64 (N',), alone."""
+        """Keep only `items`, int64 (N',)."""
         if self._there is not None:
             self._there = self._there[items]

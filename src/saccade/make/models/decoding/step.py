@@ -1,6 +1,6 @@
-"""One step of decoding: tokens in, logits of what comes next out.
+"""One step of decoding: from new tokens to the logits of the next one.
 
-Shape legend: N items that are decoded side by side, L new tokens of each, V vocabulary.
+Shape legend: N items decoded in parallel, L new tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ....operator.nn import KVCache
 
 
 class DecodingStep(Protocol):
-    """What a loop of decoding needs of a model: it holds everything that came before."""
+    """The interface of a decoding loop to a model: it holds all previous tokens."""
 
     def step(self, ids: Tensor) -> Tensor:
-        """Read `ids (N, L)`, which continue the earlier tokens; logits (N, V) of each item's next token."""
+        """Logits (N, V) of each item's next token. `ids (N, L)` continue the previous tokens."""
         ...
 
     def reorder(self, items: Tensor) -> None:
@@ -26,11 +26,11 @@ class DecodingStep(Protocol):
         ...
 
 
-class Decoding(Protocol):
-    """A model that reads tokens with a cache: a `GeneratingModel`, a `DecoderLM`."""
+class DecodingModel(Protocol):
+    """A model that decodes with a cache: a `GeneratingModel` or a `DecoderLM`."""
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
-        """Read `ids (N, L)`, which continue what the cache holds; logits (N, V) of what follows the last column."""
+        """Logits (N, V) of the token after the last column. `ids (N, L)` continue the tokens in the cache."""
         ...
 
     def cache(self) -> KVCache:
@@ -39,20 +39,20 @@ class Decoding(Protocol):
 
 
 class DecoderStep:
-    """Steps of a decoder with a cache. The first one reads the prompts, which may be padded on either side.
+    """Decoding steps of a decoder with a cache. The first step takes the prompts, which may be padded on either side.
 
     Args:
-        model: with logits of each next token.
+        model: the decoder.
         attention_mask: (N, L) of the prompts, 1 for real tokens and 0 for padding; None: all are real.
-        cache: an empty one of any kind; None is the model's own, which keeps everything.
+        cache: an empty one of any kind; None uses the model's own, which keeps all tokens.
     """
 
-    def __init__(self, model: Decoding, attention_mask: Tensor | None = None, cache: KVCache | None = None):
+    def __init__(self, model: DecodingModel, attention_mask: Tensor | None = None, cache: KVCache | None = None):
         self.model, self.cache = model, model.cache() if cache is None else cache
         self._mask = attention_mask
 
     def step(self, ids: Tensor) -> Tensor:
-        """Read `ids (N, L)`: logits (N, V)."""
+        """Logits (N, V) of the next tokens, after new tokens `ids (N, L)`."""
         mask, self._mask = self._mask, None
         if mask is not None:
             ids, mask = padded_on_the_left(ids, mask)
@@ -64,13 +64,13 @@ class DecoderStep:
 
 
 def padded_on_the_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and mask (N, L) with each item's padding before its tokens, so that all items end in the last column.
+    """Move padding to the left in ids and mask (N, L), so that all items end in the last column.
 
     Raises:
-        ValueError: an item of padding alone, after which nothing can follow.
+        ValueError: an item without real tokens.
     """
     if not isinstance(mask, Tensor) or mask.shape != ids.shape or bool(mask[:, -1].all()):
-        return ids, mask  # the model says what is wrong with it
+        return ids, mask  # the model raises the error
     empty = (~(mask != 0).any(1)).nonzero()
     if empty.numel():
         raise ValueError(f"attention_mask: item {int(empty[0])} has no real token; leave it out of the batch")
@@ -82,13 +82,13 @@ def padded_on_the_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """Generated texts of a batch, the best of each item first.
+    """Generated texts of a batch, best first for each item.
 
     Attributes:
-        ids: (B, n, L), only the new tokens, the end token included; after them the padding token.
-        lengths: (B, n), the number of new tokens; 0 where an item has fewer than n texts.
-        scores: (B, n): of a search as in `BeamSearch`, of drawn texts the mean log-probability of their tokens;
-            -inf where there is no text.
+        ids: (B, n, L), only new tokens, end token included; then the padding token.
+        lengths: (B, n), the number of new tokens; 0 for missing texts, if an item has fewer than n.
+        scores: (B, n): after beam search as in `BeamSearch`, after sampling the mean log-probability of the tokens;
+            -inf for missing texts.
 
     Example:
         >>> import torch, saccade

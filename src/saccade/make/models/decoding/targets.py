@@ -1,4 +1,4 @@
-"""One step of an encoder-decoder: targets go on by a token, and read their sources.
+"""One decoding step of an encoder-decoder: continues targets, which attend to their sources.
 
 Shape legend: N rows, B sources, L new tokens, Ls length of sources, V vocabulary, E width.
 """
@@ -16,10 +16,10 @@ from ..token_layout import Memory
 
 
 class ReadingModel(Protocol):
-    """A model whose decoder reads a memory: an `EncoderDecoder`."""
+    """A model whose decoder attends to encoded sources: an `EncoderDecoder`."""
 
     def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor:
-        """Read `ids (N, L)`, which continue the cache, and `context (B, Ls, E)`; logits (N, V) of what follows."""
+        """Logits (N, V) of the next token: `ids (N, L)` continue the cache, `context (B, Ls, E)` is attended to."""
         ...
 
     def cache(self) -> KVCache:
@@ -28,14 +28,14 @@ class ReadingModel(Protocol):
 
 
 class TargetStep:
-    """Steps of a decoder that reads sources; row n begins as the target of source n.
+    """Decoding steps of a decoder with sources. At first row n is the target of source n.
 
-    Keys and values of a source are computed once and held once, however many rows read it, as long as rows of one
-    source stand side by side and each source has as many. Otherwise each row reads a copy of its own.
+    Keys and values of a source are computed and stored once for all of its rows, as long as rows of a source are
+    adjacent and all sources have equally many. Otherwise each row gets its own copy.
 
     Args:
-        model: with logits of each next token.
-        memory: of the sources.
+        model: the encoder-decoder.
+        memory: the encoded sources.
     """
 
     def __init__(self, model: ReadingModel, memory: Memory):
@@ -45,7 +45,7 @@ class TargetStep:
         self._source = torch.arange(memory.layout.batch)  # of each row
 
     def step(self, ids: Tensor) -> Tensor:
-        """Read `ids (N, L)`: logits (N, V)."""
+        """Logits (N, V) of the next tokens, after new tokens `ids (N, L)`."""
         return self.model.next_logits(ids, self._context, self._padding, self.cache)
 
     def reorder(self, items: Tensor) -> None:

@@ -19,11 +19,11 @@ from ....operator.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from ....operator.nn.stacks import LayerObserver
 from ....operator.positions import Learned, Offset
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead
+from ..checkpoints.settings import CheckpointSettings
 from ..inputs import check_ids
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..output_heads import Classifier, ItemHead
 from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ..token_layout import token_layout
 from .bert import ACTIVATIONS as GELUS
@@ -47,7 +47,7 @@ class Bart(EncoderDecoder):
     target_tokens = None
     start: int
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         settings.only("normalize_embedding", True)
         settings.only("static_position_embeddings", False)
@@ -77,7 +77,7 @@ class Bart(EncoderDecoder):
 class BartClassifier(Bart):
     """BART that reads a text twice, with encoder and decoder, and classifies it by what stands at its end token."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__(settings, request)
         self.end = settings.count("eos_token_id", 2, least=0)
         width, dropout = self.encoder.config.width, settings.share("classifier_dropout", 0.0)
@@ -117,7 +117,7 @@ class BartClassifier(Bart):
         )
 
 
-def bart_stacks(settings: Settings, request: Request) -> tuple[Encoder, Decoder]:
+def bart_stacks(settings: CheckpointSettings, request: Request) -> tuple[Encoder, Decoder]:
     """Encoder and decoder of BART and Marian, which differ before and after them."""
     width = settings.count("d_model", 1024)
 
@@ -153,7 +153,7 @@ def bart_stacks(settings: Settings, request: Request) -> tuple[Encoder, Decoder]
     )
 
 
-def bart_head(settings: Settings, request: Request, targets: nn.Embedding) -> NextTokenHead | None:
+def bart_head(settings: CheckpointSettings, request: Request, targets: nn.Embedding) -> NextTokenHead | None:
     """Logits of the next token; early checkpoints lack the bias, which is 0 there."""
     if request.head != "conditional-generation":
         return None
@@ -210,7 +210,7 @@ def shared_keys(head: str | None, derived: tuple[str, ...] = ()) -> KeyMap:
     )
 
 
-def _build(settings: Settings, request: Request) -> Model:
+def _build(settings: CheckpointSettings, request: Request) -> Model:
     return BartClassifier(settings, request) if request.head == "sequence-classification" else Bart(settings, request)
 
 

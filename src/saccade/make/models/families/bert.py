@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ....operator._products import FUNCTIONS
 from ....operator.nn import AttentionConfig, BlockConfig, Encoder
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
+from ..checkpoints.settings import CheckpointSettings
 from ..inputs import check_like
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
 from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout
 
@@ -40,7 +40,7 @@ NEW_HEADS = ("sequence-classification", "token-classification", "question-answer
 class Bert(TextEncoder):
     """BERT with one of its heads, or none. Positions count from each item's first real token."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         for setting in ("is_decoder", "add_cross_attention"):
             settings.only(setting, False)
@@ -84,7 +84,7 @@ class Bert(TextEncoder):
 
 
 def bert_block(
-    settings: Settings,
+    settings: CheckpointSettings,
     request: Request,
     *,
     placement: str = "post",
@@ -117,7 +117,9 @@ def bert_block(
     )
 
 
-def bert_head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
+def bert_head(
+    settings: CheckpointSettings, request: Request, tokens: nn.Embedding, block: BlockConfig
+) -> nn.Module | None:
     """The head asked for."""
     width, head = block.width, request.head
     dropout = settings.share("classifier_dropout", block.dropout)

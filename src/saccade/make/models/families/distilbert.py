@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ....operator._products import FUNCTIONS
 from ....operator.nn import AttentionConfig, BlockConfig, Encoder
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
+from ..checkpoints.settings import CheckpointSettings
 from ..inputs import check_like
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
 from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout
 from .bert import ACTIVATIONS, HEADS, NEW_HEADS
@@ -32,7 +32,7 @@ class DistilBert(TextEncoder):
     In training, dropout also falls on what attention adds, where the published model has none.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         width, dropout = settings.count("dim", 768), settings.share("dropout", 0.1)
         attention = AttentionConfig(
@@ -84,7 +84,7 @@ class _Classifier(nn.Module):
         return self.out(self.dropout(F.relu(self.dense(x))))
 
 
-def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
+def _head(settings: CheckpointSettings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
     width, head = block.width, request.head
     if head == "masked-lm":
         tied, activation = settings.flag("tie_word_embeddings", True), FUNCTIONS[block.activation]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ....operator._products import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..token_layout import TokenLayout
 from .bert import BLOCKS, EMBEDDINGS, HEADS as BERT_HEADS, NEW_HEADS, Bert
 from .roberta import HEAD_KEYS as ROBERTA_KEYS
@@ -31,7 +31,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4
 class Electra(Bert):
     """ELECTRA's discriminator or generator with one of its heads, or none. It has no pooled vector."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         settings.values = {**SIZES, **settings.values}
         super().__init__(settings, request)
         self.pooler = None

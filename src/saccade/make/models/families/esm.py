@@ -19,10 +19,10 @@ from ....operator.nn import BlockConfig, Encoder
 from ....operator.positions import RotaryConfig
 from ....operator.positions.rotary import StoredRotary
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
+from ..checkpoints.settings import CheckpointSettings
 from ..inputs import check_ids, check_like
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..text.contacts import ContactHead, ContactMaps
 from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout, token_layout
@@ -47,7 +47,7 @@ class Esm(TextEncoder):
         contact_head: of `contacts`; None where the checkpoint has none.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         for setting in ("is_decoder", "add_cross_attention", "is_folding_model"):
             settings.only(setting, False)
@@ -165,13 +165,13 @@ class Esm(TextEncoder):
         return residues & (torch.arange(input_ids.shape[1], device=input_ids.device) != first)
 
 
-def _block(settings: Settings, request: Request, rotary: bool) -> BlockConfig:
+def _block(settings: CheckpointSettings, request: Request, rotary: bool) -> BlockConfig:
     block = bert_block(settings, request, placement="pre")
     positions = RotaryConfig(settings.theta("rope_theta", 1e4)) if rotary else None
     return replace(block, attention=replace(block.attention, positions=positions))
 
 
-def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
+def _head(settings: CheckpointSettings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
     width, dropout, head = block.width, block.dropout, request.head
     if head == "masked-lm":
         tied, eps = settings.flag("tie_word_embeddings", True), settings.eps("layer_norm_eps", 1e-12)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..graphs.attention import GraphAttention
 from ..graphs.heads import HEADS, GraphHead, check_features, feature_dropout, graph_keys, graph_layers, graph_mean
 from ..graphs.structure import check_graphs, with_loops
-from ..heads import classification_loss, refuse_labels
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..output_heads import classification_loss, refuse_labels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "relu": F.relu}
 KINDS = {"gat": "gat", "gatv2": "gatv2"}
@@ -34,7 +34,7 @@ class GAT(Model):
             mean of their nodes.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         if request.mechanism is not None:
             raise ValueError("mechanism: GAT's logits are no dot products, so nothing can take their place")

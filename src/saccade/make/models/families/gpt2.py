@@ -16,9 +16,9 @@ from ....operator.nn import AttentionConfig, BlockConfig, Decoder
 from ....operator.nn._linear import Linear
 from ....operator.positions import Learned, Offset
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead
 from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
 
@@ -35,7 +35,7 @@ OTHER_HEADS = ("classifier", "qa_outputs", "multiple_choice_head")  # that decod
 class GPT2(TextDecoder):
     """GPT-2 with the head of a language model, a classifier of its last token, or none."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         settings.only("add_cross_attention", False)
         settings.flag("reorder_and_upcast_attn", False)  # float32 logits, which every backend computes
@@ -78,7 +78,9 @@ def _divided(block: BlockConfig, layer: int) -> BlockConfig:
     return replace(block, attention=replace(attention, scale=scale / layer))
 
 
-def decoder_head(settings: Settings, request: Request, tokens: nn.Embedding, *, tied: bool) -> nn.Module | None:
+def decoder_head(
+    settings: CheckpointSettings, request: Request, tokens: nn.Embedding, *, tied: bool
+) -> nn.Module | None:
     """What decoders have after their stack: a classifier of the last token, or the vocabulary's own matrix.
 
     None is the body alone, or the embedding where it is `tied` to the head.

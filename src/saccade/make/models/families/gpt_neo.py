@@ -18,7 +18,7 @@ from ....operator._masks import Window
 from ....operator.nn import AttentionConfig, BlockConfig, Decoder
 from ....operator.positions import Learned, Offset
 from ..checkpoints.keys import KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
 from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
@@ -32,7 +32,7 @@ LAYERS = {"global": False, "local": True}  # whether there is a window
 class GPTNeo(TextDecoder):
     """GPT-Neo with the head of a language model, a classifier of its last token, or none."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         width, dropout = settings.count("hidden_size", 2048), settings.share("resid_dropout", 0.0)
         attention = AttentionConfig(
@@ -65,7 +65,7 @@ class GPTNeo(TextDecoder):
         return self.dropout(self.places(self.tokens(input_ids), offset))
 
 
-def _windowed(settings: Settings) -> list[bool]:
+def _windowed(settings: CheckpointSettings) -> list[bool]:
     """Which layers see a window: `attention_types` is [[["global", "local"], 12]] for 24 layers. `attention_layers`
     names the kind of each, and overrides it."""
     layers = settings.layers("num_layers", 24)

@@ -16,14 +16,14 @@ from ....operator._biases import Bias
 from ....operator._masks import Documents, Edges, Mask
 from ....operator.nn import AttentionConfig, BlockConfig, Encoder
 from ....operator.nn.stacks import LayerObserver
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..graphs.heads import HEADS, GraphHead, check_features, graph_keys, graph_layers
 from ..graphs.pair_bias import PairBias
 from ..graphs.structure import UNREACHED, GraphBatch, Pairs, check_graphs, shortest_paths
-from ..heads import classification_loss, refuse_labels
 from ..inputs import check_kinds
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..output_heads import classification_loss, refuse_labels
 from .bert import ACTIVATIONS
 
 
@@ -45,7 +45,7 @@ class Graphormer(Model):
         virtual: (1, E), the virtual node; `virtual_bias` (1, H) is of all pairs with it.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         if request.mechanism is not None:
             raise ValueError(
@@ -167,7 +167,7 @@ class Graphormer(Model):
         return scores + total / pairs.hops.clamp(min=1, max=len(along))[:, None]
 
 
-def _reader(settings: Settings, what: str, width: int) -> nn.Module:
+def _reader(settings: CheckpointSettings, what: str, width: int) -> nn.Module:
     """What reads nodes or edges: kinds, or features."""
     kinds, features = f"{what}_types", f"{what}_features"
     if (kinds in settings) == (features in settings):
@@ -187,7 +187,7 @@ def _read(reader: nn.Module, name: str, given: Tensor, count: int | None) -> Ten
     return read
 
 
-def _block(settings: Settings) -> BlockConfig:
+def _block(settings: CheckpointSettings) -> BlockConfig:
     attention = AttentionConfig(
         settings.count("hidden_size", 768),
         settings.count("num_attention_heads", 32),

@@ -22,7 +22,7 @@ from ....operator.nn import AttentionConfig, BlockConfig, Decoder
 from ....operator.positions import LinearScaling, Llama3Scaling, Offset, RotaryConfig, YaRNScaling
 from ....operator.positions.scaling import Scaling
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
 from ..text.decoder import TextDecoder
 from .gpt2 import decoder_head, decoder_keys
@@ -38,7 +38,7 @@ class Llama(TextDecoder):
     """Llama, Mistral, Qwen2, Qwen3 or SmolLM with the head of a language model, a classifier of its last token, or
     none."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         layers = settings.layers("num_hidden_layers")
         block, width = llama_block(settings, request), settings.count("hidden_size")
@@ -68,7 +68,7 @@ class Llama(TextDecoder):
         return self.tokens(input_ids)
 
 
-def llama_block(settings: Settings, request: Request) -> BlockConfig:
+def llama_block(settings: CheckpointSettings, request: Request) -> BlockConfig:
     """The block of all layers, without positions and windows."""
     kind = settings.get("model_type")
     width, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
@@ -96,7 +96,7 @@ def llama_block(settings: Settings, request: Request) -> BlockConfig:
     )
 
 
-def rotary(settings: Settings) -> tuple[RotaryConfig, int | None]:
+def rotary(settings: CheckpointSettings) -> tuple[RotaryConfig, int | None]:
     """Rotary positions, and how many tokens they serve; None: any number.
 
     Folders of today have `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
@@ -106,7 +106,7 @@ def rotary(settings: Settings) -> tuple[RotaryConfig, int | None]:
     if not isinstance(values, dict):
         raise settings.error(field, "an object")
     usual = 2_000_000.0 if settings.get("model_type") == "smollm3" else 10_000.0
-    inside = Settings(
+    inside = CheckpointSettings(
         {**values, "rope_theta": values.get("rope_theta", settings.get("rope_theta", usual))}, settings.path
     )
     inside.values.setdefault("partial_rotary_factor", settings.get("partial_rotary_factor"))
@@ -117,7 +117,7 @@ def rotary(settings: Settings) -> tuple[RotaryConfig, int | None]:
     return RotaryConfig(inside.theta("rope_theta"), scaling=scaling), longest
 
 
-def _scaling(kind: str, inside: Settings, settings: Settings) -> tuple[Scaling | None, int | None]:
+def _scaling(kind: str, inside: CheckpointSettings, settings: CheckpointSettings) -> tuple[Scaling | None, int | None]:
     if kind == "default":
         return None, None
     longest = settings.count("max_position_embeddings", 2048)
@@ -142,7 +142,7 @@ def _scaling(kind: str, inside: Settings, settings: Settings) -> tuple[Scaling |
     return YaRNScaling(factor, original, fast, slow, grown), None
 
 
-def _windows(settings: Settings, layers: int) -> list[Window | None]:
+def _windows(settings: CheckpointSettings, layers: int) -> list[Window | None]:
     """Of each layer, None where it sees everything before it."""
     kind = settings.get("model_type")
     if kind == "mistral":
@@ -166,7 +166,7 @@ def _windows(settings: Settings, layers: int) -> list[Window | None]:
     return [window if slide else None for slide in slides]
 
 
-def _by_layer(settings: Settings, layers: int, usual: list[bool]) -> list[bool]:
+def _by_layer(settings: CheckpointSettings, layers: int, usual: list[bool]) -> list[bool]:
     """Which layers `layer_types` gives a window."""
     values: Any = settings.get("layer_types")
     if values is None:
@@ -177,7 +177,7 @@ def _by_layer(settings: Settings, layers: int, usual: list[bool]) -> list[bool]:
     return [LAYER_TYPES[value] for value in values]
 
 
-def _turned(settings: Settings, layers: int) -> list[bool]:
+def _turned(settings: CheckpointSettings, layers: int) -> list[bool]:
     """Which layers have rotary positions."""
     if settings.get("model_type") != "smollm3":
         return [True] * layers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....operator.positions import Offset, Sinusoidal
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
 from ..text.encoder_decoder import EncoderDecoder
 from .bart import ALIASES, BLOCKS, HEAD_KEYS, bart_head, bart_stacks, shared_keys
@@ -27,7 +27,7 @@ PLACES = ("encoder.embed_positions", "decoder.embed_positions")  # the files may
 class Marian(EncoderDecoder):
     """A Marian model with its head, or its body alone."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         settings.only("normalize_embedding", False)
         settings.only("static_position_embeddings", True)

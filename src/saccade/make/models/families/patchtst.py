@@ -20,10 +20,10 @@ from ....operator.nn import AttentionConfig, BlockConfig, Encoder
 from ....operator.nn.feed_forward import FeedForward
 from ....operator.nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import refuse_labels
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..output_heads import refuse_labels
 from ..signals.series import ForecastHead, Scaler, SeriesHead, check_series
 from .bert import ACTIVATIONS
 
@@ -45,7 +45,7 @@ class PatchTST(Model):
         cls: (1, 1, 1, E), a token before the patches, or None.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         settings.only("channel_attention", False)
         if settings.get("architectures") == ["PatchTSTModel"]:
@@ -149,7 +149,7 @@ class PatchTST(Model):
         return {"logits": logits, "loss": F.mse_loss(logits, target)}
 
 
-def _block(settings: Settings, request: Request) -> BlockConfig:
+def _block(settings: CheckpointSettings, request: Request) -> BlockConfig:
     attention = AttentionConfig(
         settings.count("d_model", 128),
         settings.count("num_attention_heads", 4),
@@ -170,7 +170,7 @@ def _block(settings: Settings, request: Request) -> BlockConfig:
     )
 
 
-def _scaler(settings: Settings) -> Scaler:
+def _scaler(settings: CheckpointSettings) -> Scaler:
     settings.only("scaling_dim", 1)
     settings.only("keepdim", True)
     kind = settings.choice("scaling", SCALINGS, False if "scaling" in settings.values else "std")
@@ -178,7 +178,7 @@ def _scaler(settings: Settings) -> Scaler:
     return Scaler(kind, settings.number("minimum_scale", 1e-5 if kind == "std" else 1e-10), default)
 
 
-def _head(settings: Settings, request: Request, patches: int) -> nn.Module:
+def _head(settings: CheckpointSettings, request: Request, patches: int) -> nn.Module:
     width, channels = settings.count("d_model", 128), settings.count("num_input_channels", 1)
     dropout, pooling = settings.share("head_dropout", 0.0), _pooling(settings)
     if request.head != "classification":
@@ -198,7 +198,7 @@ def _head(settings: Settings, request: Request, patches: int) -> nn.Module:
     return SeriesHead(width * channels, targets, pooling, dropout, None if bounds is None else (bounds[0], bounds[1]))
 
 
-def _pooling(settings: Settings) -> str | None:
+def _pooling(settings: CheckpointSettings) -> str | None:
     if settings.flag("use_cls_token", False):
         return "cls"
     absent = settings.values.get("pooling_type", "mean") is None  # null is a value of its own

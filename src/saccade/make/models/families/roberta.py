@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
+from ..output_heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..token_layout import TokenLayout
 from .bert import BLOCKS, EMBEDDINGS, HEADS, NEW_HEADS, Bert
 
@@ -25,7 +25,7 @@ from .bert import BLOCKS, EMBEDDINGS, HEADS, NEW_HEADS, Bert
 class Roberta(Bert):
     """RoBERTa with one of its heads, or none."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__(settings, request)
         self.padding = settings.count("pad_token_id", 1, least=0)
         self.longest = self.places.num_embeddings - self.padding - 1

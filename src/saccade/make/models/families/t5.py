@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ....operator.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from ....operator.positions import Offset, T5Config
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Model, Request
 from ..text.encoder import TextEncoder
 from ..text.encoder_decoder import EncoderDecoder, NextTokenHead
@@ -50,7 +50,7 @@ class T5(EncoderDecoder):
     longest = None
     target_tokens = None
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         block = t5_block(settings, request)
         cross = replace(block.attention, positions=None, mechanism=None, dropout=block.dropout)
@@ -90,7 +90,7 @@ class T5Encoder(TextEncoder):
     longest = None
     head = None
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         block = t5_block(settings, request)
         self.tokens = nn.Embedding(settings.count("vocab_size", 32128), block.width)
@@ -111,7 +111,7 @@ class T5Encoder(TextEncoder):
         return self.dropout(self.tokens(layout.take(input_ids)))
 
 
-def t5_block(settings: Settings, request: Request) -> BlockConfig:
+def t5_block(settings: CheckpointSettings, request: Request) -> BlockConfig:
     """The encoder's block."""
     t5 = settings.get("model_type") == "t5"
     dropout = settings.share("dropout_rate", 0.1)
@@ -134,18 +134,18 @@ def t5_block(settings: Settings, request: Request) -> BlockConfig:
     )
 
 
-def _activation(settings: Settings, usual: str) -> str:
+def _activation(settings: CheckpointSettings, usual: str) -> str:
     """As `feed_forward_proj` names it, unless its parts, `is_gated_act` and `dense_act_fn`, are named too."""
     gated, name = settings.choice("feed_forward_proj", PROJECTIONS, usual)
     return settings.choice("dense_act_fn", GATED if settings.flag("is_gated_act", gated) else ACTIVATIONS, name)
 
 
-def _positions(settings: Settings, *, bidirectional: bool) -> T5Config:
+def _positions(settings: CheckpointSettings, *, bidirectional: bool) -> T5Config:
     buckets = settings.count("relative_attention_num_buckets", 32)
     return T5Config(buckets, settings.count("relative_attention_max_distance", 128), bidirectional)
 
 
-def _build(settings: Settings, request: Request) -> Model:
+def _build(settings: CheckpointSettings, request: Request) -> Model:
     return T5Encoder(settings, request) if request.head == "encoder" else T5(settings, request)
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from ....operator.nn import BlockConfig, Encoder
 from ....operator.nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
-from ..heads import Classifier, ItemHead
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..output_heads import Classifier, ItemHead
 from ..signals.images import ImageInputs
 from .bert import bert_block
 
@@ -37,7 +37,7 @@ class Vit(Model):
     published.
     """
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         block = _block(settings, request)
         width = block.width
@@ -172,14 +172,14 @@ class TeacherHead(nn.Module):
         return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
 
 
-def _block(settings: Settings, request: Request) -> BlockConfig:
+def _block(settings: CheckpointSettings, request: Request) -> BlockConfig:
     block = bert_block(settings, request, placement="pre", dropout=0.0)
     settings.only("head_dim", block.attention.shape.head)
     biased = settings.flag("qkv_bias", True)
     return replace(block, attention=replace(block.attention, bias=biased, output_bias=True))
 
 
-def _pair(settings: Settings, name: str, default: int) -> tuple[int, int]:
+def _pair(settings: CheckpointSettings, name: str, default: int) -> tuple[int, int]:
     """Height and width, of a setting that is one number or two."""
     value = settings.get(name, default)
     sides = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]

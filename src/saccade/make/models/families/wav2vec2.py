@@ -16,7 +16,7 @@ from torch import nn
 from ....operator._products import FUNCTIONS
 from ....operator.nn import BlockConfig, Encoder
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Family, Request
 from ..signals.sound_encoder import SoundEncoder
 from ..signals.sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
@@ -26,7 +26,7 @@ from .bert import ACTIVATIONS, bert_block
 class Wav2Vec2(SoundEncoder):
     """wav2vec 2.0 with one of its heads, or none."""
 
-    def __init__(self, settings: Settings, request: Request):
+    def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         settings.only("add_adapter", False)
         settings.only("adapter_attn_dim", None)
@@ -59,14 +59,14 @@ class Wav2Vec2(SoundEncoder):
         self.head = _head(settings, request, block)
 
 
-def _block(settings: Settings, request: Request) -> BlockConfig:
+def _block(settings: CheckpointSettings, request: Request) -> BlockConfig:
     placement = "pre" if settings.flag("do_stable_layer_norm", False) else "post"
     dropouts = "attention_dropout", "hidden_dropout"
     block = bert_block(settings, request, placement=placement, dropouts=dropouts, eps=1e-5)
     return replace(block, feed_forward_dropout=settings.share("activation_dropout", 0.1))
 
 
-def _convolutions(settings: Settings) -> list[list[int]]:
+def _convolutions(settings: CheckpointSettings) -> list[list[int]]:
     """Channels, kernels and strides, as many of each."""
     defaults = {"conv_dim": [512] * 7, "conv_kernel": [10, 3, 3, 3, 3, 2, 2], "conv_stride": [5, 2, 2, 2, 2, 2, 2]}
     found = []
@@ -81,7 +81,7 @@ def _convolutions(settings: Settings) -> list[list[int]]:
     return found
 
 
-def _spans(settings: Settings, axis: str, share: float, least: int) -> tuple[float, int, int]:
+def _spans(settings: CheckpointSettings, axis: str, share: float, least: int) -> tuple[float, int, int]:
     return (
         settings.share(f"mask_{axis}_prob", share),
         settings.count(f"mask_{axis}_length", 10),
@@ -89,7 +89,7 @@ def _spans(settings: Settings, axis: str, share: float, least: int) -> tuple[flo
     )
 
 
-def _head(settings: Settings, request: Request, block: BlockConfig) -> CtcHead | MeanHead | None:
+def _head(settings: CheckpointSettings, request: Request, block: BlockConfig) -> CtcHead | MeanHead | None:
     width = block.width
     if request.head == CTC:
         vocabulary = settings.count("vocab_size", 32)

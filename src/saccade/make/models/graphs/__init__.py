@@ -1,4 +1,4 @@
-"""Graphs: checked batches of them, attention along their edges, biases of pairs of nodes, and heads.
+"""Graph models: checked batches of graphs, attention along edges, pair biases, and output heads.
 
-Begin with `structure.py`. Imports what all models have in common.
+Begin with `structure.py`. Imports the files shared by all models.
 """

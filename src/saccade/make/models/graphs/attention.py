@@ -1,7 +1,7 @@
-"""Attention along the edges of a graph by additive logits (GAT).
+"""Graph attention (GAT): attention along the edges of a graph, with additive logits.
 
-Its logits are no dot products: LeakyReLU(s_i + t_j) has no query and key of finite width, so `saccade.attention` could
-compute it only with a dense bias. Here it is a softmax over each node's edges, in memory of the edges.
+Additive logits LeakyReLU(s_i + t_j) are not dot products of query and key, so `saccade.attention` could only compute
+them with a dense bias. Here the softmax runs over the edges of each node, with memory proportional to the edges.
 
 Shape legend: N nodes, M edges, E width, H heads, D width of a head.
 """
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 
 class GraphAttention(nn.Module):
-    """Every node reads the nodes from which edges lead to it: (N, E) -> (N, H D), or the mean of heads (N, D).
+    """Every node attends to the nodes with an edge to it: (N, E) -> (N, H D), or the mean over heads (N, D).
 
         gat    e_ij = LeakyReLU(a_h . W x_i + b_h . W x_j)
         gatv2  e_ij = a_h . LeakyReLU(V x_i + W x_j)
         out_i  = concat_h(sum_j softmax_j(e_ij) W_h x_j) + bias,   j over the edges j -> i
 
-    Velickovic et al., "Graph Attention Networks" (2018), equations 1 to 6; v2, in which the order of neighbours may
-    depend on i: Brody et al., "How Attentive are Graph Attention Networks?" (2022), equation 7. An edge that is there
-    twice counts twice; a node to which none leads gets the bias alone.
+    Velickovic et al., "Graph Attention Networks" (2018), equations 1 to 6; v2, in which the ranking of neighbours
+    depends on i: Brody et al., "How Attentive are Graph Attention Networks?" (2022), equation 7. Duplicate edges count
+    twice; a node without incoming edges gets only the bias.
 
     Args:
         width: E.
         heads: H.
         head_width: D.
         kind: "gat" or "gatv2".
-        concat: whether heads stand side by side; else it is their mean.
-        slope: of LeakyReLU below 0.
-        dropout: probability of dropping a weight in training.
+        concat: whether to concatenate the heads; otherwise they are averaged.
+        slope: negative slope of LeakyReLU.
+        dropout: probability of dropping an attention weight in training.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GraphAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, by Glorot's rule as published."""
+        """Initialise all weights by Glorot's rule, as published."""
         for parameter in self.parameters():
             (nn.init.xavier_uniform_ if parameter.ndim > 1 else nn.init.zeros_)(parameter)
 
@@ -73,7 +73,7 @@ class GraphAttention(nn.Module):
         return (out.flatten(1) if self.concat else out.mean(1)) + self.bias
 
     def weights(self, x: Tensor, edges: Tensor) -> Tensor:
-        """The weights (M, H) of all edges; those that lead to one node sum to 1."""
+        """The attention weights (M, H) of all edges; those to the same node sum to 1."""
         return self._weights(x, self._heads(self.value(x)), edges)
 
     def _weights(self, x: Tensor, value: Tensor, edges: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class GraphAttention(nn.Module):
 
 
 def edge_softmax(logits: Tensor, ends: Tensor, nodes: int) -> Tensor:
-    """The softmax of logits (M, H) over the edges that end at the same node, `ends` (M,): (M, H)."""
+    """Softmax of logits (M, H) over the edges with the same end node, `ends` (M,): (M, H)."""
     at = ends[:, None].expand_as(logits)
     top = logits.new_full((nodes, logits.shape[1]), -torch.inf).scatter_reduce(0, at, logits.detach(), "amax")
     raised = torch.exp(logits - top[ends])

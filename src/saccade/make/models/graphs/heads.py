@@ -1,4 +1,4 @@
-"""What models of graphs have in common at both ends: features in, logits out, and models without published weights.
+"""Parts shared by the graph models: input features, output heads, and key maps of models without published weights.
 
 Shape legend: N nodes, B graphs, F features, E width, K labels.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints.keys import Key, KeyMap
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..model import Model
 from .structure import GraphBatch
 
@@ -17,7 +17,7 @@ HEADS = {"node-classification": "ForNodeClassification", "graph-classification":
 
 
 def graph_keys(model: Model) -> KeyMap:
-    """The names of tensors of a model without a published format: our own, and a head's by what it reads."""
+    """Key map of a model without a published format: Saccade's names, with heads named by their input."""
     body = sorted({name.split(".")[0] for name, _ in model.named_parameters()} - {"head"})
     names = {"node-classification": "node_head", "graph-classification": "graph_head"}
     mine = names.pop(model.request.head or "", None)
@@ -26,7 +26,7 @@ def graph_keys(model: Model) -> KeyMap:
 
 
 class GraphHead(nn.Module):
-    """Logits (B, K) of graphs from one vector (B, E) of each."""
+    """Classifies graphs: logits (B, K) from a vector (B, E) of each."""
 
     def __init__(self, width: int, labels: int):
         super().__init__()
@@ -37,8 +37,8 @@ class GraphHead(nn.Module):
         return self.out(x)
 
 
-def graph_layers(settings: Settings, default: int) -> int:
-    """How many layers: no more than the files have tensors for, where there are files."""
+def graph_layers(settings: CheckpointSettings, default: int) -> int:
+    """The number of layers; at most the number of stored tensors, if there are files."""
     return (settings.layers if settings.stored else settings.count)("num_hidden_layers", default)
 
 
@@ -49,11 +49,11 @@ def graph_mean(x: Tensor, graphs: GraphBatch) -> Tensor:
 
 
 def feature_dropout(x: Tensor, dropout: nn.Dropout) -> Tensor:
-    """`dropout(x)`, drawn only for what is not 0 where x is given and not computed.
+    """`dropout(x)` that draws random numbers only for entries other than 0, if x is an input without gradient.
 
-    Features that count words are nearly all 0, and to draw for each of them takes longer than a layer.
+    Bag-of-words features are nearly all 0, and random numbers for all of them take longer than a layer.
     """
-    if not dropout.training or x.requires_grad:  # a gradient reaches zeros, too
+    if not dropout.training or x.requires_grad:  # zeros have gradients, too
         return dropout(x)
     places = x.flatten().nonzero()[:, 0]
     kept = dropout(x.flatten()[places])
@@ -61,13 +61,13 @@ def feature_dropout(x: Tensor, dropout: nn.Dropout) -> Tensor:
 
 
 def check_features(name: str, given: object, features: int, dtype: torch.dtype, count: int | None = None) -> None:
-    """TypeError or ValueError unless it is (count, features) in the weights' dtype, all finite."""
+    """TypeError or ValueError unless a tensor is (count, features), of the weights' dtype and finite."""
     if not isinstance(given, Tensor) or given.dtype != dtype:
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise TypeError(f"{name}: expected a tensor of the weights' {dtype}, got {came}")
     rows = "n" if count is None else count
     if given.ndim != 2 or given.shape[1] != features or count not in (None, len(given)):
         raise ValueError(f"{name}: expected shape ({rows}, {features}), got {tuple(given.shape)}")
-    # NaN is the smallest and the largest, too; one pass over many features is worth it in each step.
+    # Minimum and maximum are NaN if any entry is. One pass over large features is affordable in every step.
     if given.numel() and not bool(torch.stack(given.aminmax()).isfinite().all()):
-        raise ValueError(f"{name}: holds NaN or infinite values")
+        raise ValueError(f"{name}: contains NaN or infinite values")

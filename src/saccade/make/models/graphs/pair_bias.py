@@ -1,4 +1,4 @@
-"""A bias on listed pairs alone, in memory of those pairs.
+"""A sparse bias, stored for listed query-key pairs only.
 
 Shape legend: P pairs, H heads, B batch, r x c a tile of rows and keys.
 """
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from ....operator._biases import Bias, Parts, Placement, Span
 
-_FAR = 1 << 31  # no row or key is that large
+_FAR = 1 << 31  # larger than any row or key
 
 
 class PairBias(Bias):
-    """`scores[p, h]` at the pair (rows[p], keys[p]) of a query and a key, 0 everywhere else.
+    """A bias of `scores[p, h]` at the pair (rows[p], keys[p]) of a query and a key, and 0 elsewhere.
 
-    A dense bias of T tokens takes T x T memory, also where a mask hides nearly all of it. The backends in plain
-    PyTorch compute it, tile by tile.
+    A dense bias of T tokens takes T x T memory even if a mask hides most of it. The backends in plain PyTorch compute
+    this one tile by tile.
 
     Args:
-        scores: (P, H) floating point; gradients reach it.
-        rows, keys: int64 (P,), sorted by row, then by key, each pair once.
+        scores: (P, H) floating point, differentiable.
+        rows, keys: int64 (P,), unique pairs sorted by row, then by key.
     """
 
     _head_axis = 1
@@ -41,7 +41,7 @@ class PairBias(Bias):
     def _pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         at, there = self._found(rows, keys)
         values = cotangent.sum(0)[:, there].t()
-        # Sparse: every tile's part has few pairs, and all of them are kept until the last one.
+        # Sparse gradients: a tile has few pairs, and the parts of all tiles are kept until the end.
         return torch.sparse_coo_tensor(at[there][None], values, tuple(parameter.shape), check_invariants=False)
 
     def _gather(self, parts: Parts, parameter: Tensor, widths: tuple[list[int], list[int]]) -> Tensor:
@@ -58,7 +58,7 @@ class PairBias(Bias):
         return parameter if heads is None else parameter.index_select(1, heads)
 
     def _found(self, rows: Span, keys: Span) -> tuple[Tensor, Tensor]:
-        """The number of each pair of a tile (r, c), any where it is not listed, and whether it is."""
+        """For a tile (r, c): the index of each pair in the list (arbitrary if missing), and whether it is listed."""
         wanted = rows.index[:, None] * _FAR + keys.index
         at = torch.searchsorted(self.codes, wanted).clamp(max=max(0, len(self.codes) - 1))
         return at, (self.codes[at] == wanted) if len(self.codes) else torch.zeros_like(wanted, dtype=torch.bool)

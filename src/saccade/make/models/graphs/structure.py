@@ -1,9 +1,9 @@
-"""Graphs as models read them: checked, and as pairs of nodes with the paths between them.
+"""Checked batches of graphs, and shortest paths between their nodes.
 
-A batch of graphs is one graph whose parts are not connected: nodes of all of them in one row, as PyTorch Geometric has
-them, so that none is padded.
+A batch of graphs is one graph with unconnected parts: the nodes of all graphs are concatenated without padding, as in
+PyTorch Geometric.
 
-Shape legend: N nodes of all graphs, M edges, B graphs, P pairs, D edges of a path that are kept.
+Shape legend: N nodes of all graphs, M edges, B graphs, P pairs, D stored edges of a path.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class GraphBatch(NamedTuple):
     """The structure of a batch of graphs.
 
     Attributes:
-        edges: int64 (2, M), of each edge the node where it begins and the node where it ends.
-        batch: int64 (N,), the graph of each node, in rising order.
-        sizes: int64 (B,), nodes of each graph.
+        edges: int64 (2, M), start node and end node of each edge.
+        batch: int64 (N,), the graph of each node, ascending.
+        sizes: int64 (B,), number of nodes of each graph.
     """
 
     edges: Tensor
@@ -32,12 +32,12 @@ class GraphBatch(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs of nodes and the shortest paths from the first to the second, sorted by both.
+    """Pairs of nodes with a shortest path from the first to the second, sorted by first and second.
 
     Attributes:
         first, second: int64 (P,).
-        hops: int64 (P,), edges of the path; `UNREACHED` where there is none.
-        path: int64 (P, D), numbers of its first D edges, -1 behind its end.
+        hops: int64 (P,), length of the path; `UNREACHED` without a path.
+        path: int64 (P, D), indices of its first D edges, then -1.
     """
 
     first: Tensor
@@ -47,15 +47,14 @@ class Pairs(NamedTuple):
 
 
 def check_graphs(nodes: int, edge_index: Tensor, batch: Tensor | None) -> GraphBatch:
-    """The structure of `nodes` nodes.
+    """Check a batch of graphs with `nodes` nodes.
 
     Args:
-        edge_index: (2, M) ints; edges may be directed, loops, and there more than once.
-        batch: (N,) ints, the graph of each node, from 0 on and in rising order; None: one graph.
+        edge_index: (2, M) ints; edges may be directed, loops, or duplicates.
+        batch: (N,) ints, the graph of each node, ascending from 0; None: one graph.
 
     Raises:
-        TypeError, ValueError: no node, other shapes, nodes that are not there, a graph without nodes, an edge from one
-            graph to another.
+        TypeError, ValueError: no node, other shapes, nodes out of range, a graph without nodes, an edge between graphs.
     """
     if not nodes:
         raise ValueError("x: a graph without nodes, expected at least one")
@@ -75,7 +74,7 @@ def check_graphs(nodes: int, edge_index: Tensor, batch: Tensor | None) -> GraphB
         raise ValueError(f"batch: expected ints ({nodes},), the graph of each node, got {shape}")
     batch = batch.long()
     if int(batch[0]) or bool((batch.diff() < 0).any()) or bool((batch.diff() > 1).any()):
-        raise ValueError("batch: expected graphs from 0 on in rising order, none without nodes")
+        raise ValueError("batch: expected graph numbers ascending from 0, each with at least one node")
     across = batch[edges[0]] != batch[edges[1]]
     if bool(across.any()):
         edge = int(across.nonzero()[0, 0])
@@ -84,7 +83,7 @@ def check_graphs(nodes: int, edge_index: Tensor, batch: Tensor | None) -> GraphB
 
 
 def with_loops(graphs: GraphBatch) -> Tensor:
-    """(2, M'): the edges, and one from each node to itself where there is none."""
+    """Edges (2, M') with a loop added to each node that has none."""
     nodes = torch.arange(len(graphs.batch), device=graphs.edges.device)
     looped = torch.zeros_like(nodes, dtype=torch.bool)
     looped[graphs.edges[0, graphs.edges[0] == graphs.edges[1]]] = True
@@ -92,14 +91,14 @@ def with_loops(graphs: GraphBatch) -> Tensor:
 
 
 def shortest_paths(graphs: GraphBatch, *, kept: int, most: int | None = None) -> Pairs:
-    """All pairs of nodes of one graph that a path leads from and to, or without `most` all pairs, by breadth first.
+    """Pairs of nodes of the same graph with shortest paths, by breadth-first search; without `most` all pairs.
 
-    Of several shortest paths it is the one over the nodes of least number, last node first; of parallel edges the
-    first. Loops are no part of one.
+    Among several shortest paths, that over the smallest node numbers, compared from the end; among parallel edges the
+    first. Paths contain no loops.
 
     Args:
-        kept: D, edges of each path that are returned.
-        most: hops of the longest path; None: any, and pairs without a path, too.
+        kept: D, number of edges of each path to return.
+        most: maximum number of hops; None: unlimited, and pairs without a path are included.
     """
     starts, ends = (side.cpu().numpy() for side in graphs.edges)
     nodes = len(graphs.batch)
@@ -114,10 +113,10 @@ def shortest_paths(graphs: GraphBatch, *, kept: int, most: int | None = None) ->
         before = np.repeat(np.arange(len(codes)), counts)
         steps = np.arange(len(before)) - np.repeat(np.cumsum(counts) - counts, counts)
         edge = order[first_edge[reached[before]] + steps]
-        found = codes[before] // nodes * nodes + ends[edge]
-        found, at = np.unique(found, return_index=True)  # the first of equals
-        new = ~np.isin(found, known, assume_unique=True)
-        codes, at = found[new], at[new]
+        reached_codes = codes[before] // nodes * nodes + ends[edge]
+        reached_codes, at = np.unique(reached_codes, return_index=True)  # the first of several
+        new = ~np.isin(reached_codes, known, assume_unique=True)
+        codes, at = reached_codes[new], at[new]
         paths = paths[before[at]]
         if len(levels) <= kept:
             paths[:, len(levels) - 1] = edge[at]
@@ -128,12 +127,12 @@ def shortest_paths(graphs: GraphBatch, *, kept: int, most: int | None = None) ->
         levels.append((codes, np.full(len(codes), UNREACHED), np.full((len(codes), kept), -1)))
     codes, hops, paths = (np.concatenate(part) for part in zip(*levels, strict=True))
     sort = np.argsort(codes)
-    told = (codes[sort] // nodes, codes[sort] % nodes, hops[sort], paths[sort])
-    return Pairs(*(torch.from_numpy(part).to(graphs.edges.device) for part in told))
+    columns = (codes[sort] // nodes, codes[sort] % nodes, hops[sort], paths[sort])
+    return Pairs(*(torch.from_numpy(part).to(graphs.edges.device) for part in columns))
 
 
 def _every_pair(sizes: np.ndarray, nodes: int) -> np.ndarray:
-    """first * N + second of all pairs within a graph."""
+    """first * N + second for all pairs within a graph."""
     begins = np.cumsum(sizes) - sizes
     blocks = [(np.arange(n)[:, None] + at) * nodes + np.arange(n) + at for n, at in zip(sizes, begins, strict=True)]
     return np.concatenate([block.ravel() for block in blocks])

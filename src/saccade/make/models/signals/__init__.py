@@ -1,4 +1,4 @@
-"""Images, sounds and time series: from files and arrays to what a model reads, and the layers around its blocks.
+"""Images, sound and time series: preprocessing to model inputs, and layers before and after the blocks.
 
-Begin with `images.py`. Imports `decoding` and what all models have in common.
+Begin with `images.py`. Imports `decoding` and the files shared by all models.
 """

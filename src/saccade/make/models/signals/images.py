@@ -1,4 +1,4 @@
-"""Images as a model reads them: `pixel_values` from files, PIL images and arrays, as preprocessor_config.json says.
+"""Image preprocessing by preprocessor_config.json: `pixel_values` from files, PIL images and arrays.
 
 Shape legend: B batch, C channels, H height, W width.
 """
@@ -17,34 +17,34 @@ from torch import Tensor
 
 from ....support._extras import installing
 from ..checkpoints.processors import processor_settings
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 
 if TYPE_CHECKING:
     from PIL import Image
 
-KINDS = {"ViT": (224, None, 2), "DeiT": (256, 224, 3)}  # size, crop and filter, where the file leaves them out
-FILTERS = range(6)  # Pillow's numbers of its filters
-MOST = 2**14  # pixels of a side that a file may ask for
+KINDS = {"ViT": (224, None, 2), "DeiT": (256, 224, 3)}  # defaults for size, crop and filter
+FILTERS = range(6)  # Pillow's filter numbers
+MOST = 2**14  # maximum side of an image in pixels
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""Pillow's names of what a file may hold, whatever its name. Of all others some start programs, as EPS does."""
+"""Accepted formats, by Pillow's names, independent of the file's name. Some others run programs, such as EPS."""
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """How an image becomes numbers: resized, cropped at its centre, times a factor, less a mean, by a deviation.
+    """Preprocessing of an image: resizing, centre crop, rescaling, and normalisation by mean and standard deviation.
 
-    Equal to transformers' ViTImageProcessor and DeiTImageProcessor on Pillow. Models of three channels get RGB of every
-    image; what is transparent becomes white.
+    Equal to transformers' ViTImageProcessor and DeiTImageProcessor with Pillow. For models with three channels images
+    are converted to RGB, with white in place of transparency.
 
     Attributes:
         channels: C, of the model.
-        resize: (H, W) that every image gets; an int is its shorter side; None keeps its size.
-        longest: what the longer side may have where `resize` is an int; None is any.
-        resample: number of Pillow's filter.
-        crop: (H, W); smaller images get a border of 0. None crops nothing.
+        resize: target (H, W); an int is the target of the shorter side; None keeps the size.
+        longest: maximum of the longer side if `resize` is an int; None is unlimited.
+        resample: Pillow's number of the filter.
+        crop: (H, W); smaller images are padded with 0. None does not crop.
         factor: of the values 0 ... 255; None is 1.
-        mean, deviation: of each channel; None leaves values as they are.
+        mean, deviation: of each channel; None does not normalise.
     """
 
     channels: int = 3
@@ -58,10 +58,10 @@ class ImageInputs:
 
     @classmethod
     def of_folder(cls, folder: Path | None, channels: int) -> ImageInputs:
-        """What the processor's file of a model's folder says.
+        """Read the processor's settings from a model's folder.
 
         Raises:
-            FileNotFoundError: no such file. ValueError: another kind of processor, or settings that are not computed.
+            FileNotFoundError: no such file. ValueError: another kind of processor, or unsupported settings.
         """
         settings, kind = processor_settings(folder, "image_processor", KINDS)
         size, crop, resample = KINDS[kind]
@@ -84,43 +84,43 @@ class ImageInputs:
         )
 
     def __call__(self, images: Any) -> Tensor:
-        """float32 (B, C, H, W).
+        """Preprocess images to float32 (B, C, H, W).
 
         Args:
-            images: a path, a PIL image, a uint8 array or tensor (H, W), (H, W, C) or (C, H, W), one or a list.
+            images: a path, a PIL image, or a uint8 array or tensor (H, W), (H, W, C) or (C, H, W); or a list of these.
 
         Raises:
-            ImportError: without Pillow. FileNotFoundError: no such file. TypeError: no images, or arrays of floats.
-            ValueError: damaged files, an empty list, other channels, more than 8 bits, images of unequal sizes where
-                nothing resizes them.
+            ImportError: without Pillow. FileNotFoundError: no such file. TypeError: not images, or arrays of floats.
+            ValueError: damaged files, an empty list, other channels, more than 8 bits, images of different sizes
+                without resizing.
         """
         if not isinstance(images, (list, tuple)):
             images = list(images) if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4 else [images]
         if not len(images):
             raise ValueError("images: empty, expected at least one image")
-        found = [self._one(image, f"images[{n}]") for n, image in enumerate(images)]
-        shapes = {values.shape for values in found}
+        arrays = [self._one(image, f"images[{n}]") for n, image in enumerate(images)]
+        shapes = {values.shape for values in arrays}
         if len(shapes) > 1:
-            told = ", ".join(str(shape[1:]) for shape in sorted(shapes))
-            raise ValueError(f"images: of unequal sizes {told}, and the model's file does not resize them to one")
-        return torch.from_numpy(np.stack(found))
+            sizes = ", ".join(str(shape[1:]) for shape in sorted(shapes))
+            raise ValueError(f"images: different sizes {sizes}, and the model's settings do not resize them to one")
+        return torch.from_numpy(np.stack(arrays))
 
     def _one(self, source: Any, name: str) -> np.ndarray[Any, Any]:
         return self.values(self.pixels(source, name)[None])[0]
 
     def pixels(self, source: Any, name: str) -> np.ndarray[Any, Any]:
-        """uint8 (H, W, C) of one image, resized and cropped; `name` is what errors call it. Errors as of a call."""
+        """Resize and crop an image to uint8 (H, W, C); `name` is for errors, which are as of `__call__`."""
         if self.channels not in (1, 3, 4):
-            raise ValueError(f"{name}: only models of 1, 3 or 4 channels read images, this one has {self.channels}")
+            raise ValueError(f"{name}: images need a model of 1, 3 or 4 channels, got one of {self.channels}")
         pixels = _array(source, name, self.channels)
         if pixels.shape[-1] != self.channels:
             raise ValueError(f"{name}: expected {self.channels} channels, got {pixels.shape[-1]}")
         return _cropped(self._resized(pixels), self.crop)
 
     def values(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """float32 (B, C, H, W) of uint8 (B, H, W, C): times the factor, less the mean, by the deviation."""
+        """Rescale and normalise uint8 (B, H, W, C) to float32 (B, C, H, W)."""
         values: np.ndarray[Any, Any] = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-        # The same roundings as published: the product in float64, all else in float32.
+        # Rounds as published: the product in float64, the rest in float32.
         values = (values if self.factor is None else values * np.float64(self.factor)).astype(np.float32)
         if self.mean is not None and self.deviation is not None:
             mean, deviation = (np.asarray(each, np.float32)[:, None, None] for each in (self.mean, self.deviation))
@@ -141,7 +141,7 @@ class ImageInputs:
 
 
 def _array(source: Any, name: str, channels: int) -> np.ndarray[Any, Any]:
-    """uint8 (H, W, C) of anything that is an image."""
+    """Convert any supported image to uint8 (H, W, C)."""
     if isinstance(source, (str, Path)):
         image: Any = open_image(Path(source))
     elif isinstance(source, (np.ndarray, Tensor)):
@@ -157,7 +157,7 @@ def _array(source: Any, name: str, channels: int) -> np.ndarray[Any, Any]:
         raise ValueError(f"{name}: expected at least one pixel, got {image.size}")
     try:
         pixels = np.array(to_rgb(image) if channels == 3 else image)
-    except (OSError, SyntaxError) as error:  # what is lazily read may be damaged
+    except (OSError, SyntaxError) as error:  # Pillow decodes lazily
         raise ValueError(f"{name}: damaged ({error})") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
@@ -172,8 +172,8 @@ def _from_numbers(pixels: np.ndarray[Any, Any], name: str, channels: int) -> np.
     else:
         first, last = (pixels.shape[axis] in {1, 3, 4, channels} for axis in (0, 2))
         if first == last:
-            told = "either end may be the channels; give a PIL image" if first else f"no end has {channels} channels"
-            raise ValueError(f"{name}: expected shape (H, W, C) or (C, H, W), got {pixels.shape}: {told}")
+            problem = "both ends may be channels; give a PIL image" if first else f"no end has {channels} channels"
+            raise ValueError(f"{name}: expected shape (H, W, C) or (C, H, W), got {pixels.shape}: {problem}")
         pixels = pixels.transpose(1, 2, 0) if first else pixels
     if channels == 3 and pixels.shape[-1] == 1:
         return np.repeat(pixels, 3, -1)
@@ -184,7 +184,7 @@ def _from_numbers(pixels: np.ndarray[Any, Any], name: str, channels: int) -> np.
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in three channels; what is transparent becomes white."""
+    """The image with three channels, white in place of transparency."""
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = _pillow().new("RGBA", image.size, (255, 255, 255, 255))
@@ -193,10 +193,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def open_image(path: Path) -> Image.Image:
-    """The image of a file, upright as its EXIF tag says.
+    """Open an image file, rotated by its EXIF tag.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: damaged, or none of `FORMATS`.
+        FileNotFoundError: no such file. ValueError: damaged, or another format than `FORMATS`.
     """
     pil = _pillow()
     from PIL import ImageOps
@@ -221,8 +221,8 @@ def _pillow() -> Any:
     return Image
 
 
-def _size(settings: Settings, name: str, default: int) -> tuple[int, int] | int:
-    """(height, width), or the shorter side."""
+def _size(settings: CheckpointSettings, name: str, default: int) -> tuple[int, int] | int:
+    """Target (height, width), or target of the shorter side."""
     given = settings.get(name, default)
     if isinstance(given, dict):
         keys = set(given)
@@ -237,8 +237,8 @@ def _size(settings: Settings, name: str, default: int) -> tuple[int, int] | int:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
-def _longest(settings: Settings) -> int | None:
-    """What the longer side may have, where `size` limits it."""
+def _longest(settings: CheckpointSettings) -> int | None:
+    """Maximum of the longer side in `size`; None without one."""
     given = settings.get("size")
     longest = given.get("longest_edge") if isinstance(given, dict) else None
     if longest is not None and not (type(longest) is int and 0 < longest <= MOST):
@@ -246,7 +246,7 @@ def _longest(settings: Settings) -> int | None:
     return longest
 
 
-def _by_channel(settings: Settings, name: str, channels: int) -> tuple[float, ...]:
+def _by_channel(settings: CheckpointSettings, name: str, channels: int) -> tuple[float, ...]:
     given = settings.get(name, 0.5)
     values = list(given) if isinstance(given, (list, tuple)) else [given] * channels
     numbers = all(type(value) in (int, float) and np.isfinite(value) for value in values)
@@ -256,7 +256,7 @@ def _by_channel(settings: Settings, name: str, channels: int) -> tuple[float, ..
 
 
 def _in_proportion(height: int, width: int, shorter: int, longest: int | None) -> tuple[int, int]:
-    """(H, W) whose shorter side is `shorter`, unless the longer would pass `longest`; rounded as published."""
+    """(H, W) with the shorter side `shorter`, unless the longer one would exceed `longest`; rounded as published."""
     low, high = sorted((height, width))
     exact: float = shorter
     if longest is not None and high / low * shorter > longest:
@@ -269,7 +269,7 @@ def _in_proportion(height: int, width: int, shorter: int, longest: int | None) -
 
 
 def _cropped(pixels: np.ndarray[Any, Any], crop: tuple[int, int] | None) -> np.ndarray[Any, Any]:
-    """The middle of (H, W, C), with a border of 0 where it is smaller."""
+    """The centre of (H, W, C), padded with 0 if it is smaller than the crop."""
     if crop is None:
         return pixels
     for axis, wanted in enumerate(crop):

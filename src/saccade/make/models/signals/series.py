@@ -1,4 +1,4 @@
-"""What models of time series are made of: the scaling of a series by itself, and heads.
+"""Parts of time-series models: instance normalisation and output heads.
 
 Shape legend: B batch, S steps of the past, C channels, P patches, E width, F steps of a forecast, K targets.
 """
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 def check_series(
     values: object, observed: Tensor | None, steps: int, channels: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The values, 0 where NaN or infinity was not observed, and 1 where one was observed; both (B, S, C).
+    """Values with unobserved NaN and infinities set to 0, and a mask of 1 for observed values; both (B, S, C).
 
     Raises:
-        TypeError: another dtype. ValueError: another shape, no series, NaN or infinity that was observed.
+        TypeError: another dtype. ValueError: another shape, no series, NaN or infinity marked as observed.
     """
     if not isinstance(values, Tensor) or values.dtype != dtype:
         came = values.dtype if isinstance(values, Tensor) else type(values).__name__
@@ -30,19 +30,19 @@ def check_series(
         raise ValueError(f"past_observed_mask: expected past_values' shape {tuple(values.shape)}, got {given}")
     finite = values.isfinite()
     if not torch.compiler.is_compiling() and not bool((finite | (observed == 0)).all()):
-        raise ValueError("past_values: holds NaN or infinite values; say in past_observed_mask what was not observed")
+        raise ValueError("past_values: contains NaN or infinite values; mark them as unobserved in past_observed_mask")
     return torch.where(finite, values, 0), observed.to(values)
 
 
 class Scaler(nn.Module):
-    """Instance normalisation: (B, S, C) to the same less its `loc`, by its `scale`, each (B, 1, C).
+    """Instance normalisation of (B, S, C): subtracts `loc` and divides by `scale`, each (B, 1, C).
 
-    "std": mean and standard deviation of the observed steps. "mean": no loc, the mean of absolute values; a channel
-    without observations takes that of the batch. None: 0 and 1.
+    "std": mean and standard deviation of the observed steps. "mean": loc 0 and the mean of absolute values as scale; a
+    channel without observations gets the scale of the batch. None: loc 0 and scale 1.
 
     Args:
         kind: "std", "mean" or None.
-        least: of variances ("std", added) or scales ("mean").
+        least: minimum: added to variances ("std"), or lower bound of scales ("mean").
         default: scale of a channel without observations, for "mean".
     """
 
@@ -51,7 +51,7 @@ class Scaler(nn.Module):
         self.kind, self.least, self.default = kind, least, default
 
     def forward(self, values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is read, `loc` and `scale`."""
+        """The normalised values, `loc` and `scale`."""
         if self.kind is None:
             return values, torch.zeros_like(values[:, :1]), torch.ones_like(values[:, :1])
         counts = observed.sum(1, keepdim=True)
@@ -68,12 +68,12 @@ class Scaler(nn.Module):
 
 
 class ForecastHead(nn.Module):
-    """(B, C, P, E) to (B, F, C): a linear map of each channel's patches, pooled or one beside the other.
+    """Forecast (B, F, C) from (B, C, P, E): a linear map of each channel's patches, pooled or concatenated.
 
     Args:
-        width: of what is mapped.
+        width: of the input of the linear map.
         steps: F.
-        channels: how many have a map of their own; None: one map for all.
+        channels: number of channels with separate maps; None uses one map for all.
         pooling: "mean", "max", "cls" (the first token), or None.
     """
 
@@ -91,7 +91,7 @@ class ForecastHead(nn.Module):
 
 
 class SeriesHead(nn.Module):
-    """(B, C, P, E) to (B, K), from all channels, pooled; between `low` and `high` where there are any."""
+    """Predictions (B, K) from (B, C, P, E), pooled and with all channels; limited to `bounds` if given."""
 
     def __init__(self, width: int, targets: int, pooling: str, dropout: float, bounds: tuple[float, float] | None):
         super().__init__()
@@ -108,7 +108,7 @@ class SeriesHead(nn.Module):
 
 
 def pooled(x: Tensor, pooling: str | None) -> Tensor:
-    """(B, C, P, E) to (B, C, E); as it is without pooling."""
+    """Pool the patches of (B, C, P, E) to (B, C, E); unchanged without pooling."""
     if pooling == "cls":
         return x[:, :, 0]
     return x if pooling is None else x.mean(2) if pooling == "mean" else x.amax(2)

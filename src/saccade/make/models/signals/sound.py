@@ -1,4 +1,4 @@
-"""Sound as a model reads it: `input_values` from files and arrays, as preprocessor_config.json says.
+"""Sound preprocessing by preprocessor_config.json: `input_values` from files and arrays.
 
 Shape legend: B batch, S samples.
 """
@@ -20,13 +20,13 @@ from ..checkpoints.processors import processor_settings
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 FORMATS = "WAV, W64, FLAC, OGG, AIFF, AU, CAF, MP3"
-"""What a file may hold, whatever its name. libsndfile has two dozen others, each with a parser."""
+"""Accepted formats, independent of the file's name. libsndfile has two dozen others, each with a parser."""
 _BEGINNING = re.compile(rb"RIF[FX]|RF64|riff|fLaC|OggS|FORM.{4}AIF[FC]|\.snd|dns\.|caff|ID3|\xff[\xe0-\xff]", re.DOTALL)
-MOST = 2**31  # bytes that a decoded file may take: 9 hours of one channel at 16,000 samples a second
+MOST = 2**31  # maximum size of a decoded file: 9 hours of one channel at 16,000 samples a second
 
 
 class Sound(NamedTuple):
-    """The samples (S,) of a file, its channels averaged, how many a second, and how many channels there were."""
+    """Samples (S,) averaged over channels, sample rate, and number of channels of the file."""
 
     samples: Samples
     rate: int
@@ -35,16 +35,16 @@ class Sound(NamedTuple):
 
 @dataclass(frozen=True)
 class SoundInputs:
-    """How sounds become a batch: one channel, at one rate, padded on the right, of mean 0 and variance 1.
+    """Preprocessing of sounds to a batch: checks the sample rate, pads on the right and normalises.
 
-    Equal to transformers' Wav2Vec2FeatureExtractor. As there, a model that reads no attention mask gets mean and
-    variance over the padding as well, so that a padded sound differs from the sound alone.
+    Equal to transformers' Wav2Vec2FeatureExtractor. As there, for a model without an attention mask, mean and variance
+    include the padding, so that a padded sound gives other results than the sound alone.
 
     Attributes:
-        rate: samples a second that the model knows. Sounds of another rate raise an error; they are not resampled.
-        normal: whether mean and variance are made 0 and 1.
-        masked: whether the model reads an attention mask.
-        padding: the value of samples that are none.
+        rate: the model's sample rate. Sounds with another rate raise an error; they are not resampled.
+        normal: whether to normalise to mean 0 and variance 1.
+        masked: whether the model uses an attention mask.
+        padding: the value of padding.
     """
 
     rate: int = 16000
@@ -54,10 +54,10 @@ class SoundInputs:
 
     @classmethod
     def of_folder(cls, folder: Path | None) -> SoundInputs:
-        """What the processor's file of a model's folder says.
+        """Read the processor's settings from a model's folder.
 
         Raises:
-            FileNotFoundError: no such file. ValueError: another kind of processor, or settings that are not computed.
+            FileNotFoundError: no such file. ValueError: another kind of processor, or unsupported settings.
         """
         settings, _ = processor_settings(folder, "feature_extractor", ("Wav2Vec2",))
         settings.only("feature_size", 1)
@@ -70,22 +70,22 @@ class SoundInputs:
         )
 
     def __call__(self, sounds: Any, rate: int | None = None) -> dict[str, Tensor]:
-        """`input_values` float32 (B, S), and `attention_mask` int64 (B, S) where the model reads one.
+        """`input_values` float32 (B, S), and `attention_mask` int64 (B, S) if the model uses one.
 
         Args:
-            sounds: a path, an array or tensor (S,) of floats, one or a list; an array (B, S) is a batch. The channels
-                of a file are averaged.
-            rate: samples a second of the arrays; None: they have the model's.
+            sounds: a path, or an array or tensor (S,) of floats; or a list of these; an array (B, S) is a batch.
+                Channels of a file are averaged.
+            rate: sample rate of the arrays; None: the model's.
 
         Raises:
-            ImportError: without soundfile. FileNotFoundError: no such file. TypeError: no sounds, or arrays of ints.
+            ImportError: without soundfile. FileNotFoundError: no such file. TypeError: not sounds, or arrays of ints.
             ValueError: damaged files, another rate, an empty list or sound, several channels in an array, NaN.
         """
         if rate is not None:
             self._check_rate("sounds", rate)
-        found = [self._one(sound, f"sounds[{n}]") for n, sound in enumerate(each_sound(sounds))]
-        lengths, longest = [len(samples) for samples in found], max(map(len, found))
-        rows = [np.pad(samples, (0, longest - len(samples)), constant_values=self.padding) for samples in found]
+        sounds_read = [self._one(sound, f"sounds[{n}]") for n, sound in enumerate(each_sound(sounds))]
+        lengths, longest = [len(samples) for samples in sounds_read], max(map(len, sounds_read))
+        rows = [np.pad(samples, (0, longest - len(samples)), constant_values=self.padding) for samples in sounds_read]
         if self.normal:
             rows = [self._normal(row, n if self.masked else longest) for row, n in zip(rows, lengths, strict=True)]
         batch = {"input_values": torch.from_numpy(np.stack(rows))}
@@ -114,19 +114,19 @@ class SoundInputs:
         if not samples.size:
             raise ValueError(f"{name}: expected at least one sample, got none")
         if not np.isfinite(samples).all():
-            raise ValueError(f"{name}: holds NaN or infinity")
+            raise ValueError(f"{name}: contains NaN or infinity")
         return samples.astype(np.float32)
 
     def _check_rate(self, name: str, rate: int) -> None:
         if rate != self.rate:
             raise ValueError(
-                f"{name}: {rate} samples a second, and the model knows sound of {self.rate}; resample it first, for "
+                f"{name}: {rate} samples a second, expected the model's rate of {self.rate}; resample it first, for "
                 f"example with scipy.signal.resample_poly(samples, {self.rate}, {rate})"
             )
 
 
 def each_sound(sounds: Any) -> list[Any]:
-    """One sound or several as a list; ValueError where there is none."""
+    """The sounds as a list; ValueError if there are none."""
     if not isinstance(sounds, (list, tuple)):
         sounds = list(sounds) if isinstance(sounds, (np.ndarray, Tensor)) and sounds.ndim == 2 else [sounds]
     if not len(sounds):
@@ -135,10 +135,10 @@ def each_sound(sounds: Any) -> list[Any]:
 
 
 def read_sound(path: Path) -> Sound:
-    """The sound of a file that soundfile reads.
+    """Read a sound file with soundfile.
 
     Raises:
-        ImportError: without soundfile. FileNotFoundError: no such file. ValueError: a damaged one, another format than
+        ImportError: without soundfile. FileNotFoundError: no such file. ValueError: a damaged file, another format than
             `FORMATS`, more than `MOST` bytes.
     """
     try:
@@ -157,15 +157,15 @@ def read_sound(path: Path) -> Sound:
             if 4 * expected * channels > MOST:
                 raise ValueError(f"it says that it has {expected:,} samples of {channels} channels, more than 2 GiB")
             samples = file.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, ValueError, TypeError) as error:  # TypeError: a name ends in .raw
+    except (soundfile.SoundFileError, ValueError, TypeError) as error:  # TypeError: a name that ends in .raw
         raise ValueError(f"{path}: damaged, or no sound that soundfile reads ({error})") from None
     if len(samples) != expected or _cut(path):
-        raise ValueError(f"{path}: damaged, the file ends before its sound does")
+        raise ValueError(f"{path}: damaged, the file is shorter than its header says")
     return Sound(samples.mean(1), rate, samples.shape[1])
 
 
 def _cut(path: Path) -> bool:
-    """Whether a WAV file is shorter than it says; libsndfile reads what is there."""
+    """Whether a WAV file is shorter than its header says; libsndfile reads it without an error."""
     with path.open("rb") as file:
         start = file.read(8)
     size = int.from_bytes(start[4:8], "little")

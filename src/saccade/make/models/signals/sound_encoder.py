@@ -1,6 +1,6 @@
-"""What encoders of sound have in common: padded waveforms in, frames and a head's logits out, and text.
+"""The base class of sound encoders: from padded waveforms to frames, logits and text.
 
-Shape legend: B batch, S samples, L frames, T frames as they are computed, C channels of features, E width.
+Shape legend: B batch, S samples, L frames, T computed frames, C channels of features, E width.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from torch import Tensor, nn
 from ....operator.nn import Encoder
 from ....operator.nn.stacks import LayerObserver
 from ..decoding.ctc import CtcVocabulary, beam_search, greedy
-from ..heads import refuse_labels
 from ..model import Model
 from ..output import ModelOutput
+from ..output_heads import refuse_labels
 from ..token_layout import TokenLayout, token_layout
 from .sound import SoundInputs, each_sound
 from .sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment, check_sounds
 
 
 class SoundEncoder(Model):
-    """`input_values (B, S)` through convolutions, positions, a stack of encoder blocks, and a head or none.
+    """A sound encoder: convolutions, positions, a stack of encoder blocks, and an optional head.
 
-    Padding on the right, named by `attention_mask`, is never computed, but for one case: where the first convolution is
-    normalised over time, padding counts in that norm, as published, and a padded item differs from the item alone.
-    With another mechanism than softmax attention a padded batch stays as it is.
+    Padding on the right, marked by `attention_mask`, is not computed, with one exception: if the first convolution is
+    normalised over time, the norm includes padding, as published, and a padded item gives other results than the item
+    alone. With a mechanism other than softmax attention, padding is computed.
 
     Attributes:
-        stable: whether the blocks are pre-norm; `norm` then comes after them, else before.
-        augment: what is masked in training; None where the settings mask nothing.
-        augmented: whether `augment` is used.
+        stable: whether the blocks are pre-norm, with `norm` after them; otherwise `norm` is before them.
+        augment: masking in training; None if the settings do not use it.
+        augmented: whether to use `augment`.
         head: None, a `CtcHead` or a `MeanHead`.
     """
 
@@ -51,15 +51,15 @@ class SoundEncoder(Model):
 
     @cached_property
     def vocabulary(self) -> CtcVocabulary:
-        """What the CTC head writes, from vocab.json beside the weights."""
+        """The vocabulary of the CTC head, from vocab.json beside the weights."""
         return CtcVocabulary.of_folder(self.folder)
 
     def prepare(self, sounds: Any, rate: int | None = None) -> dict[str, Tensor]:
-        """`input_values`, and `attention_mask` where preprocessor_config.json wants one: `model(**model.prepare(x))`.
+        """`input_values`, and `attention_mask` if the model uses one: `model(**model.prepare(x))`.
 
         Args:
             sounds: a file, an array (S,) of floats, or a list of such.
-            rate: samples a second of arrays; None: they have the model's.
+            rate: sample rate of arrays; None: the model's.
 
         Raises:
             FileNotFoundError, TypeError, ValueError: as in `saccade.models.signals.sound.SoundInputs`.
@@ -68,12 +68,12 @@ class SoundEncoder(Model):
 
     @torch.no_grad()
     def transcribe(self, sounds: Any, rate: int | None = None, *, beams: int | None = None) -> list[str]:
-        """The text of each sound.
+        """Transcribe each sound to text.
 
         Args:
             sounds, rate: as in `prepare`.
-            beams: None takes the most probable token of every frame; a number searches for the most probable text
-                with as many beams.
+            beams: None takes the most probable token of every frame; a number searches for the most probable text with
+                so many beams.
 
         Raises:
             FileNotFoundError: vocab.json or preprocessor_config.json is missing. ValueError: no CTC head; and as in
@@ -83,10 +83,10 @@ class SoundEncoder(Model):
             raise ValueError(f"transcribe: needs the head 'ctc', this model has {self.request.head!r}")
         reader = SoundInputs.of_folder(self.folder)
         listed = each_sound(sounds)
-        # Without a mask padding would be heard, so each sound runs alone.
+        # Without a mask the model would process padding, so sounds are transcribed one by one.
         batches = [listed] if reader.masked else [[sound] for sound in listed]
-        found = [tokens for batch in batches for tokens in self._searched(self.head, reader(batch, rate), beams)]
-        return [self.vocabulary.text(tokens) for tokens in found]
+        alignments = [tokens for batch in batches for tokens in self._searched(self.head, reader(batch, rate), beams)]
+        return [self.vocabulary.text(tokens) for tokens in alignments]
 
     def _searched(self, head: CtcHead, inputs: dict[str, Tensor], beams: int | None) -> list[tuple[int, ...]]:
         logits = self(**{name: x.to(self.device) for name, x in inputs.items()}).logits
@@ -97,7 +97,7 @@ class SoundEncoder(Model):
         return [best[0].tokens for best in beam_search(logits, lengths, blank=head.blank, beams=beams)]
 
     def frames(self, samples: int) -> int:
-        """How many frames a sound of so many samples has."""
+        """Number of frames for a sound with so many samples."""
         return self.features.frames(samples)
 
     def forward(
@@ -109,13 +109,13 @@ class SoundEncoder(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of a batch of sounds, a row for each frame, and what the head makes of them.
+        """The hidden states of a batch of sounds, a row for each frame, and the output of the head.
 
         Args:
             input_values: (B, S) floats, as `prepare` makes them.
             attention_mask: (B, S), 1 for samples and 0 for padding on the right; None: all are samples.
-            labels: of the CTC head (B, U) ints, -100 or the blank where there is none; of the classifier (B,).
-            hidden_states: whether to return what each layer reads and the last one gives.
+            labels: for the CTC head (B, U) ints, padded with -100 or the blank; for the classifier (B,).
+            hidden_states: whether to return the input of each layer and the output of the last one.
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
@@ -145,13 +145,13 @@ class SoundEncoder(Model):
         )
 
     def _features(self, values: Tensor, lengths: list[int] | None, layout: TokenLayout) -> Tensor:
-        """The convolved sound (B, S) as it is computed. Where no norm runs over time, without its padding."""
+        """Convolutional features of (B, S), without padding unless a norm runs over time."""
         if lengths is None or self.features.over_time or layout.places is None:
             return layout.take(self.features(values))
         return torch.cat([self.features(row[None, :n]) for row, n in zip(values, lengths, strict=True)], 1)
 
     def _places(self, x: Tensor, frames: list[int] | None, layout: TokenLayout) -> Tensor:
-        """What says where frames stand, (1, T, E) where packed; each item on its own."""
+        """Position embeddings of the frames, (1, T, E) if packed; each item on its own."""
         if frames is None or layout.places is None:
             return self.positions(layout.put(x))
         return torch.cat([self.positions(item) for item in x.split(frames, 1)], 1)

@@ -1,4 +1,4 @@
-"""What encoders of sound have before their blocks and after: convolutions, positions by convolution, and heads.
+"""Layers of sound encoders: feature convolutions, convolutional positions, SpecAugment, and heads.
 
 Shape legend: B batch, S samples, L frames, C channels, E width, V vocabulary, K labels.
 """
@@ -12,24 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads import IGNORED, ItemHead
+from ..output_heads import IGNORED, ItemHead
 from ..token_layout import TokenLayout, token_layout
 
 Activation = Callable[[Tensor], Tensor]
 
 
 def check_sounds(values: object, attention_mask: Any, least: int) -> list[int] | None:
-    """The samples of each item of a batch (B, S) with padding on the right; None where there is no mask.
+    """Check a batch (B, S). Returns the number of samples of each item, or None without a mask.
 
     Args:
-        least: samples that an item must have.
+        least: minimum number of samples of an item.
 
     Raises:
         TypeError: not a tensor of floats. ValueError: another shape, a sound that is too short, padding elsewhere.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
-        found = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"input_values: expected a tensor of floats, as model.prepare(sounds) makes, got {found}")
+        dtype = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"input_values: expected a tensor of floats, from model.prepare(sounds), got {dtype}")
     if values.ndim != 2 or not values.numel():
         raise ValueError(f"input_values: expected shape (batch, samples), got {tuple(values.shape)}")
     batch, samples = values.shape
@@ -40,7 +40,7 @@ def check_sounds(values: object, attention_mask: Any, least: int) -> list[int] |
     shortest = min(lengths)
     if shortest < least:
         raise ValueError(
-            f"input_values: item {lengths.index(shortest)} has {shortest} samples, and one frame needs {least}"
+            f"input_values: item {lengths.index(shortest)} has {shortest} samples, expected at least {least}"
         )
     return None if real is None else lengths
 
@@ -49,7 +49,7 @@ class SoundLayer(nn.Module):
     """activation(norm(conv(x))): (B, C, S) -> (B, C', S').
 
     Args:
-        norm: "time", each channel over all samples; "channels", each sample over its channels; None.
+        norm: "time" normalises each channel over all samples, "channels" each sample over its channels; None.
     """
 
     def __init__(self, sizes: tuple[int, int], kernel: int, stride: int, norm: str | None, bias: bool):
@@ -71,7 +71,7 @@ class SoundFeatures(nn.Module):
 
     Args:
         channels, kernels, strides: of each convolution.
-        over_time: whether the first is normalised over time and the others not at all; else each over its channels.
+        over_time: whether to normalise the first over time and the others not at all; otherwise each over its channels.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class SoundFeatures(nn.Module):
         return [layer.conv for layer in self.layers if isinstance(layer, SoundLayer)]
 
     def frames(self, samples: int) -> int:
-        """L of S; below 1 where S is too short."""
+        """Number of frames L for S samples; below 1 if there are too few."""
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             samples = (samples - kernel) // stride + 1
         return samples
 
     @property
     def least(self) -> int:
-        """The samples that one frame is made of."""
+        """Number of samples for one frame."""
         samples = 1
         for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
             samples = (samples - 1) * stride + kernel
@@ -124,10 +124,10 @@ class SoundFeatures(nn.Module):
 
 
 class ConvolutionalPositions(nn.Module):
-    """activation(conv(x)), a grouped convolution over frames: (B, L, E) -> (B, L, E). Rows of padding must be 0.
+    """Position embeddings from a grouped convolution over frames: (B, L, E) -> (B, L, E). Padding must be 0.
 
-    Its weight is `scale_k direction_k / |direction_k|` for each place k of the kernel (Salimans and Kingma, "Weight
-    Normalization", 2016). Mohamed et al. (2019): a convolution says where a frame stands among its neighbours.
+    The weight is `scale_k direction_k / |direction_k|` for each position k of the kernel (Salimans and Kingma, "Weight
+    Normalization", 2016). Mohamed et al. (2019) use convolutions in place of position embeddings.
     """
 
     def __init__(self, width: int, kernel: int, groups: int, activation: Activation):
@@ -138,19 +138,19 @@ class ConvolutionalPositions(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, L, E) to what is added to it, (B, L, E)."""
+        """Position embeddings (B, L, E), to be added to x."""
         kernel = self.scale.shape[-1]
         weight = self.scale * (self.direction / torch.linalg.vector_norm(self.direction, dim=(0, 1), keepdim=True))
         x = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=kernel // 2, groups=self.groups)
-        return self.activation(x[..., : x.shape[-1] - 1 + kernel % 2]).transpose(1, 2)  # one too many if even
+        return self.activation(x[..., : x.shape[-1] - 1 + kernel % 2]).transpose(1, 2)  # even kernels add a frame
 
 
 class SpecAugment(nn.Module):
-    """Spans of frames become one learned vector, spans of channels 0. Park et al., "SpecAugment" (2019).
+    """Replaces spans of frames by a learned vector and spans of channels by 0. Park et al., "SpecAugment" (2019).
 
     Args:
-        time, channels: (share, span, least): the share of an item that spans cover, overlaps counted twice; frames or
-            channels of a span; the least number of spans. A share of 0 masks nothing.
+        time, channels: (share, span, least): the share of an item covered by spans, overlaps counted twice; the number
+            of frames or channels of a span; the minimum number of spans. A share of 0 masks nothing.
     """
 
     def __init__(self, width: int, time: tuple[float, int, int], channels: tuple[float, int, int]):
@@ -159,7 +159,7 @@ class SpecAugment(nn.Module):
         self.time, self.channels = time, channels
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        """x as it is computed, (1, T, E) where packed."""
+        """Mask x, (1, T, E) if packed."""
         frames, width = layout.length, x.shape[-1]
         lengths = [frames] * layout.batch if layout.real is None else layout.real.sum(1).tolist()
         if self.time[0]:
@@ -172,7 +172,7 @@ class SpecAugment(nn.Module):
 
 
 def _spans(lengths: Sequence[int], most: int, share: float, span: int, least: int) -> Tensor:
-    """bool (B, most): where spans cover rows of these lengths; as many as `share` says, rounded at random."""
+    """Mask (B, most) of random spans in rows of these lengths; their number follows from `share`, rounded at random."""
     masked, rounding = torch.zeros(len(lengths), most, dtype=torch.bool), torch.rand(()).item()
     for row, length in zip(masked, lengths, strict=True):
         starts = length - span + 1
@@ -183,12 +183,12 @@ def _spans(lengths: Sequence[int], most: int, share: float, span: int, least: in
 
 
 class CtcHead(nn.Module):
-    """Logits of every frame, and the loss of Graves et al., "Connectionist Temporal Classification" (2006).
+    """Logits of every frame, with the CTC loss (Graves et al., "Connectionist Temporal Classification", 2006).
 
     Args:
-        blank: the token that stands for none.
-        reduction: "sum" of the items' losses, or "mean", each divided by its labels first.
-        zero_infinity: whether items with more labels than frames count for nothing; else their loss is infinite.
+        blank: id of the blank.
+        reduction: "sum" over the items' losses, or "mean", each divided by its number of labels first.
+        zero_infinity: whether items with more labels than frames are ignored; otherwise their loss is infinite.
     """
 
     def __init__(self, width: int, vocabulary: int, dropout: float, blank: int, reduction: str, *, zero_infinity: bool):
@@ -197,7 +197,7 @@ class CtcHead(nn.Module):
         self.blank, self.reduction, self.zero_infinity = blank, reduction, zero_infinity
 
     def forward(self, x: Tensor, layout: TokenLayout, labels: Tensor | None = None) -> dict[str, Any]:
-        """`logits` (B, L, V) and `loss`; labels (B, U), -100 or the blank where there is none."""
+        """`logits` (B, L, V) and `loss`; labels (B, U), padded with -100 or the blank."""
         logits = layout.put(self.out(self.dropout(x)))
         return {"logits": logits, "loss": None if labels is None else self._loss(logits, layout, labels)}
 
@@ -209,7 +209,7 @@ class CtcHead(nn.Module):
         if bool((meant & ((labels < 0) | (labels >= vocabulary))).any()):
             raise ValueError(f"labels: expected tokens from 0 to {vocabulary - 1}, or {IGNORED}")
         whole = torch.full((layout.batch,), layout.length, device=logits.device)
-        # At least float32: a product of probabilities over all frames.
+        # At least float32: the loss multiplies probabilities over all frames.
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return F.ctc_loss(
             logits.log_softmax(-1).transpose(0, 1),
@@ -223,7 +223,7 @@ class CtcHead(nn.Module):
 
 
 class MeanHead(nn.Module):
-    """Logits of every item: a classifier of the mean of its projected frames."""
+    """Classifies every item by the mean of its projected frames."""
 
     def __init__(self, width: int, inner: int, labels: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Text and proteins as tokens: what the encoders, decoders and encoder-decoders of the families have in common.
+"""Text models: the base classes of the families' encoders, decoders and encoder-decoders.
 
-Begin with `encoder.py`. Imports `decoding`, `tokenizers` and what all models have in common.
+Begin with `encoder.py`. Imports `decoding`, `tokenizers` and the files shared by all models.
 """

@@ -1,4 +1,4 @@
-"""Contacts of residues from attention maps: a logistic regression on all of them, in the memory of one layer's.
+"""Predicts residue contacts from attention maps by logistic regression, keeping the maps of one layer at a time.
 
 Shape legend: B batch, H heads, n tokens of one item.
 """
@@ -13,7 +13,7 @@ from ....operator.nn.attention import Observation
 
 
 class ContactHead(nn.Module):
-    """p_ij = sigmoid(b + sum_h w_h (s_ij - s_i. s_.j / s_..)),   s = a + a^T, a the weights of head h, of all layers.
+    """p_ij = sigmoid(b + sum_h w_h (s_ij - s_i. s_.j / s_..)),   s = a + a^T, a the weights of head h, over all layers.
 
     Rao et al., "Transformer protein language models are unsupervised structure learners" (2021); the correction by
     sums of rows and columns is that of Dunn et al. (2008).
@@ -29,12 +29,12 @@ class ContactHead(nn.Module):
 
 
 class ContactMaps:
-    """Sums up the calls of attention of a model, layer by layer.
+    """Accumulates the regression over the attention calls of a model, layer by layer.
 
     Args:
-        head: whose regression it is.
-        places: row and columns where each item's tokens are computed.
-        inside: bool (n,) of each item: which of them are residues.
+        head: the regression.
+        places: row and columns of each item's tokens in the computed batch.
+        inside: bool (n,) for each item: which tokens are residues.
     """
 
     def __init__(self, head: ContactHead, places: list[tuple[int, slice]], inside: list[Tensor]):
@@ -54,7 +54,7 @@ class ContactMaps:
 
 
 def _corrected(maps: Tensor, weight: Tensor) -> Tensor:
-    """Maps (H, n, n), symmetric and less what their sums explain, weighed by (H,): (n, n)."""
+    """Weighted sum (n, n) of symmetrised maps (H, n, n), corrected by row and column sums; weights (H,)."""
     maps = (maps + maps.transpose(1, 2)).to(weight.dtype)
     sums = maps.sum(-1)
     explained = sums[:, :, None] * sums[:, None, :] / sums.sum(-1)[:, None, None]

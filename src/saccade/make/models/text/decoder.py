@@ -1,6 +1,6 @@
-"""What language models have in common: token ids in, logits of the next token out, with or without a cache.
+"""The base class of decoder language models: from token ids to logits of the next token, with or without a cache.
 
-Shape legend: B batch, L length, T tokens as they are computed, E width, V vocabulary.
+Shape legend: B batch, L length, T computed tokens, E width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ....operator.nn import Decoder, KVCache
 from ....operator.nn.stacks import LayerObserver
 from ....operator.positions import Offset
 from ..decoding.generating import GeneratingModel
-from ..heads import ItemHead, next_token_loss, refuse_labels
 from ..inputs import check_ids, check_like
 from ..output import ModelOutput
+from ..output_heads import ItemHead, next_token_loss, refuse_labels
 from ..token_layout import TokenLayout, token_layout
 
 
 class TextDecoder(GeneratingModel):
-    """`input_ids (B, L)` through an embedding, a stack of causal blocks, and logits of what comes next. Abstract.
+    """A language model: an embedding, a stack of causal blocks, and logits of the next token. Abstract.
 
-    Padding is never computed: without a cache the real tokens of all items run in one row. Positions count from each
-    item's first real token, on whichever side the padding stands.
+    Padding is not computed: without a cache the real tokens of all items are packed in one row. Positions count from
+    each item's first real token, with padding on either side.
 
     Attributes:
-        tokens: the token embedding; also the head's matrix where `head` is None and the model has logits.
-        decoder: the stack.
-        head: of the vocabulary where it is not tied, or an `ItemHead` that reads the last token but padding.
-        longest: positions there are; None where nothing limits them.
+        tokens: the token embedding; also the output matrix if `head` is None and the model has logits.
+        decoder: the stack of blocks.
+        head: an untied vocabulary head, or an `ItemHead` that classifies by the last real token.
+        longest: number of positions; None if unlimited.
     """
 
     tokens: nn.Embedding
@@ -41,18 +41,18 @@ class TextDecoder(GeneratingModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.product = Product()  # by the token embedding
+        self.product = Product()  # with the token embedding
 
     @abstractmethod
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
-        """What the first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
+        """Input of the first layer (.., T, E) for the computed ids and their positions."""
 
     @property
     def vocabulary(self) -> int:
         return self.tokens.num_embeddings
 
     def cache(self) -> KVCache:
-        """An empty cache for decoding, which keeps everything."""
+        """An empty cache that keeps all tokens."""
         return self.decoder.cache()
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
@@ -72,18 +72,19 @@ class TextDecoder(GeneratingModel):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of a batch of texts, and logits of each next token or of each text's classes.
+        """The hidden states of a batch of texts, and logits of each next token or of classes.
 
         Args:
-            input_ids: (B, L) ints; with a cache, those that continue the ones in it.
-            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real, but a classifier reads the
+            input_ids: (B, L) ints; with a cache, they continue the tokens in it.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real, but a classifier uses the
                 last token that is not `pad_token_id`.
-            position_ids: (B, L) or (1, L); None: counted from each item's first real token, or on from the cache.
-            labels: (B, L), `input_ids` with -100 where nothing is to be learned: they are moved by one here. For a
+            position_ids: (B, L) or (1, L); None: counted from each item's first real token, or continued from the
+                cache.
+            labels: (B, L), `input_ids` or -100 for tokens without a loss; they are shifted by one inside. For a
                 classifier (B,) or (B, K).
-            cache: tokens decoded so far, which these join.
-            logits_to_keep: of the last columns alone; None: of all.
-            hidden_states: whether to return what each layer reads and the last one gives.
+            cache: previous tokens; the new ones are appended.
+            logits_to_keep: number of last columns to compute logits for; None: all.
+            hidden_states: whether to return the input of each layer and the output of the last one.
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
@@ -137,17 +138,17 @@ class TextDecoder(GeneratingModel):
         return out
 
     def _classified(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
-        """The columns (B,) that a classifier reads: of each item's last real token that is not `pad_token_id`, or of
-        its first real one where all are. An end token that is the padding token, too, is so left out, as transformers
-        does."""
-        told = input_ids != self.settings.get("pad_token_id", -1)
-        self._check_padding(told, layout)
-        told = told if layout.real is None else told & layout.real
-        last = layout.length - 1 - told.flip(1).int().argmax(1)
-        return torch.where(told.any(1), last, layout.ends[0].to(last))
+        """The column (B,) that a classifier uses: of each item's last real token other than `pad_token_id`, or of its
+        first real one if there is none. As in transformers, an end token that is also the padding token does not
+        count."""
+        real = input_ids != self.settings.get("pad_token_id", -1)
+        self._check_padding(real, layout)
+        real = real if layout.real is None else real & layout.real
+        last = layout.length - 1 - real.flip(1).int().argmax(1)
+        return torch.where(real.any(1), last, layout.ends[0].to(last))
 
     def _check_padding(self, tensor: Tensor, layout: TokenLayout) -> None:
-        """ValueError where transformers, which reads `pad_token_id` alone, would classify by a token of the padding."""
+        """ValueError if transformers, which uses `pad_token_id` and no mask, would classify by a padding token."""
         if layout.real is None or "pad_token_id" not in self.settings or torch.compiler.is_compiling():
             return
         last = layout.length - 1 - tensor.flip(1).int().argmax(1, keepdim=True)
@@ -171,6 +172,6 @@ class TextDecoder(GeneratingModel):
     def _check_length(self, length: int, longest: int) -> None:
         if length > longest:
             raise ValueError(
-                f"input_ids: {length} tokens are more than the {longest} positions the model has; cut the text, "
+                f"input_ids: {length} tokens are more than the model's {longest} positions; cut the text, "
                 "or read it in pieces"
             )

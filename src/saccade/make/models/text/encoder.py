@@ -1,6 +1,6 @@
-"""What encoders of text have in common: padded batches in, hidden states and a head's logits out.
+"""The base class of text encoders: from padded batches to hidden states and the output of a head.
 
-Shape legend: B batch, L length, T tokens as they are computed, E width.
+Shape legend: B batch, L length, T computed tokens, E width.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from ....operator._tap import wants_padding_in_place
 from ....operator.nn import Encoder
 from ....operator.nn.stacks import LayerObserver
-from ..heads import ItemHead, SpanHead, TokenHead, refuse_labels
 from ..inputs import check_ids
 from ..model import Model
 from ..output import ModelOutput
+from ..output_heads import ItemHead, SpanHead, TokenHead, refuse_labels
 from ..token_layout import TokenLayout, token_layout
 
 
 class TextEncoder(Model):
-    """`input_ids (B, L)` through an embedding, a stack of encoder blocks, and a head or none. Abstract.
+    """A text encoder: an embedding, a stack of encoder blocks, and an optional head. Abstract.
 
-    Padding is never computed: the real tokens of all items run in one row. With another mechanism than softmax
-    attention a padded batch stays as it is.
+    Padding is not computed: the real tokens of all items are packed in one row. With a mechanism other than softmax
+    attention, batches stay padded.
 
     Attributes:
         tokens: the token embedding.
-        encoder: the stack.
+        encoder: the stack of blocks.
         head: None, a `TokenHead`, an `ItemHead` or a `SpanHead`.
-        longest: tokens that an item may have; None where nothing limits them.
+        longest: maximum number of tokens of an item; None if unlimited.
     """
 
     tokens: nn.Embedding
@@ -43,10 +43,10 @@ class TextEncoder(Model):
     def embed(
         self, input_ids: Tensor, layout: TokenLayout, token_type_ids: Tensor | None, position_ids: Tensor | None
     ) -> Tensor:
-        """What the first layer reads, (B, L, E), as it is computed: (1, T, E) where packed."""
+        """Input of the first layer, (B, L, E), or (1, T, E) if packed."""
 
     def pool(self, x: Tensor, layout: TokenLayout) -> Tensor | None:
-        """One vector (B, E) of each item that the family defines, such as BERT's; None."""
+        """A vector (B, E) of each item, if the family defines one, such as BERT's pooler output; else None."""
         return None
 
     def forward(
@@ -63,23 +63,23 @@ class TextEncoder(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of a batch of texts, and what the head makes of them.
+        """The hidden states of a batch of texts, and the output of the head.
 
         Args:
             input_ids: (B, L) ints.
             attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
-            token_type_ids: (B, L), the sentence a token belongs to, in families that have them; None: the first.
-            position_ids: (B, L) or (1, L); None: the family's own, which padding on the left does not change.
-            labels: of the head: (B, L) ints, -100 where nothing is to be learned; of items (B,) or (B, K).
-            start_positions, end_positions: (B,), columns of answers, instead of labels.
-            logits_of: (B, L) bool, the real tokens whose logits are asked for, of a head that has some of every token:
-                they are (N, K) then, one text's behind the other's, and what the others cost is saved. None: all.
-            hidden_states: whether to return what each layer reads and the last one gives.
+            token_type_ids: (B, L), the sentence of each token, in families that use it; None: the first.
+            position_ids: (B, L) or (1, L); None: the family's positions, counted from the first real token.
+            labels: for the head: (B, L) ints, -100 for tokens without a loss; for whole items (B,) or (B, K).
+            start_positions, end_positions: (B,), columns of answers, in place of labels.
+            logits_of: (B, L) bool, real tokens to compute logits for, with a head for tokens: logits are then (N, K),
+                concatenated over items, and the others cost nothing. None: all.
+            hidden_states: whether to return the input of each layer and the output of the last one.
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels that the head does
-                not learn from; `logits_of` of another head, or together with labels.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes; labels without a loss in
+                the head; `logits_of` with another head, or together with labels.
         """
         self._check_labels(labels, start_positions, end_positions)
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
@@ -103,13 +103,13 @@ class TextEncoder(Model):
     def packed_states(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, TokenLayout]:
-        """The last hidden states (1, T, E) of the real tokens of all items alone, one item behind the other.
+        """The last hidden states (1, T, E) of the real tokens, concatenated over items.
 
-        No tensor as wide as the model has padding, not even the result. The layout finds each item in it:
+        No tensor of the model's width has padding, not even the result. The layout locates each item:
         `layout.mean(states)` is (B, E).
 
         Raises:
-            TypeError, ValueError: as of a call; another mechanism than softmax attention.
+            TypeError, ValueError: as of `forward`; a mechanism other than softmax attention.
         """
         if self.request.mechanism is not None:
             raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
@@ -122,7 +122,7 @@ class TextEncoder(Model):
         return x if packed is layout else packed.take(x), packed
 
     def _check_labels(self, labels: Tensor | None, start: Tensor | None, end: Tensor | None) -> None:
-        """Only what the head learns from, and of an answer both ends."""
+        """Check that the head has a loss for the labels, and that answers have both ends."""
         spans, head = isinstance(self.head, SpanHead), self.request.head if self.head is not None else None
         if spans or head is None:
             refuse_labels(head, labels=labels)
@@ -130,13 +130,13 @@ class TextEncoder(Model):
             refuse_labels(head, start_positions=start, end_positions=end)
         elif (start is None) != (end is None):
             missing = "start_positions" if start is None else "end_positions"
-            raise ValueError(f"{missing}: missing; an answer is learned from its first and its last column")
+            raise ValueError(f"{missing}: missing; the loss of an answer needs its first and its last column")
 
     def _check_logits_of(self, wanted: Tensor | None, shape: tuple[int, int], labels: Tensor | None) -> None:
         if wanted is None:
             return
         if not isinstance(self.head, TokenHead):
-            raise ValueError(f"logits_of: the head {self.request.head!r} has no logits of single tokens")
+            raise ValueError(f"logits_of: the head {self.request.head!r} has no logits of tokens")
         if labels is not None:
             raise ValueError("logits_of: give it without labels, whose loss needs the logits of all labelled tokens")
         if wanted.dtype != torch.bool or tuple(wanted.shape) != shape:

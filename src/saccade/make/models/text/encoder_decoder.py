@@ -1,4 +1,4 @@
-"""What encoder-decoders of text have in common: a padded source and a padded target in, logits of what comes next out.
+"""The base class of text encoder-decoders: from a padded source and target to logits of the next target token.
 
 Shape legend: B sources, n targets of each, Ls / Lt lengths of source and target, E width, V vocabulary.
 """
@@ -28,29 +28,29 @@ from ..decoding.published import published_constraints, published_search
 from ..decoding.sampling import Sampling
 from ..decoding.step import Generated
 from ..decoding.targets import TargetStep
-from ..heads import IGNORED, refuse_labels
 from ..inputs import check_ids
 from ..model import Model
 from ..output import ModelOutput
+from ..output_heads import IGNORED, refuse_labels
 from ..token_layout import Memory, TokenLayout, token_layout
 from ..tokenizers.sentencepiece import SentencePieceTokenizer, open_either
 from ..tokenizers.text import TextTokenizer
 
 
 class EncoderDecoder(Model):
-    """Source `input_ids (B, Ls)` through an encoder; `decoder_input_ids` through a decoder that reads it. Abstract.
+    """An encoder-decoder: `input_ids (B, Ls)` are encoded, `decoder_input_ids` decoded with cross-attention. Abstract.
 
-    Padding of source and target is never computed: the real tokens of all items run in one row each, and a target
-    token reads the row's tokens of its own source. With another mechanism than softmax attention, or with a cache,
-    a padded batch stays as it is. Positions count from each item's first real token.
+    Padding of source and target is not computed: the real tokens of all items are packed in one row each, and target
+    tokens attend to the tokens of their own source in the other row. With a mechanism other than softmax attention, or
+    with a cache, batches stay padded. Positions count from each item's first real token.
 
     Attributes:
-        tokens: the embedding of the source, and of the target where `target_tokens` is None.
-        target_tokens: of the target.
-        encoder, decoder: the stacks.
-        head: gives the logits of each next token; None is the body alone.
-        longest: tokens that source and target may have; None where nothing limits them.
-        start: the token that targets begin with, if the configuration names one.
+        tokens: the embedding of the source, and of the target if `target_tokens` is None.
+        target_tokens: a separate embedding of the target, or None.
+        encoder, decoder: the stacks of blocks.
+        head: computes the logits of the next token; None for the body alone.
+        longest: maximum number of tokens of source and of target; None if unlimited.
+        start: the first token of targets, if the configuration has one.
     """
 
     tokens: nn.Embedding
@@ -63,19 +63,19 @@ class EncoderDecoder(Model):
 
     @abstractmethod
     def embed_source(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """What the encoder's first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
+        """Input of the encoder's first layer (.., T, E) for the computed ids and their positions."""
 
     @abstractmethod
     def embed_target(self, input_ids: Tensor, offset: Offset) -> Tensor:
-        """What the decoder's first layer reads."""
+        """Input of the decoder's first layer."""
 
     @cached_property
     def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
-        """The tokenizer of the folder, of tokenizer.json or of SentencePiece's files; both have the same methods."""
+        """The tokenizer of the folder, from tokenizer.json or SentencePiece files; both have the same methods."""
         return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
     def cache(self) -> KVCache:
-        """An empty cache for decoding: keys and values of the target grow, those of the source are made once."""
+        """An empty cache for decoding. Keys and values of the source are computed once."""
         return self.decoder.cache()
 
     def encode(
@@ -86,7 +86,7 @@ class EncoderDecoder(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> Memory:
-        """The encoder alone; arguments as in `forward`."""
+        """Run only the encoder; arguments as in `forward`."""
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)
         states: list[Tensor] | None = [] if hidden_states else None
@@ -95,7 +95,7 @@ class EncoderDecoder(Model):
         return Memory(self.finished(x), layout, None if states is None else tuple(map(layout.put, states)))
 
     def finished(self, x: Tensor) -> Tensor:
-        """What a family does to the output of a stack."""
+        """The final operation of a family on the output of a stack."""
         return x
 
     def forward(
@@ -111,20 +111,20 @@ class EncoderDecoder(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The decoder's hidden states over a batch of targets, and the logits of each next token.
+        """The decoder's hidden states of a batch of targets, and the logits of each next token.
 
         Args:
             input_ids: (B, Ls) ints, the sources.
             attention_mask: (B, Ls), 1 for real tokens and 0 for padding; None: all are real.
-            decoder_input_ids: (B, Lt) ints, the targets so far; with a cache, those that continue the ones in it, and
-                (n B, Lt) for n targets of each source, one after another. None: `labels` after the start token.
-            decoder_attention_mask: of the targets, as `attention_mask`. None: all are real; where targets are made of
-                `labels`, those up to the last that counts.
-            labels: (B, Lt), what is to come after each target token; -100 where nothing is to be learned.
-            memory: of `encode`, instead of `input_ids`.
-            cache: targets decoded so far, which these join.
-            hidden_states: whether to return what each layer reads and the last one gives, of encoder and decoder.
-            observe: `observe(layer, observation)` is called in each layer; the decoder's are counted on from the
+            decoder_input_ids: (B, Lt) ints, the targets; with a cache, they continue the tokens in it, and are (n B,
+                Lt) for n adjacent targets of each source. None: `labels`, shifted behind the start token.
+            decoder_attention_mask: of the targets, as `attention_mask`. None: all are real; if the targets are made
+                from `labels`, those up to the last label with a loss.
+            labels: (B, Lt), the token after each target token; -100 for positions without a loss.
+            memory: from `encode`, in place of `input_ids`.
+            cache: previous target tokens; the new ones are appended.
+            hidden_states: whether to return the input of each layer and the output of the last one, of both stacks.
+            observe: `observe(layer, observation)` is called in each layer; the decoder's layers are numbered after the
                 encoder's.
 
         Raises:
@@ -137,7 +137,7 @@ class EncoderDecoder(Model):
             check_ids("labels", _counted(labels, 0), self._targets.num_embeddings)
         if decoder_input_ids is None:
             if labels is None:
-                raise ValueError("decoder_input_ids: missing; give the targets so far, or labels")
+                raise ValueError("decoder_input_ids: missing; give targets, or labels")
             decoder_input_ids, decoder_attention_mask = self._shifted(labels, decoder_attention_mask)
         shape = check_ids("decoder_input_ids", decoder_input_ids, self._targets.num_embeddings)
         self._check_targets(shape, memory, cache)
@@ -156,7 +156,7 @@ class EncoderDecoder(Model):
         )
 
     def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor:
-        """Targets go on by `ids (n B, L)` and read sources `context (B, Ls, E)`; logits (n B, V) of what comes next."""
+        """Logits (n B, V) of the next token: targets continue with `ids (n B, L)`, sources are `context (B, Ls, E)`."""
         offset = TokenLayout(*ids.shape).offset(cache)
         x = self.decoder(self.embed_target(ids, offset), context=context, context_mask=padding, cache=cache)
         assert self.head is not None
@@ -164,13 +164,13 @@ class EncoderDecoder(Model):
 
     @property
     def search(self) -> BeamSearch | Sampling:
-        """How the checkpoint's files want texts to be found."""
+        """Default decoding method of the checkpoint."""
         return published_search(self.generation)
 
     @property
     def constraints(self) -> Constraints:
-        """What the checkpoint's files want texts to keep to that begin with one token; `dataclasses.replace` changes
-        one rule."""
+        """Default constraints of the checkpoint, for texts with one start token; `dataclasses.replace` changes a
+        rule."""
         return published_constraints(self.generation)
 
     def generate(
@@ -183,19 +183,18 @@ class EncoderDecoder(Model):
         constraints: Constraints | None = None,
         decoder_input_ids: Tensor | None = None,
     ) -> Generated:
-        """Texts for a batch of sources: by beam search, drawn, or of the most probable tokens
-        (`Sampling(temperature=0)`).
+        """Generate texts for a batch of sources: by beam search, sampling, or greedily (`Sampling(temperature=0)`).
 
         Args:
             input_ids, attention_mask: the sources, as in `forward`.
-            max_new_tokens: of each text; None is as the constraints say.
-            search: None is as the checkpoint's files say: `model.search`.
-            constraints: None is as they say: `model.constraints`, but lengths count all tokens that targets begin with.
-            decoder_input_ids: (B, L), what targets begin with, unpadded; None is the start token.
+            max_new_tokens: of each text; None follows the constraints.
+            search: None follows the checkpoint: `model.search`.
+            constraints: None follows the checkpoint: `model.constraints`, with lengths that include all start tokens.
+            decoder_input_ids: (B, L), the first tokens of targets, without padding; None is the start token.
 
         Raises:
             TypeError, ValueError: as in `forward`; more tokens than positions, more beams than tokens in the
-                vocabulary, a model without a head, files that ask for another kind of search.
+                vocabulary, a model without a head, unsupported settings of the checkpoint.
         """
         if not isinstance(self.head, NextTokenHead):
             raise ValueError(f"generate: needs the head 'conditional-generation', got {self.request.head!r}")
@@ -210,16 +209,16 @@ class EncoderDecoder(Model):
             return draw(step, begun, search, rules, pad)
 
     def _rules(self, given: Constraints | None, most: int | None, begun: int) -> Constraints:
-        """The constraints of a call, no longer than there are positions after the `begun` first tokens."""
+        """The constraints of a call, limited to the positions after the `begun` first tokens."""
         rules = given or published_constraints(self.generation, begun, most)
         room = rules.max_new_tokens if self.longest is None else self.longest - begun + 1
         if most is not None and most > room:
-            raise ValueError(f"max_new_tokens: {most} after {begun}, but the model has {self.longest} positions")
+            raise ValueError(f"max_new_tokens: {most} after {begun} tokens, but the model has {self.longest} positions")
         most = min(rules.max_new_tokens if most is None else most, room)
         return replace(rules, max_new_tokens=most, min_new_tokens=min(rules.min_new_tokens, most))
 
     def _begun(self, input_ids: Tensor, decoder_input_ids: Tensor | None) -> Tensor:
-        """What targets begin with, (B, L)."""
+        """The first tokens of targets, (B, L)."""
         if decoder_input_ids is not None:
             items, _ = check_ids("decoder_input_ids", decoder_input_ids, self._targets.num_embeddings, self.longest)
             if items != input_ids.shape[0]:
@@ -240,13 +239,13 @@ class EncoderDecoder(Model):
         observe: LayerObserver | None,
     ) -> Memory:
         if (input_ids is None) == (memory is None):
-            raise ValueError("input_ids: give the sources, or memory= of them, and not both")
+            raise ValueError("input_ids: give either the sources, or memory= of them")
         if input_ids is not None:
             return self.encode(input_ids, attention_mask, hidden_states=hidden_states, observe=observe)
         if attention_mask is not None:
-            raise ValueError("attention_mask: is in the memory already")
+            raise ValueError("attention_mask: give it to encode(), not with memory=")
         if not isinstance(memory, Memory):
-            raise TypeError(f"memory: expected what encode() gives, got {type(memory).__name__}")
+            raise TypeError(f"memory: expected the result of encode(), got {type(memory).__name__}")
         return memory
 
     def _decode(
@@ -258,10 +257,10 @@ class EncoderDecoder(Model):
         hidden_states: bool,
         observe: LayerObserver | None,
     ) -> tuple[Tensor, TokenLayout, tuple[Tensor, ...] | None]:
-        """The decoder's output as it is computed, its layout, and its hidden states."""
+        """The decoder's output (packed or padded), its layout, and its hidden states."""
         source, packed = memory.layout, self.request.mechanism is None and cache is None
         target = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask, packed=packed)
-        packed &= target.padding is None  # a target with holes stays as it is
+        packed &= target.padding is None  # targets with gaps in their masks stay padded
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(input_ids.device), target.packed(input_ids.device)
@@ -289,13 +288,13 @@ class EncoderDecoder(Model):
         return self.tokens if self.target_tokens is None else self.target_tokens
 
     def _shifted(self, labels: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Targets that `labels` come after: the start token and all labels but the last."""
+        """Targets for `labels`: the start token and all labels but the last."""
         if self.start is None:
             raise ValueError("decoder_input_ids: needed, since config.json has no decoder_start_token_id")
-        pad = self.settings.count("pad_token_id", 0, least=0)  # is read where nothing is to be learned on the way
+        pad = self.settings.count("pad_token_id", 0, least=0)  # replaces ignored labels in the input
         begun = F.pad(_counted(labels, pad)[:, :-1], (1, 0), value=self.start)
         if attention_mask is None and not torch.compiler.is_compiling():
-            counted = (labels != IGNORED).flip(1).cummax(1).values.flip(1)  # up to the last that counts
+            counted = (labels != IGNORED).flip(1).cummax(1).values.flip(1)  # up to the last label with a loss
             counted[:, 0] = True
             attention_mask = counted
         return begun, attention_mask
@@ -307,19 +306,17 @@ class EncoderDecoder(Model):
             raise ValueError(f"decoder_input_ids: expected targets of {sources} sources{several}, got {items}")
         length = length if cache is None else cache.reach(length)
         if self.longest is not None and length > self.longest:
-            raise ValueError(
-                f"decoder_input_ids: {length} tokens are more than the {self.longest} positions the model has"
-            )
+            raise ValueError(f"decoder_input_ids: {length} tokens are more than the model's {self.longest} positions")
 
 
 class NextTokenHead(nn.Module):
     """Logits of the vocabulary, `scale x W^T + b`: (..., E) to (..., V).
 
     Args:
-        embedding: (V, E) of the target, which W is when tied.
-        tied: whether it is; otherwise W is `out`'s.
+        embedding: (V, E) of the target, used as W if tied.
+        tied: whether W is the target embedding; otherwise it is the weight of `out`.
         scale: of x.
-        bias: whether there is b (1, V), a buffer that is stored and not learned.
+        bias: whether there is a b (1, V), a buffer that is stored but not trained.
     """
 
     bias: Tensor | None
@@ -329,11 +326,11 @@ class NextTokenHead(nn.Module):
         self.scale = scale
         self.out = None if tied else nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False)
         self.register_buffer("bias", torch.zeros(1, embedding.num_embeddings) if bias else None)
-        self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
+        self._embedding = (embedding,)  # a tuple hides it from `parameters()`: another module has and saves it
         self.product = Product()
 
     def reset_parameters(self) -> None:
-        """The bias at 0, and `out` drawn anew."""
+        """Set the bias to 0 and initialise `out`."""
         if self.bias is not None:
             self.bias.zero_()
         if self.out is not None:
@@ -347,12 +344,12 @@ class NextTokenHead(nn.Module):
 
 
 def _counted(labels: Any, fill: int) -> Any:
-    """Labels with `fill` where nothing is to be learned."""
+    """Labels with `fill` in place of ignored ones."""
     return labels.masked_fill(labels == IGNORED, fill) if isinstance(labels, Tensor) else labels
 
 
 def _loss(logits: Tensor, labels: Tensor, layout: TokenLayout) -> Tensor:
-    """The mean cross-entropy of the labels that count."""
+    """The mean cross-entropy of the labels that are not ignored."""
     if labels.shape != (layout.batch, layout.length):
         raise ValueError(f"labels: expected shape {(layout.batch, layout.length)}, got {tuple(labels.shape)}")
     if layout.real is not None:

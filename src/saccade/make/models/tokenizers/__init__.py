@@ -1,4 +1,4 @@
-"""Text to tokens and back: published tokenizers, SentencePiece, proteins, and those that Saccade trains.
+"""Tokenizers: published ones, SentencePiece, proteins, and those trained by Saccade.
 
 Begin with `text.py`. Imports `checkpoints`.
 """

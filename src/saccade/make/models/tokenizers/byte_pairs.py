@@ -1,4 +1,4 @@
-"""Byte-level BPE learned from a user's own texts, and the files that published folders have of it."""
+"""Byte-level BPE trained on a user's texts, and its files in the published format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-START, PAD, END, UNKNOWN = SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # with the numbers that BART gives them
+START, PAD, END, UNKNOWN = SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # with the ids of BART
 BYTES = 256
 _LONG = re.compile(r"\S{1000}(?=\S)")
 
@@ -19,13 +19,13 @@ _LONG = re.compile(r"\S{1000}(?=\S)")
 def learn_byte_pairs(
     texts: Sequence[str], vocabulary: int, special: Sequence[str], *, spaced: bool = False
 ) -> tokenizers.Tokenizer:
-    """At most `vocabulary` tokens: the special ones, 256 bytes, and merges (Sennrich et al. 2016; bytes as in GPT-2).
+    """Train BPE with at most `vocabulary` tokens: special ones, 256 bytes, and merges (Sennrich et al. 2016).
 
-    The same texts give the same tokens: all bytes are there from the beginning, in order, so nothing hangs on the order
-    of the library's hash maps.
+    Equal texts give equal tokens: all bytes are in the initial alphabet, in order, so the result does not depend on the
+    order of the library's hash maps.
 
     Args:
-        spaced: whether a text is read as after a space, so that its first word is the word that stands elsewhere.
+        spaced: whether to treat a text as following a space, so that its first word has the same tokens as elsewhere.
     """
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
@@ -41,17 +41,17 @@ def learn_byte_pairs(
 
 
 def short_words(texts: Iterable[str]) -> Iterator[str]:
-    """Texts for a trainer whose time grows with the square of the longest word: parts of them, without longer words."""
+    """Split texts for a trainer whose time grows with the square of the longest word."""
     for text in texts:
-        cuts = [0, *(found.end() for found in _LONG.finditer(text)), len(text)]
+        cuts = [0, *(match.end() for match in _LONG.finditer(text)), len(text)]
         yield from (text[start:stop] for start, stop in itertools.pairwise(cuts))
 
 
 def train_byte_pairs(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """A tokenizer of an encoder-decoder: an end token after each text, and decoded texts without the first space.
+    """A tokenizer for an encoder-decoder: adds an end token to each text, and removes the first space when decoding.
 
     Raises:
-        ValueError: no room for the bytes and the special tokens.
+        ValueError: a vocabulary too small for the bytes and the special tokens.
     """
     least = BYTES + len(SPECIAL)
     if vocabulary < least:
@@ -65,10 +65,10 @@ def train_byte_pairs(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokeni
 
 
 def write_byte_pairs(folder: Path, inner: tokenizers.Tokenizer, longest: int) -> None:
-    """The tokenizer as the files that transformers reads; `longest` tokens are what the model reads at once."""
+    """Write a tokenizer in transformers' format; `longest` is the model's maximum number of tokens."""
     (folder / "tokenizer.json").write_text(inner.to_str(pretty=True), encoding="utf-8")
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # what tokenizer.json says holds, as it is
+        "tokenizer_class": "PreTrainedTokenizerFast",  # uses tokenizer.json as it is
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": longest,
         "bos_token": START,

@@ -1,4 +1,4 @@
-"""Text to tokens and back."""
+"""The tokenizer of Saccade's own language models."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ UNKNOWN = "<unk>"
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """The tokens of a text, and their places in it.
+    """The tokens of a text, and the characters they stand for.
 
-    A byte-level token that holds part of a character spans that whole character.
+    A byte-level token with part of a character spans the whole character.
 
     Args:
-        ids: the tokens.
-        spans: of each token (start, stop): it stands for the characters `text[start:stop]`.
+        ids: token ids.
+        spans: (start, stop) of each token, which stands for the characters `text[start:stop]`.
 
     Example:
         >>> import saccade
@@ -39,8 +39,8 @@ class Encoding:
 class Tokenizer:
     """Saccade's own tokenizer: byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) or single characters.
 
-    `encode` adds nothing: callers put the start token, which every training window begins with, in front. Text that
-    spells a special token is encoded as the text it is.
+    `encode` adds no special tokens: callers add the start token, which every training window begins with. Special
+    tokens that are spelled out in a text are encoded as ordinary text.
 
     Raises:
         ValueError: a tokenizer without the start token.
@@ -64,7 +64,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, special ones included."""
+        """The number of tokens, special ones included."""
         return self._inner.get_vocab_size()
 
     def encode(self, text: str) -> Encoding:
@@ -77,16 +77,16 @@ class Tokenizer:
         return [encoded.ids for encoded in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; special tokens stand for nothing."""
+        """The text of token ids, without special tokens."""
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text piece by piece; a piece appears once its bytes form whole characters."""
+        """Decode piece by piece; a piece is returned as soon as its bytes form whole characters."""
         pending: list[int] = []
         for token in ids:
             pending.append(token)
             piece = self.decode(pending)
-            # Four tokens hold at least one whole UTF-8 character, or bytes that never will be one.
+            # Four tokens contain at least one whole UTF-8 character, or bytes that are invalid.
             if not piece.endswith("\ufffd") or len(pending) >= 4:
                 pending.clear()
                 yield piece
@@ -94,12 +94,12 @@ class Tokenizer:
             yield self.decode(pending)
 
     def to_json(self) -> str:
-        """What `from_json` reads: the format of the library `tokenizers`."""
+        """JSON for `from_json`, in the format of the `tokenizers` library."""
         return self._inner.to_str(pretty=True)
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
-        """A tokenizer from the text of `to_json`. Raises ValueError when the text is not a tokenizer."""
+        """A tokenizer from the JSON of `to_json`. Raises ValueError if it is damaged."""
         try:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
@@ -108,19 +108,19 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a file; FileNotFoundError where there is none, ValueError where it is damaged."""
+        """Read a tokenizer file; FileNotFoundError without a file, ValueError if it is damaged."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
 
 def train_bpe(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of at most `vocabulary` tokens: the start token, 256 bytes, and merges learned from `texts`."""
+    """Train byte-level BPE with at most `vocabulary` tokens: the start token, 256 bytes, and merges."""
     if vocabulary < 257:
         raise ValueError(f"vocabulary: 256 bytes and the start token need at least 257, got {vocabulary}")
     return Tokenizer(learn_byte_pairs(texts, vocabulary, [START]))
 
 
 def train_characters(texts: Sequence[str]) -> Tokenizer:
-    """One token for each character that occurs in `texts`, the start token, and one for all other characters."""
+    """A tokenizer with a token for each character in `texts`, the start token, and one for all other characters."""
     characters = sorted(set().union(*texts))
     vocabulary = {token: i for i, token in enumerate([START, UNKNOWN, *characters])}
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -1,4 +1,4 @@
-"""Proteins to tokens and back, by the vocab.txt of a published ESM folder: a token a residue."""
+"""The tokenizer of proteins in published ESM folders: one token for each residue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CLS, PAD, EOS, UNKNOWN, MASK = "<cls>", "<pad>", "<eos>", "<unk>", "<mask>"
 
 
 class ProteinTokenizer:
-    """Residues by their letters, between `<cls>` and `<eos>`. Rives et al. (2021); equal to transformers' EsmTokenizer.
+    """One token for each residue letter, between `<cls>` and `<eos>`. Rives et al. (2021); equals EsmTokenizer.
 
-    A token that a sequence spells, such as `<mask>`, is that token. White space means nothing. As published, each
-    unbroken run of letters that the vocabulary lacks is one `<unk>`, so a lower-case sequence is one token.
+    Special tokens spelled in a sequence, such as `<mask>`, are recognised. White space is ignored. As published, each
+    run of letters outside the vocabulary is a single `<unk>`, so a lower-case sequence is one token.
 
     Args:
-        tokens: by their ids.
+        tokens: in the order of their ids.
 
     Raises:
-        ValueError: a special token is missing, or one is there twice.
+        ValueError: a special token is missing, or a token is duplicated.
 
     Example:
         >>> import saccade
@@ -48,7 +48,7 @@ class ProteinTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ProteinTokenizer:
-        """A tokenizer from the vocab.txt of a model folder. Raises FileNotFoundError where it is missing."""
+        """Read the vocab.txt of a model folder. Raises FileNotFoundError if it is missing."""
         path = Path(folder) / "vocab.txt"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: missing from the model folder")
@@ -58,7 +58,7 @@ class ProteinTokenizer:
         """The ids of one protein, with `<cls>` and `<eos>`."""
         if not isinstance(sequence, str):
             raise TypeError(f"sequence: expected a string of residues, got {type(sequence).__name__}")
-        parts = self._known.split(sequence)  # every second one is a token, the others lie between tokens
+        parts = self._known.split(sequence)  # at odd indices, with other text between
         pieces = (part for n, between in enumerate(parts) for part in ([between] if n % 2 else between.split()))
         unknown = self._ids[UNKNOWN]
         return [self._ids[CLS], *(self._ids.get(piece, unknown) for piece in pieces), self._ids[EOS]]
@@ -69,12 +69,12 @@ class ProteinTokenizer:
             raise ValueError(f"sequences: expected a list of at least one protein, got {sequences!r:.60}")
         rows = [self.encode(sequence) for sequence in sequences]
         ids = torch.full((len(rows), max(map(len, rows))), self._ids[PAD])
-        for row, found in zip(ids, rows, strict=True):
-            row[: len(found)] = torch.tensor(found)
+        for row, tokens in zip(ids, rows, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens)
         lengths = torch.tensor([len(row) for row in rows])
         return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The residues; `<cls>`, `<eos>` and `<pad>` stand for nothing."""
+        """The residues of token ids; `<cls>`, `<eos>` and `<pad>` are left out."""
         tokens = (self.tokens[int(n)] for n in ids)
         return "".join(token for token in tokens if token not in (CLS, EOS, PAD))

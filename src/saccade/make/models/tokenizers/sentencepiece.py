@@ -1,4 +1,4 @@
-"""Text to tokens and back by SentencePiece models, for folders of T5 and Marian without tokenizer.json.
+"""SentencePiece tokenizers, for T5 and Marian folders without tokenizer.json.
 
 Kudo and Richardson, "SentencePiece: A simple and language independent subword tokenizer" (2018).
 
@@ -24,18 +24,18 @@ from .text import TextTokenizer, open_tokenizer
 
 T5_FILE, MARIAN_FILES = "spiece.model", ("source.spm", "target.spm", "vocab.json")
 TARGET_VOCABULARY = "target_vocab.json"
-SENTINELS = 100  # of T5, where the folder does not say
+SENTINELS = 100  # default of T5
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """One language of a tokenizer: how its text falls into pieces, and the id of each.
+    """The SentencePiece model of a language, and the id of each piece.
 
     Attributes:
         model: a `sentencepiece.SentencePieceProcessor`.
-        ids: piece -> id; what it lacks is unknown.
-        named: the special tokens among them: role -> piece, "eos", "unk" and "pad".
-        codes: whether a text may begin with a code of its language such as ">>fr<<".
+        ids: id by piece; other pieces are unknown.
+        named: special tokens: piece by role, "eos", "unk" and "pad".
+        codes: whether a text may begin with a language code such as ">>fr<<".
     """
 
     model: Any
@@ -47,21 +47,20 @@ class Pieces:
 class SentencePieceTokenizer:
     """The tokenizer of a T5 or Marian folder: the ids of transformers' `T5Tokenizer` and `MarianTokenizer`.
 
-    An end token stands after each text. A special token that a text spells, such as "<extra_id_0>", is that token.
+    An end token is added to each text. Special tokens spelled in a text, such as "<extra_id_0>", are recognised.
 
     Args:
-        pieces: of the text.
-        target: of the text that the model writes; None is `pieces`.
-        special: tokens that stand for no text, beside the named ones.
-        normalize: is applied to each text first; None leaves texts as they are. transformers applies the punctuation
-            rules of the package sacremoses to Marian's, where that is installed:
-            `MosesPunctNormalizer("en").normalize`.
-        longest: tokens that the model reads at once, if it has a limit.
+        pieces: of input texts.
+        target: of output texts; None is `pieces`.
+        special: special tokens, besides the named ones.
+        normalize: applied to each text first; None does not normalise. transformers applies the punctuation rules of
+            the package sacremoses to Marian's texts, if that is installed: `MosesPunctNormalizer("en").normalize`.
+        longest: the model's maximum number of tokens, if it has one.
 
     Attributes:
-        targets: the tokenizer of texts that the model writes, for labels.
-        pad: the id that fills a batch.
-        before, after: ids that the model expects before and after a text.
+        targets: the tokenizer of output texts, for labels.
+        pad: the id of padding.
+        before, after: special tokens before and after a text.
     """
 
     before: tuple[int, ...] = ()
@@ -87,23 +86,23 @@ class SentencePieceTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, special ones included."""
+        """The number of tokens, special ones included."""
         return len(self._pieces.ids)
 
     def encode(self, text: str) -> Encoding:
-        """The tokens of a text without the end token, and the characters of the text that each stands for."""
+        """The tokens of a text without the end token, with their characters."""
         text = self._normalized(text)
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         for start, stop, special in self._parts(text):
             part = text[start:stop]
-            found = [(part, (0, stop - start))] if special else self._placed(part)
-            ids += [self._id(piece) for piece, _ in found]
-            spans += [(start + first, start + last) for _, (first, last) in found]
+            pieces = [(part, (0, stop - start))] if special else self._placed(part)
+            ids += [self._id(piece) for piece, _ in pieces]
+            spans += [(start + first, start + last) for _, (first, last) in pieces]
         return Encoding(ids=ids, spans=spans)
 
     def whole(self, text: str) -> list[int]:
-        """What the model reads for a text: its tokens and the end token, however long it is."""
+        """The ids of a text with the end token, without truncation."""
         text = self._normalized(text)
         ids: list[int] = []
         for start, stop, special in self._parts(text):
@@ -112,21 +111,22 @@ class SentencePieceTokenizer:
         return [*ids, *self.after]
 
     def whole_many(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """`whole` of each text, cut at `longest` tokens; None: the model's own limit."""
+        """`whole` for each text, truncated to `longest` tokens; None: the model's limit."""
         limit = self.longest if longest is None else longest
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 2):
             raise ValueError(f"longest: expected an int above 1, for the end token, got {limit!r}")
-        found = [self.whole(text) for text in texts]
-        return [ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], *self.after] for ids in found]
+        rows = [self.whole(text) for text in texts]
+        return [ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], *self.after] for ids in rows]
 
     def __call__(self, texts: str | Sequence[str], longest: int | None = None) -> dict[str, Tensor]:
         """A batch padded on the right: `input_ids` and `attention_mask`, int64 (B, L).
 
         Args:
-            longest: tokens of one text, the end token included; longer texts are cut. None: the model's own limit.
+            longest: maximum number of tokens of a text, end token included; longer texts are truncated. None: the
+                model's limit.
 
         Raises:
-            TypeError: no texts. ValueError: none.
+            TypeError: not texts. ValueError: no texts.
         """
         rows = self.whole_many([texts] if isinstance(texts, str) else list(texts), longest)
         if not rows:
@@ -138,15 +138,15 @@ class SentencePieceTokenizer:
         }
 
     def decode(self, ids: Iterable[int] | Tensor) -> str:
-        """The text that the model wrote, without spaces at its ends; special tokens stand for nothing."""
+        """The text of token ids, without special tokens and outer spaces."""
         if self.targets is not self:
             return self.targets.decode(ids)
         pieces = [self.written(int(token)) for token in ids if int(token) not in self.special]
-        # Of a piece that is in the vocabulary and not in this language's model the sign for a space is left.
+        # Pieces outside of this language's model keep the sign for a space.
         return self._pieces.model.decode(pieces).replace("\u2581", " ").strip()
 
     def written(self, token: int) -> str:
-        """How the vocabulary writes a token. ValueError for an id outside it."""
+        """The vocabulary entry of a token. ValueError for an id outside the vocabulary."""
         if token not in self._written:
             raise ValueError(f"token: expected one of the vocabulary's {self.vocabulary} ids, got {token}")
         return self._written[token]
@@ -161,12 +161,12 @@ class SentencePieceTokenizer:
         return text if self._normalize is None or not text else self._normalize(text)
 
     def _parts(self, text: str) -> Iterable[tuple[int, int, bool]]:
-        """Where special tokens that are spelled and the text between them stand."""
+        """Spans of special tokens spelled in the text, and of the text between them."""
         begun = 0
-        for found in self._spelled.finditer(text):
-            yield from self._between(text, begun, found.start())
-            yield found.start(), found.end(), True
-            begun = found.end()
+        for match in self._spelled.finditer(text):
+            yield from self._between(text, begun, match.start())
+            yield match.start(), match.end(), True
+            begun = match.end()
         yield from self._between(text, begun, len(text))
 
     def _between(self, text: str, start: int, stop: int) -> Iterable[tuple[int, int, bool]]:
@@ -178,7 +178,7 @@ class SentencePieceTokenizer:
             yield start, stop, False
 
     def _placed(self, text: str) -> list[tuple[str, tuple[int, int]]]:
-        """Pieces and the characters they stand for, without a space before a word."""
+        """Pieces with the characters they stand for, without the space before a word."""
         model, placed, at = self._pieces.model, [], 0
         pieces = model.encode(text, out_type=str)
         written, places = model.normalize(text, with_offsets=True)
@@ -195,7 +195,7 @@ class SentencePieceTokenizer:
 
 
 def is_sentencepiece(folder: Path) -> bool:
-    """Whether a folder has a model of SentencePiece of a kind that is read here, and no tokenizer.json."""
+    """Whether a folder has a supported SentencePiece model and no tokenizer.json."""
     known = (folder / T5_FILE).is_file() or all((folder / name).is_file() for name in MARIAN_FILES)
     return known and not (folder / "tokenizer.json").is_file()
 
@@ -222,14 +222,14 @@ def open_sentencepiece(
 
 
 def open_either(folder: Path, longest: int | None) -> TextTokenizer | SentencePieceTokenizer:
-    """The tokenizer of a folder of T5 or Marian, of SentencePiece's files or of others. Errors as of the two."""
+    """The tokenizer of a T5 or Marian folder, from SentencePiece files or tokenizer.json. Errors as of both."""
     if is_sentencepiece(folder):
         return open_sentencepiece(folder, longest=longest)
     return open_tokenizer(folder, longest)
 
 
 def _t5(folder: Path) -> tuple[Pieces, list[str]]:
-    """The model's pieces, and behind them the sentinels, the last one first."""
+    """The model's pieces, followed by the sentinels in reverse order."""
     model, settings = open_pieces(folder / T5_FILE), folder / "tokenizer_config.json"
     count = (read_json(settings) if settings.is_file() else {}).get("extra_ids", SENTINELS)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 100_000:
@@ -244,7 +244,7 @@ def _marian(folder: Path) -> tuple[Pieces, Pieces]:
     source, target = (open_pieces(folder / name) for name in MARIAN_FILES[:2])
     words = _vocabulary(folder / "vocab.json")
     written = words
-    if (folder / TARGET_VOCABULARY).is_file():  # source and target do not share an embedding
+    if (folder / TARGET_VOCABULARY).is_file():  # source and target have separate embeddings
         written = _vocabulary(folder / TARGET_VOCABULARY)
     return (
         _checked(folder / "vocab.json", Pieces(source, words, _NAMED, codes=True)),

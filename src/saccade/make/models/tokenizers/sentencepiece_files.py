@@ -1,4 +1,4 @@
-"""SentencePiece models learned from a user's own texts, as the files that published Marian folders have."""
+"""SentencePiece models trained on a user's texts, and their files in Marian's format."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ....support._extras import installing
 from .byte_pairs import END, PAD, UNKNOWN, short_words
 from .sentencepiece import MARIAN_FILES, TARGET_VOCABULARY, open_pieces
 
-MARIAN_SPECIAL = (END, UNKNOWN, PAD)  # their numbers are the same in both vocabularies, as config.json has them once
+MARIAN_SPECIAL = (END, UNKNOWN, PAD)  # same ids in both vocabularies, since config.json has only one value of each
 
 
 def learn_pieces(texts: Sequence[str], vocabulary: int, language: str) -> bytes:
-    """A SentencePiece model: at most `vocabulary` pieces by BPE, every character of the texts among them.
+    """Train a SentencePiece model: at most `vocabulary` pieces by BPE, with every character of the texts.
 
-    The same texts give the same pieces.
+    Equal texts give equal pieces.
 
     Args:
-        language: whose texts they are, for the error.
+        language: of the texts, for the error.
 
     Raises:
-        ValueError: no room for the characters and the special tokens, or `sentencepiece` is not installed.
+        ValueError: a vocabulary too small for the characters and special tokens, or `sentencepiece` is not installed.
     """
     try:
         from sentencepiece import SentencePieceTrainer
@@ -41,7 +41,7 @@ def learn_pieces(texts: Sequence[str], vocabulary: int, language: str) -> bytes:
             vocab_size=vocabulary,
             hard_vocab_limit=False,
             character_coverage=1.0,
-            max_sentence_length=1 << 20,  # longer ones would be left out
+            max_sentence_length=1 << 20,  # longer texts are ignored
             eos_id=MARIAN_SPECIAL.index(END),
             unk_id=MARIAN_SPECIAL.index(UNKNOWN),
             pad_id=MARIAN_SPECIAL.index(PAD),
@@ -63,10 +63,10 @@ def learn_pieces(texts: Sequence[str], vocabulary: int, language: str) -> bytes:
 def write_marian_pieces(
     folder: Path, sources: Sequence[str], targets: Sequence[str], vocabulary: int, longest: int
 ) -> tuple[int, int]:
-    """The tokenizer of both languages as the files that transformers reads. Returns how many pieces each has.
+    """Write the tokenizer of two languages in transformers' format. Returns the number of pieces of each.
 
     Args:
-        longest: tokens that the model reads at once.
+        longest: the model's maximum number of tokens.
 
     Raises:
         ValueError: as of `learn_pieces`.

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as the tokenizer of a published folder does it.
+"""Published text tokenizers.
 
 Shape legend: B texts, L tokens of the longest, special ones included.
 """
@@ -17,15 +17,15 @@ from torch import Tensor
 from ..checkpoints.tokenizer_files import FILE, PIECES, WORDS, TokenizerFiles, read_tokenizer_files
 from .own import Encoding
 
-_PENDING = 4  # tokens hold at least one whole UTF-8 character, or bytes that never will be one
+_PENDING = 4  # tokens contain at least one whole UTF-8 character, or invalid bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class PairRow:
-    """Two texts as a model reads them.
+    """Two texts as one model input.
 
     Attributes:
-        ids: of both, with the special tokens around them.
+        ids: of both texts, with special tokens.
         types: the `token_type_ids`; None for models without them.
         second: the column of the second text's first token.
     """
@@ -36,16 +36,16 @@ class PairRow:
 
 
 class TextTokenizer:
-    r"""A published tokenizer. It gives the ids that transformers' `AutoTokenizer` gives for the same folder.
+    r"""A published tokenizer. Gives the same ids as transformers' `AutoTokenizer` for the same folder.
 
-    A special token that a text spells, such as "[MASK]", is that token.
+    Special tokens spelled in a text, such as "[MASK]", are recognised.
 
     Attributes:
-        before, after: ids that the model expects before and after a text.
-        special: ids that stand for no text.
-        named: role -> id, of "bos", "eos", "unk", "sep", "pad", "cls" and "mask" those that exist.
-        pad: the id that fills a batch: the padding token, else the end of text, else 0. No model reads it.
-        longest: tokens of one input, special ones included; None where nothing limits them.
+        before, after: special tokens before and after a text.
+        special: ids of all special tokens.
+        named: ids by role: "bos", "eos", "unk", "sep", "pad", "cls" and "mask", as far as defined.
+        pad: the id of padding: the padding token, else the end of text, else 0. Models ignore it.
+        longest: maximum number of tokens of an input, special ones included; None if unlimited.
 
     Example:
         >>> import tempfile, transformers, saccade
@@ -70,23 +70,29 @@ class TextTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, special ones included."""
+        """The number of tokens, special ones included."""
         return self._inner.get_vocab_size()
 
     def encode(self, text: str) -> Encoding:
-        """The tokens of a text, without the special ones around it, however long it is."""
+        """The tokens of a text, without special ones and without truncation."""
         encoded = self._inner.encode(_checked(text), add_special_tokens=False)
         return Encoding(ids=encoded.ids, spans=encoded.offsets)
 
     def whole(self, text: str) -> list[int]:
-        """What the model reads for a text: its tokens between the special ones, however long it is."""
+        """The ids of a text with special tokens, without truncation."""
         return self._inner.encode(_checked(text)).ids
 
     def pair(self, first: Sequence[int], second: Sequence[int]) -> PairRow:
-        """What the model reads for two texts, each as the ids that `encode` gives, however long they are."""
-        (before, between, after), (one, other) = self._around_pair
+        """The ids of two texts with special tokens, from the ids of `encode`, without truncation."""
+        (before, between, after), (first_type, second_type) = self._around_pair
         ids, types = [], []
-        for part in (before, [(token, one) for token in first], between, [(token, other) for token in second], after):
+        for part in (
+            before,
+            [(token, first_type) for token in first],
+            between,
+            [(token, second_type) for token in second],
+            after,
+        ):
             ids += [token for token, _ in part]
             types += [kind for _, kind in part]
         start = len(before) + len(first) + len(between)
@@ -96,9 +102,9 @@ class TextTokenizer:
     def _around_pair(self) -> tuple[list[list[tuple[int, int]]], tuple[int, int]]:
         """The special tokens before, between and after two texts, each with its type, and the types of the texts."""
         text = next(text for text in ("a", *self._inner.get_vocab(with_added_tokens=False)) if self.encode(text).ids)
-        one, other = (self._inner.encode(text, add_special_tokens=False) for _ in range(2))
-        count = len(one.ids)
-        row = self._inner.post_process(one, other, True)
+        encoded = [self._inner.encode(text, add_special_tokens=False) for _ in range(2)]
+        count = len(encoded[0].ids)
+        row = self._inner.post_process(encoded[0], encoded[1], True)
         tokens = list(zip(row.ids, row.type_ids, strict=True))
         first = row.special_tokens_mask.index(0)
         second = len(tokens) - row.special_tokens_mask[::-1].index(0) - count
@@ -106,10 +112,10 @@ class TextTokenizer:
         return parts, (tokens[first][1], tokens[second][1])
 
     def whole_many(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """`whole` of each text, in parallel, cut at `longest` tokens; None: the model's own limit."""
+        """`whole` for each text, in parallel, truncated to `longest` tokens; None: the model's limit."""
         limit = self._limit(longest, len(self.before) + len(self.after))
-        found = [encoded.ids for encoded in self._inner.encode_batch([_checked(text) for text in texts])]
-        return [ids if limit is None or len(ids) <= limit else self._cut(ids, limit) for ids in found]
+        rows = [encoded.ids for encoded in self._inner.encode_batch([_checked(text) for text in texts])]
+        return [ids if limit is None or len(ids) <= limit else self._cut(ids, limit) for ids in rows]
 
     def __call__(
         self, texts: str | Sequence[str] | Sequence[tuple[str, str]], longest: int | None = None
@@ -117,11 +123,12 @@ class TextTokenizer:
         """A padded batch: `input_ids` and `attention_mask`, int64 (B, L), and `token_type_ids` for models with them.
 
         Args:
-            texts: one, several, or pairs. Of a pair that is too long the longer text loses tokens first.
-            longest: tokens of one input, special ones included; longer texts are cut. None: the model's own limit.
+            texts: one, several, or pairs. Pairs that are too long are truncated from the longer text first.
+            longest: maximum number of tokens, special ones included; longer texts are truncated. None: the model's
+                limit.
 
         Raises:
-            TypeError: no texts. ValueError: none, or no room beside the special tokens.
+            TypeError: not texts. ValueError: no texts, or no room besides the special tokens.
         """
         rows = self._rows([texts] if isinstance(texts, str) else list(texts), longest)
         length = max(len(ids) for ids, _ in rows)
@@ -135,40 +142,40 @@ class TextTokenizer:
         return batch
 
     def decode(self, ids: Iterable[int] | Tensor) -> str:
-        """The text; special tokens stand for nothing."""
+        """The text of token ids, without special tokens."""
         return self._inner.decode([int(token) for token in ids], skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text piece by piece; a piece appears once its bytes form whole characters.
+        """Decode piece by piece; a piece is returned as soon as its bytes form whole characters.
 
-        The pieces together are `decode`'s text, but for spaces that BERT's tokenizer takes away around signs.
+        The joined pieces equal `decode`'s text, except for spaces that BERT's tokenizer removes around punctuation.
         """
-        seen: list[int] = []
-        start = told = 0  # the tokens from `start` on are decoded again, since a word's space depends on the one before
+        tokens: list[int] = []
+        start = emitted = 0  # tokens from `start` on are decoded again: a word's space depends on the previous one
         for token in ids:
-            seen.append(token)
-            before, now = self.decode(seen[start:told]), self.decode(seen[start:])
-            if len(now) > len(before) and (not now.endswith("\ufffd") or len(seen) - told >= _PENDING):
-                start, told = told, len(seen)
+            tokens.append(token)
+            before, now = self.decode(tokens[start:emitted]), self.decode(tokens[start:])
+            if len(now) > len(before) and (not now.endswith("\ufffd") or len(tokens) - emitted >= _PENDING):
+                start, emitted = emitted, len(tokens)
                 yield now[len(before) :]
-        if rest := self.decode(seen[start:])[len(self.decode(seen[start:told])) :]:
+        if rest := self.decode(tokens[start:])[len(self.decode(tokens[start:emitted])) :]:
             yield rest
 
     def written(self, token: int) -> str:
-        """How the vocabulary writes a token: `[SEP]`, `##ing`. ValueError for an id outside it."""
+        """The vocabulary entry of a token, such as `[SEP]` or `##ing`. ValueError for an id outside the vocabulary."""
         written = self._inner.id_to_token(int(token)) if token >= 0 else None
         if written is None:
             raise ValueError(f"token: expected an id from 0 to {self.vocabulary - 1}, got {token}")
         return written
 
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The special tokens around a text, from one that has tokens."""
+        """The special tokens around a text, found by encoding one."""
         for text in ("a", *self._inner.get_vocab(with_added_tokens=False)):
             inside = self._inner.encode(text, add_special_tokens=False).ids
             if inside:
-                found = self._inner.encode(text)
-                first = found.special_tokens_mask.index(0)
-                return tuple(found.ids[:first]), tuple(found.ids[first + len(inside) :])
+                encoded = self._inner.encode(text)
+                first = encoded.special_tokens_mask.index(0)
+                return tuple(encoded.ids[:first]), tuple(encoded.ids[first + len(inside) :])
         return (), ()
 
     def _limit(self, longest: int | None, special: int) -> int | None:
@@ -197,15 +204,15 @@ class TextTokenizer:
         encoded = self._inner.encode_batch(both, add_special_tokens=False)
         limit = self._limit(longest, self._inner.num_special_tokens_to_add(True))
         rows = []
-        for one, other in zip(encoded[::2], encoded[1::2], strict=True):
+        for first, second in zip(encoded[::2], encoded[1::2], strict=True):
             if limit is not None:
-                self._shorten(one, other, limit - self._inner.num_special_tokens_to_add(True))
-            row = self._inner.post_process(one, other, True)
+                self._shorten(first, second, limit - self._inner.num_special_tokens_to_add(True))
+            row = self._inner.post_process(first, second, True)
             rows.append((row.ids, row.type_ids))
         return rows
 
     def _shorten(self, value: Any, other: Any, room: int) -> None:
-        """Cut a pair to `room` tokens, the longer one first."""
+        """Truncate a pair to `room` tokens, the longer text first."""
         short, long = sorted((value, other), key=lambda encoded: len(encoded.ids))
         if len(short.ids) + len(long.ids) <= room:
             return
@@ -224,15 +231,15 @@ def open_tokenizer(folder: str | Path, longest: int | None = None) -> TextTokeni
     """The tokenizer of a published folder.
 
     Args:
-        longest: tokens the model reads at once, if it has a limit.
+        longest: the model's maximum number of tokens, if it has one.
 
     Raises:
-        FileNotFoundError: no file of a tokenizer. ValueError: a damaged file, or a tokenizer of another kind.
+        FileNotFoundError: no tokenizer file. ValueError: a damaged file, or an unsupported tokenizer.
     """
     folder = Path(folder)
     pieces = [name for name in PIECES if (folder / name).is_file()]
     if pieces and not any((folder / name).is_file() for name in (FILE, WORDS)):
-        raise ValueError(f"{folder}: {pieces[0]} is a SentencePiece model, which is not read here; expected {FILE}")
+        raise ValueError(f"{folder}: {pieces[0]}: SentencePiece is not supported for this family; expected {FILE}")
     return TextTokenizer(read_tokenizer_files(folder), longest)
 
 

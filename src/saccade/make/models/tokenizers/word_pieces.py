@@ -1,4 +1,4 @@
-"""Word pieces learned from a user's own texts, as BERT's tokenizer has them (Wu et al. 2016)."""
+"""WordPiece tokenizers trained on a user's texts, in the format of BERT (Wu et al. 2016)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 PAD, UNKNOWN, START, END, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_ALPHABET = 1000  # characters that get a piece of their own; rarer ones make a word unknown
-_LEAST = 2  # occurrences of a piece that is learned
-_LONGEST = 100  # characters of a word that has pieces; a longer one is unknown
+_ALPHABET = 1000  # characters with a piece of their own; words with rarer ones are unknown
+_LEAST = 2  # minimum occurrences of a learned piece
+_LONGEST = 100  # maximum length of a word; longer words are unknown
 _LONG = re.compile(rf"\S{{{_LONGEST + 1},}}")
 
 
 def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = False) -> tokenizers.Tokenizer:
-    """A tokenizer of at most `vocabulary` pieces, with `[CLS]` before and `[SEP]` after a text.
+    """Train a tokenizer with at most `vocabulary` pieces, `[CLS]` before and `[SEP]` after a text.
 
-    The same texts give the same pieces: left alone, the library's trainer numbers characters by the order of a hash
-    map, which differs from process to process, and breaks ties by these numbers.
+    Equal texts give equal pieces: the library's trainer alone numbers characters in the order of a hash map, which
+    differs between processes, and breaks ties by these numbers.
 
     Args:
-        cased: whether pieces keep capitals and accents; else texts are made lower case, without accents.
+        cased: whether to keep capitals and accents; otherwise they are removed.
 
     Raises:
-        ValueError: no room for the special tokens and the characters of the texts.
+        ValueError: a vocabulary too small for the special tokens and the characters of the texts.
     """
     normalizer, splitter = normalizers.BertNormalizer(lowercase=not cased), pre_tokenizers.BertPreTokenizer()
     characters = _characters(texts, normalizer)
@@ -44,7 +44,7 @@ def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = Fa
         show_progress=False,
     )
     learning.train_from_iterator(map(_without_long_words, texts), trainer)
-    # Made anew, since the trainer takes all `fixed` ones for tokens that no text is split into.
+    # Rebuilt, since the trainer marks all `fixed` tokens as special.
     inner = tokenizers.Tokenizer(models.WordPiece(learning.get_vocab(), unk_token=UNKNOWN))
     inner.normalizer, inner.pre_tokenizer, inner.decoder = normalizer, splitter, decoders.WordPiece(prefix="##")
     inner.add_special_tokens(list(SPECIAL))
@@ -53,12 +53,12 @@ def train_word_pieces(texts: Sequence[str], vocabulary: int, *, cased: bool = Fa
 
 
 def _without_long_words(text: str) -> str:
-    """A text for the trainer, whose time grows with the square of the longest word."""
+    """A text without very long words, since the trainer's time grows with the square of the longest word."""
     return _LONG.sub(lambda found: " ".join(_short_words(found[0])), text)
 
 
 def _short_words(text: str) -> list[str]:
-    normal = normalizers.BertNormalizer(lowercase=False).normalize_str(text)  # spaces around Chinese characters
+    normal = normalizers.BertNormalizer(lowercase=False).normalize_str(text)  # adds spaces around Chinese characters
     return [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normal) if len(word) <= _LONGEST]
 
 

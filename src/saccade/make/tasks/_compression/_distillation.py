@@ -21,7 +21,7 @@ from ....operator.nn.stacks import LayerObserver
 from ....support._evaluating import evaluating
 from ...models import Model, ModelOutput
 from ...training import Evaluation, Objective
-from ...training.resume import digest
+from ...training.run_folder.resume import digest
 from .._example_task import Batch, ExampleObjective, ExampleTask
 from .._runs._run_folder import weights_digest
 from .._runs._tuning import PROJECTION, parameter_count

@@ -18,15 +18,15 @@ import numpy as np
 from ....see.attribution import HeadImportance, head_importance
 from ....see.attribution._importance_result import kept_count
 from ...models import Model
-from ...models.own.checkpoint import CARD, write_text
+from ...models.decoder_lm.checkpoint import CARD, write_text
 from ...pruning import PrunedLayer, Pruning, prune as prune_model
 from ...pruning._heads import Heads
 from ...pruning._layers import attention_layers, prunable
 from ...pruning._report import all_layers, as_json, parameters_line
 from ...pruning._timing import ROUNDS, ForwardTimes, forward_times
 from ...training import Reporter
-from ...training.card import card
-from ...training.folder import OURS, TASK, check_output, clear, lock_existing
+from ...training.language.card import card
+from ...training.run_folder.layout import OURS, TASK, check_output, clear, lock_existing
 from .._example_task import Batch, ExampleTask, judged_batches
 from .._runs._request import TaskRun, read_data, task_run
 from .._runs._run_folder import TaskFile, check_elsewhere, read_task_file

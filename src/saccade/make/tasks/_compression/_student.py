@@ -16,7 +16,7 @@ from ...models.checkpoints.settings import CONFIG
 from ...models.loading import new_model
 from ...models.model import COMPANIONS
 from ...models.pruned_heads import PRUNED
-from ...training.folder import TASK
+from ...training.run_folder.layout import TASK
 from .._runs._run_folder import read_task_file
 from .._temporary import kept_while_used, temporary_folder
 

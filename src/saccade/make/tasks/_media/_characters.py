@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.decoding.ctc import CtcVocabulary, beam_search, greedy
-from ...models.heads import IGNORED
+from ...models.output_heads import IGNORED
 
 BLANK, UNKNOWN, SPACE = "<pad>", "<unk>", "|"
 BEGINNING = (BLANK, UNKNOWN, SPACE)  # of every vocabulary: the blank is token 0

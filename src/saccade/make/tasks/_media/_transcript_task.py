@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..._task_options import TranscriptOptions
 from ...models import Model
-from ...models.heads import IGNORED
+from ...models.output_heads import IGNORED
 from ...training import Evaluation, Objective, Settings
 from .._example_task import Batch, ExampleObjective, ExampleTask
 from .._task import Baseline

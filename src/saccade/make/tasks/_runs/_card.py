@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....support._numbers import named_values
 from ...models import Model
 from ...training import Evaluation
-from ...training.card import card, machine
+from ...training.language.card import card, machine
 from ...training.prepared import COMMON, CurveEntry
 from ._request import TaskRun
 from ._tuning import parameter_count

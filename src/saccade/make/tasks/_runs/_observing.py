@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....see.monitoring import Observations
-from ...training.folder import task_of
+from ...training.run_folder.layout import task_of
 from .._texts._text_task import TextTask
 from ._registry import TASKS
 from ._training import TrainedRun, open_run

@@ -14,12 +14,12 @@ from torch import Tensor
 from ....support._numbers import named_values
 from ....support._seeding import seeded
 from ...models import Model
+from ...models.decoder_lm.checkpoint import write_text
 from ...models.model import COMPANIONS
-from ...models.own.checkpoint import write_text
 from ...training import Evaluation, PreparedRun
-from ...training.folder import TASK
 from ...training.prepared import CurveEntry
-from ...training.resume import LatestCheckpoint, check_same, settings_described
+from ...training.run_folder.layout import TASK
+from ...training.run_folder.resume import LatestCheckpoint, check_same, settings_described
 from ...training.verdict import UNTRAINED
 from .._task import Task, sampled
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder

@@ -12,7 +12,7 @@ from ..._task_options import Recipe
 from ...models import Model
 from ...training import EvaluationSettings, Execution, Objective, Settings
 from ...training.prepared import check_one
-from ...training.resume import digest
+from ...training.run_folder.resume import digest
 from .._task import Task
 from ._run_folder import TaskFile
 from ._tuning import ALL, Tuning

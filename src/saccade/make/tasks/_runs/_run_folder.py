@@ -9,8 +9,8 @@ from typing import Any
 
 from ...models.checkpoints.hub import folder_of
 from ...models.checkpoints.reading import find_weights, read_json
-from ...training.folder import TASK, is_ours, task_of
-from ...training.resume import check_task, digest, sha256
+from ...training.run_folder.layout import TASK, is_ours, task_of
+from ...training.run_folder.resume import check_task, digest, sha256
 from .._task import Task
 from ._registry import TESTED, task_with
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....support._tables import Table
-from ...training.folder import TASK
+from ...training.run_folder.layout import TASK
 from ._testing import TestReport, test
 
 PREFIX = "seed-"

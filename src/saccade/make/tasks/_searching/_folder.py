@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...models.own.checkpoint import CARD, write_text
-from ...training.files import checkpoints, remove
-from ...training.folder import (
+from ...models.decoder_lm.checkpoint import CARD, write_text
+from ...training.run_folder.checkpoint_files import checkpoints, remove
+from ...training.run_folder.layout import (
     FOLDER,
     OURS,
     SEARCH,
@@ -29,7 +29,7 @@ from ...training.folder import (
     unfinished_files,
     way_out,
 )
-from ...training.scalars import LOG, log_files
+from ...training.run_folder.scalars import LOG, log_files
 from .._runs._request import TaskRun
 from ._trials import Trials, read_trials
 
@@ -64,7 +64,7 @@ def opened(run: TaskRun, asked: dict[str, object]) -> Iterator[Trials]:
 
 
 def _stored(out: Path, asked: dict[str, object]) -> Trials:
-    from ...training.resume import refuse_another
+    from ...training.run_folder.resume import refuse_another
 
     path = out / SEARCH
     if path.is_file():

@@ -16,8 +16,8 @@ from typing import Any
 
 from ....support._extras import NotInstalled
 from ...training import Diverged, Evaluation, Reporter, TooLittleMemory, run_training
-from ...training.folder import SEARCH, SEARCH_PICTURE
 from ...training.processes import joined
+from ...training.run_folder.layout import SEARCH, SEARCH_PICTURE
 from .._runs._prepared import PreparedTaskRun, description
 from .._runs._request import TaskRun, settings_for
 from .._runs._training import open_run, request, split_options

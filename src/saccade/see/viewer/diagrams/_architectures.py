@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....make.models.checkpoints.settings import Settings
+from ....make.models.checkpoints.settings import CheckpointSettings
 from ....make.models.families import FAMILIES
 from ....make.models.model import Request
 from ....operator.nn import AttentionConfig, BlockConfig, Transformer
@@ -66,7 +66,7 @@ def architecture(name: str) -> tuple[str, nn.Module]:
             return "Transformer base (Vaswani et al. 2017)", _Original()
         title, kind, head, labels, given = ARCHITECTURES[name]
         family = next(family for family in FAMILIES if kind in family.types)
-        settings = Settings({**given, "model_type": kind}, Path("settings"))
+        settings = CheckpointSettings({**given, "model_type": kind}, Path("settings"))
         # As many tensors as there may be layers: a limit on damaged files, which these are not.
         settings.stored = frozenset(str(i) for i in range(999))
         chosen = head if head is not None or not family.heads else next(iter(family.heads))

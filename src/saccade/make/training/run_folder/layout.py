@@ -1,7 +1,7 @@
-"""The folder of a run: which files in it are ours, and whether a run may write there.
+"""The folder of a run: names of its files, and whether a run may write there.
 
-A folder is known by what only we write, and of what is in it only files with our names are ever removed: a mistyped
-`--out` costs nobody a README.
+A folder is recognised by files that only Saccade writes, and only files with Saccade's names are ever removed: a
+mistyped `--out` never deletes other files.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 import tempfile
 from pathlib import Path
 
-from ..models import ModelConfig
-from ..models.checkpoints.reading import read_json
-from ..models.model import COMPANIONS
-from ..models.own.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
-from .files import checkpoints, is_temporary, remove, unfinished
+from ...models import ModelConfig
+from ...models.checkpoints.reading import read_json
+from ...models.decoder_lm.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
+from ...models.model import COMPANIONS
+from .checkpoint_files import checkpoints, is_temporary, remove, unfinished
 from .lock import FileLock
 from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
 CURVE, LAST, ANOMALY, TASK = "curve.jsonl", "last.safetensors", "anomaly.txt", "task.json"
 VERDICT = "verdict.txt"
-SEARCH, SEARCH_PICTURE = "search.json", "search.png"  # of a search, whose best run stands in its folder
+SEARCH, SEARCH_PICTURE = "search.json", "search.png"  # of a search, whose best run has a sub-folder
 LANGUAGE = "lm"  # the task of folders and checkpoints that name none
 _RUN = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY, TASK, VERDICT, *COMPANIONS)
 OURS = tuple(dict.fromkeys((*_RUN, SEARCH, SEARCH_PICTURE)))
@@ -32,7 +32,7 @@ _TRIED, _LOCK = ".saccade-can-write", ".saccade-lock"
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """FileExistsError unless `out` is new, an empty folder, or a model folder that may be overwritten."""
+    """FileExistsError unless `out` is new, an empty folder, or a model folder with `overwrite`."""
     if out.is_dir():
         if not any(out.iterdir()):
             return
@@ -45,7 +45,7 @@ def check_output(out: Path, overwrite: bool) -> None:
 
 
 def check_barely_begun(out: Path) -> None:
-    """FileExistsError if `out`, which has no checkpoint, holds more than a run killed before its first leaves."""
+    """FileExistsError if `out` has no checkpoint, but files that a run killed before its first one does not leave."""
     others = sorted(path.relative_to(out).as_posix() for path in _foreign_files(out))
     if others:
         listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
@@ -53,7 +53,7 @@ def check_barely_begun(out: Path) -> None:
 
 
 def way_out(out: Path) -> str:
-    """What to do with a folder that cannot be resumed."""
+    """Advice for a folder that cannot be resumed."""
     if not out.is_dir() or not any(out.iterdir()):
         return "start the run without --resume"
     if not is_ours(out):
@@ -63,19 +63,19 @@ def way_out(out: Path) -> str:
 
 
 def is_ours(out: Path) -> bool:
-    """Whether the folder has a model of ours, checkpoints of ours, or nothing but the beginning of a run."""
+    """Whether the folder has a model or checkpoints of Saccade, or only the files of a run that has just begun."""
     folder = out / FOLDER
     known = _has_model(out) or (out / SEARCH).is_file()
     return known or bool(checkpoints(folder)) or (folder.is_dir() and not _foreign_files(out))
 
 
 def unfinished_files(out: Path) -> list[Path]:
-    """What broken-off writes have left in the folder itself."""
+    """Temporary files of interrupted writes in the folder itself."""
     return [path for path in out.iterdir() if is_temporary(path, *map(re.escape, OURS))]
 
 
 def lock_existing(out: Path, *, ours: bool) -> FileLock | None:
-    """The lock of a folder in which a run writes, or with `ours` of any that is ours; None, and nothing touched, else.
+    """Lock a folder that a run has begun; with `ours`, any folder of Saccade's. None, and no change, for other folders.
 
     Raises:
         BlockingIOError: a run is writing there.
@@ -85,9 +85,9 @@ def lock_existing(out: Path, *, ours: bool) -> FileLock | None:
 
 
 def make_folder(out: Path, lock: FileLock | None = None) -> FileLock:
-    """Make the folder, lock it (unless it is), and find out whether it can be written to, before hours are at stake.
+    """Create the folder, lock it (unless `lock` is given), and check that it can be written before training starts.
 
-    A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
+    The folder of checkpoints marks a run that can be resumed, so both folders appear at once.
 
     Raises:
         BlockingIOError: a run is writing there.
@@ -108,25 +108,25 @@ def make_folder(out: Path, lock: FileLock | None = None) -> FileLock:
 
 
 def check_still_new(out: Path) -> None:
-    """FileExistsError if another run has been in the locked folder since `check_output` found it new or empty."""
+    """FileExistsError if another run wrote to the folder between `check_output` and the lock."""
     if _foreign_files(out):
         raise FileExistsError(f"{out}: another run has just written there; choose another --out, or give --overwrite")
 
 
 def clear(out: Path) -> None:
-    """Remove another run's checkpoints and log, which could be taken for this one's."""
+    """Remove checkpoints and logs of an earlier run."""
     remove([*checkpoints(out / FOLDER), *unfinished(out / FOLDER), *log_files(out / LOG)])
-    with contextlib.suppress(OSError):  # it is not there, or not empty
+    with contextlib.suppress(OSError):  # it does not exist, or is not empty
         (out / LOG).rmdir()
 
 
 def task_of(out: Path) -> str | None:
-    """The task of a folder in which a model of a run of ours stands; None where there is none."""
+    """The task of the model in a run's folder; None without a model of Saccade."""
     try:
         named = read_json(out / TASK)["task"]
     except (OSError, ValueError, TypeError, KeyError):
         named = LANGUAGE
-    if named == LANGUAGE:  # its checkpoints are known by themselves
+    if named == LANGUAGE:  # its folders have no task.json
         return LANGUAGE if _has_language_model(out) else None
     return named if isinstance(named, str) else None
 
@@ -137,7 +137,7 @@ def _has_model(out: Path) -> bool:
 
 def _has_language_model(out: Path) -> bool:
     try:
-        # Other libraries' models have a config.json and a tokenizer.json too, with other fields.
+        # Models of other libraries have a config.json and a tokenizer.json with other fields.
         ModelConfig.from_dict(read_json(out / CONFIG))
     except (OSError, ValueError, TypeError):
         return False
@@ -145,7 +145,7 @@ def _has_language_model(out: Path) -> bool:
 
 
 def _foreign_files(out: Path) -> list[Path]:
-    """What is neither of the beginning of a run nor left by a broken-off write."""
+    """Files that neither a run that has just begun nor an interrupted write has created."""
     folder, log = out / FOLDER, out / LOG
     inside = [path for part in (folder, log) if part.is_dir() for path in part.iterdir()]
     known = {*(part for part in (folder, log) if part.is_dir()), folder / _TRIED}
@@ -172,7 +172,7 @@ def _appear(out: Path) -> None:
     except OSError:
         (new / FOLDER).rmdir()
         new.rmdir()
-        if not out.is_dir():  # it is, where another run's appeared at this very moment
+        if not out.is_dir():  # it is, if another run created it in the meantime
             raise
 
 

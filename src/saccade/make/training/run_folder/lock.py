@@ -1,6 +1,6 @@
-"""One run at a time in a folder: a lock that the system holds for a process, so that a killed run leaves none.
+"""A lock for one run at a time in a folder. The system holds it for the process, so a killed run leaves no lock.
 
-What a killed run leaves is the file, which says nothing: who locks it has it.
+A killed run leaves the file, which alone means nothing: only a lock on it counts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # of flock; of msvcrt
 
 
 class FileLock:
-    """The lock on a file, taken as it is made; `close` gives it up and removes the file.
+    """An exclusive lock on a file, taken by the constructor; `close` releases it and removes the file.
 
     Args:
-        path: the file; it is made, and its folder has to be there.
+        path: the file to create; its folder must exist.
 
     Attributes:
-        failure: why the system has no lock for this file, None if it has one: some file systems of networks.
+        failure: the reason if the file system does not support locks, as some network file systems; else None.
 
     Raises:
-        BlockingIOError: somebody has it. OSError: the file cannot be made.
+        BlockingIOError: another process holds the lock. OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path):
@@ -37,7 +37,7 @@ class FileLock:
         _HELD.add(self)
 
     def _opened(self) -> int | None:
-        """The locked file; None where the one who had it has removed it since: another may be locked by that name."""
+        """The handle of the locked file; None if its last owner removed it meanwhile: the name may be of a new file."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _take(handle)
@@ -52,10 +52,10 @@ class FileLock:
         return None
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the lock and remove the file."""
         if self._handle is None:
             return
-        with contextlib.suppress(OSError):  # Windows removes no open file
+        with contextlib.suppress(OSError):  # Windows does not remove open files
             self._path.unlink()
         self.let_go()
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ class FileLock:
                 self._path.unlink()
 
     def let_go(self) -> None:
-        """Close the file of this process. Where others were forked from it or it from them, theirs keeps the lock."""
+        """Close this process's handle. Forked processes with a copy of it keep the lock."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -86,7 +86,7 @@ def _take(handle: int) -> None:
         import fcntl
     except ImportError:
         raise OSError(errno.ENOLCK, "this system has no flock") from None
-    # By open file and not, as lockf is, by process: two runs in one process are two runs.
+    # flock belongs to the open file, lockf to the process: with flock two runs in one process exclude each other.
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -94,7 +94,7 @@ _HELD: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked worker would keep the lock of a run that was killed for as long as it lives itself."""
+    """Close inherited handles: otherwise a forked worker keeps the lock of a killed run as long as it lives."""
     for lock in _HELD:
         lock.let_go()
 

@@ -1,4 +1,4 @@
-"""Writes down what the loop tells: checkpoints, best and last weights, curve, model card, TensorBoard log."""
+"""Writes the files of a run: checkpoints, best and last weights, curve, model card and TensorBoard log."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import safetensors
 import torch
 
-from ...see.monitoring import Alarm, AttentionMonitor
-from ..models.own.checkpoint import CARD, WEIGHTS, write_text
-from .files import prune, write_checkpoint
-from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, VERDICT, task_of, unfinished_files
-from .loop import Monitor
-from .memory import LOOK_SMALLER, memory_told
-from .objective import Evaluation
-from .pace import Pace
-from .prepared import CurveEntry, PreparedRun, Reporter, RunRequest
-from .processes import joined
+from ....see.monitoring import Alarm, AttentionMonitor
+from ...models.decoder_lm.checkpoint import CARD, WEIGHTS, write_text
+from ..loop import Monitor
+from ..memory import LOOK_SMALLER, memory_told
+from ..objective import Evaluation
+from ..pace import Pace
+from ..prepared import CurveEntry, PreparedRun, Reporter, RunRequest
+from ..processes import joined
+from .checkpoint_files import prune, write_checkpoint
+from .layout import ANOMALY, CURVE, FOLDER, LAST, OURS, VERDICT, task_of, unfinished_files
 from .resume import VERSION
 from .scalars import LOG, ScalarLog
 
@@ -26,10 +26,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class RunWriter(Monitor):
-    """Of the main process. Everything in the folder follows from the checkpoint, and is written again from it.
+    """The monitor of the main process. All files in the folder can be rewritten from the checkpoint.
 
-    If a file cannot be written (a full disk), a line says so, and the next evaluation tries again: training goes on,
-    the files that are there stay as they are, and only at the end is it an error.
+    If a file cannot be written (a full disk), a warning is shown and the next evaluation tries again: training
+    continues and existing files stay unchanged. Only at the end it is an error.
     """
 
     def __init__(self, run: RunRequest, prepared: PreparedRun, reporter: Reporter, *, sharded: bool = False):
@@ -39,26 +39,26 @@ class RunWriter(Monitor):
         self._latest: Tensors | None = None
         self._done, self._norm, self._speed = 0, 0.0, 0.0
         self._curve: list[CurveEntry] = []
-        self._fresh = True  # nothing of this run's model is in the folder yet
+        self._fresh = True  # no file of this run's model is in the folder yet
         self._log: ScalarLog | None = None
         self._pace = Pace()
 
     @property
     def beside_another(self) -> bool:
-        """Whether the model in the folder is still that of a run which this one overwrites."""
+        """Whether the folder still contains the model of the run that this one overwrites."""
         return self._fresh and task_of(self._run.out) is not None
 
     # --- beginning, continuing --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make the run known to the folder, so that from here on it can be resumed."""
+        """Write the first checkpoint, so that the run can be resumed."""
         self._start_log(0)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Bring the folder to where the checkpoint is."""
+        """Restore the files of the folder from a checkpoint."""
         kept = state["keeper"]
         self._best, self._best_weights, self._curve = kept["best"], kept["weights"], kept["curve"]
-        self._best_loss = kept.get("best_loss", self._best)  # what was judged by its loss says nothing beside it
+        self._best_loss = kept.get("best_loss", self._best)  # runs selected by their loss store no other
         self._latest, self._fresh = state["loop"]["model"], kept["fresh"]
         self._done = state["loop"]["progress"]["step"]
         self._norm, self._speed = kept["norm"], kept["speed"]
@@ -73,7 +73,7 @@ class RunWriter(Monitor):
         if self._run.settings.looks.tensorboard:
             self._log = ScalarLog(self._run.out / LOG, step, self._reporter.warned)
 
-    # --- what the loop tells ------------------------------------------------------------------------------------------
+    # --- callbacks of the loop ----------------------------------------------------------------------------------------
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
         self._done, self._norm, self._speed = step, norm, tokens_per_second
@@ -115,7 +115,7 @@ class RunWriter(Monitor):
             "seconds": round(seconds, 1),
         }
         self._curve.append(entry)
-        # Metrics are often equal, at their best above all; the loss then tells which weights are.
+        # Metrics are often equal, above all at their best; the loss decides between them.
         best = (evaluation.judged, evaluation.loss) < (self._best, self._best_loss)
         if best:
             self._best, self._best_loss = evaluation.judged, evaluation.loss
@@ -158,13 +158,13 @@ class RunWriter(Monitor):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def stopped(self) -> None:
-        """Keep the weights there are, as the best ones if no look at the validation text has chosen any."""
+        """Store the current weights, as the best ones if there was no evaluation yet."""
         if self._done:
             self._attempt("the model could not be written", self._write)
         self.close()
 
     def diverged(self, report: str) -> None:
-        """Write down where it went wrong; weights and checkpoints stay as they were."""
+        """Write the report of a run that diverged; weights and checkpoints stay unchanged."""
         self._attempt("the report could not be written", lambda: write_text(self._run.out / ANOMALY, report + "\n"))
         self.close()
 
@@ -173,7 +173,7 @@ class RunWriter(Monitor):
             self._log.close()
 
     def finish(self) -> Any:
-        """The best weights as they were stored, judged by the whole validation data; the card says how well."""
+        """Load the best stored weights, evaluate them on all validation data and complete the card."""
         self.close()
         try:
             self._write()
@@ -182,7 +182,7 @@ class RunWriter(Monitor):
             raise OSError(
                 f"{out}: could not be written ({_reason(error)}); make room and go on with --resume"
             ) from None
-        with memory_told("training: the look at the stored weights", lambda: LOOK_SMALLER):
+        with memory_told("training: the evaluation of the stored weights", lambda: LOOK_SMALLER):
             best, evaluation = self._prepared.stored()
         write_text(self._run.out / CARD, self._card(evaluation))
         lines = self._prepared.verdict(self._curve, self._done, evaluation)
@@ -206,7 +206,7 @@ class RunWriter(Monitor):
         out, latest = self._run.out, self._latest
         assert latest is not None
         if self._fresh:
-            # Of a model that is being overwritten: its weights would not fit the new configuration.
+            # Weights of the overwritten model do not fit the new configuration.
             for name in OURS:
                 (out / name).unlink(missing_ok=True)
             self._fresh = False

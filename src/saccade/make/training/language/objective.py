@@ -1,4 +1,4 @@
-"""Language modelling as an objective of the loop: windows of a text, and the loss of each next token.
+"""Language modelling as an objective: windows of a text, and the cross-entropy of each next token.
 
 Shape legend: B batch, L context, V vocabulary.
 """
@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...operator.nn.stacks import LayerObserver
-from ..models import DecoderLM
-from .data import Corpus
+from ....operator.nn.stacks import LayerObserver
+from ...models import DecoderLM
+from ..objective import Evaluation, Objective
+from ..settings import LanguageSettings
+from .corpus import Corpus
 from .evaluation import evaluate
-from .objective import Evaluation, Objective
-from .settings import LanguageSettings
 from .windows import draw_copying, draw_windows, whole_windows
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class LanguageObjective(Objective):
-    """Next-token prediction on windows (B, L + 1) of a text: the model sees all but the last, and predicts the rest.
+    """Next-token prediction on windows (B, L + 1): inputs are all tokens but the last, targets all but the first.
 
     Args:
         model: the decoder to train.
         corpus: the tokens.
         start: the start token.
-        settings: batch, seed, repeats, copying and looks.
+        settings: batch, seed, repeats, copying and evaluation.
 
     Example:
         >>> import torch, saccade
@@ -71,14 +71,14 @@ class LanguageObjective(Objective):
 
 
 def loss_of(model: nn.Module, windows: Tensor, observe: LayerObserver | None = None) -> Tensor:
-    """Mean negative log-likelihood of the tokens behind the first of each window (B, L + 1), in nats."""
+    """Mean cross-entropy in nats of windows (B, L + 1), whose first token is not predicted."""
     logits = model(windows[:, :-1]) if observe is None else model(windows[:, :-1], observe=observe)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def draw(step: int, tokens: Tensor, start: int, vocabulary: int, context: int, settings: LanguageSettings) -> Tensor:
-    """The windows of a step, of all processes together: a function of the arguments."""
+    """The windows of a step for all processes. Equal arguments give equal windows."""
     seed, batch = settings.seed, settings.batch
     if step < settings.copying:
         return draw_copying(vocabulary, start=start, context=context, batch=batch, seed=seed, step=step)
@@ -94,7 +94,7 @@ def draw(step: int, tokens: Tensor, start: int, vocabulary: int, context: int, s
 
 
 def spread(windows: Tensor, count: int | None) -> Tensor:
-    """`count` windows spread evenly over all; all, when there are not more or `count` is None."""
+    """`count` evenly spaced windows; all windows if there are fewer or `count` is None."""
     if count is None or count >= windows.shape[0]:
         return windows
     return windows[torch.arange(count) * windows.shape[0] // count]

@@ -1,4 +1,4 @@
-"""A decoder-only language model.
+"""`DecoderLM`, a decoder-only language model.
 
 Shape legend: B batch, L length, E model width, V vocabulary.
 """
@@ -16,7 +16,7 @@ from ....operator.nn.stacks import LayerObserver
 from ..pruned_heads import attention_layers, keep_heads
 from .config import ModelConfig
 
-_FEW = 16  # tokens, below which one's own logit weighs
+_FEW = 16  # vocabulary size below which the logit of the input token adds to the loss
 
 
 class DecoderLM(nn.Module):
@@ -24,14 +24,15 @@ class DecoderLM(nn.Module):
 
         x = sqrt(E) W[tokens],   logits = decoder(x) W^T,   W the embedding (V, E)
 
-    Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and a head that is the
-    embedding's transpose (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
+    Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and tied output weights:
+    the transposed embedding (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
 
-    The decoder starts as in `saccade.nn`: by fan-in. Embeddings are multiplied by sqrt(E) at the input (Vaswani et al.
-    2017, section 3.4) and start with standard deviation E ** -0.75. So a token's own logit starts near 1 at every
-    width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats itself. Such a
-    logit m costs m ** 2 / 2V of loss (to second order), and it is proportional to the variance of the embedding: below
-    16 tokens the variance is sqrt(V / 16) of that, so that it costs no more than with 16.
+    The decoder is initialised by fan-in, as in `saccade.nn`. Embeddings are multiplied by sqrt(E) at the input (Vaswani
+    et al. 2017, section 3.4) and start with standard deviation E ** -0.75. So the logit of the input token starts near
+    1 at every width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats its
+    input. A logit m adds m ** 2 / 2V to the loss (to second order) and is proportional to the variance of the
+    embedding. Below 16 tokens the variance is multiplied by sqrt(V / 16), so that this adds no more than with 16
+    tokens.
 
     Example:
         >>> import torch, saccade
@@ -66,15 +67,15 @@ class DecoderLM(nn.Module):
         """Logits of the token after each one.
 
         Args:
-            tokens: (B, L) int64; with a cache, those that continue the ones in it.
-            padding: the real tokens among them, on either side; the logits of others mean nothing.
-            cache: from `cache()`, or any `KVCache` of as many layers.
-            observe: `observe(layer, observation)` is called in each layer with what goes into attention and comes out.
-            hidden_states: a list that gets what each layer reads, and what the last one gives.
+            tokens: (B, L) int64; with a cache, they continue the tokens in it.
+            padding: marks real tokens; padding may be on either side. Logits at padding are undefined.
+            cache: from `cache()`, or any `KVCache` with as many layers.
+            observe: `observe(layer, observation)` is called in each layer with inputs and output of attention.
+            hidden_states: a list to which the input of each layer and the output of the last one are appended.
 
         Raises:
-            ValueError: another rank, or more tokens than the context; in a `StreamingLayer`, where positions do not
-                grow, a window that the context does not hold.
+            ValueError: another rank, or more tokens than the context; with a `StreamingLayer`, whose positions do not
+                grow, a window larger than the context.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens: expected shape (batch, length), got {tuple(tokens.shape)}")
@@ -90,7 +91,7 @@ class DecoderLM(nn.Module):
         return self.decoder.cache()
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
-        """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column.
+        """Logits (B, V) of the token after the last column. `ids (B, L)` continue the tokens in the cache.
 
         `attention_mask (B, L)` is 1 for real tokens and 0 for padding; None: all are real.
         """
@@ -98,10 +99,10 @@ class DecoderLM(nn.Module):
         return self(ids, padding=padding, cache=cache)[:, -1]
 
     def parameter_count(self) -> int:
-        """How many numbers are learned."""
+        """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 def _reached(cache: KVCache | None, length: int) -> int:
-    """Positions that so many new tokens need; theirs alone where a compiler looks, which must not depend on a cache."""
+    """Number of positions up to the new tokens; without the cached ones when compiling."""
     return length if cache is None or torch.compiler.is_compiling() else cache.reach(length)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...support._machine import processor
-from ...support._tables import Table
-from ..models import LanguageModel
-from .data import Corpus
-from .language_run import LanguageRun
+from ....support._machine import processor
+from ....support._tables import Table
+from ...models import LanguageModel
+from .corpus import Corpus
+from .request import LanguageRun
 
 if TYPE_CHECKING:
-    from .settings import LanguageSettings
+    from ..settings import LanguageSettings
 
 
 def model_card(
@@ -28,13 +28,13 @@ def model_card(
     steps_done: int,
     stored_loss: float | None,
 ) -> str:
-    """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
+    """Model card in Markdown: model, data, settings, machine and validation loss."""
     rows = {**_model(run, lm), **_training(run, lm, corpus, steps_done), **_result(curve, stored_loss)}
     return card(run.out, "A small language model trained by `saccade train lm`.", rows)
 
 
 def card(out: Path, sentence: str, rows: Mapping[str, str]) -> str:
-    """Markdown: the folder's name, what the model is, and facts by their names."""
+    """Model card in Markdown: the folder's name, a sentence and a table of facts."""
     table = Table(("", ""), list(rows.items())).markdown()
     return "\n".join([f"# {out.resolve().name}", "", sentence, "", *table, ""])
 
@@ -54,13 +54,13 @@ def _model(run: LanguageRun, lm: LanguageModel) -> dict[str, str]:
 def _training(run: LanguageRun, lm: LanguageModel, corpus: Corpus, steps_done: int) -> dict[str, str]:
     config, settings = lm.model.config, run.settings
     text_steps = max(steps_done - settings.copying, 0)
-    seen = text_steps * settings.batch * config.context
+    trained_tokens = text_steps * settings.batch * config.context
     held = ", ".join(path.name for path in run.hold_out) or "the last tenth of the text"
     return {
         "trained on": f"{run.text.name}: {corpus.training.shape[0]:,} tokens",
         "validated on": f"{held}: {corpus.validation.shape[0]:,} tokens",
-        "steps": f"{text_steps:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
-        f"{seen / corpus.training.shape[0]:.1f} times the text",
+        "steps": f"{text_steps:,} of {settings.steps:,}, {settings.batch} windows each: {trained_tokens:,} tokens, "
+        f"{trained_tokens / corpus.training.shape[0]:.1f} times the text",
         "starts from": "random weights" if run.initial is None else run.initial.resolve().name,
         "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
         f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, dropout {config.dropout:g}, "
@@ -85,17 +85,17 @@ def _result(curve: list[dict[str, float]], stored_loss: float | None) -> dict[st
 
 
 def _copying(settings: LanguageSettings) -> str:
-    """What was done for copying heads, which text alone gives a small model late or never."""
+    """How the run trained copying (induction) heads, for the model card."""
     done = []
     if settings.copying:
         done.append(f"{settings.copying:,} steps before the text, on random tokens over and over")
     if settings.repeats:
         done.append(f"in {settings.repeats:.0%} of the windows a stretch of text is followed by itself")
-    return "; ".join(done) or "nothing was done to teach it"
+    return "; ".join(done) or "no training for copying"
 
 
 def machine() -> str:
-    """The hardware, in a few words."""
+    """Processor or GPU, memory and PyTorch version, as one line."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{processor()}, {min(torch.get_num_threads(), os.cpu_count() or 1)} threads"

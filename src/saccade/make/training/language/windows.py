@@ -1,7 +1,7 @@
-"""Windows of tokens: what the model sees of a text at once.
+"""Windows of tokens: the sequences that a language model is trained on.
 
-A window is a row of `context + 1` tokens: the start token and `context` tokens of the text. All but the last are the
-model's input, all but the first are what it is to predict.
+A window has `context + 1` tokens: the start token and `context` tokens of the text. All but the last are the model's
+input, all but the first are its targets.
 
 Shape legend: N tokens of the text, B batch, L context.
 """
@@ -22,10 +22,9 @@ def draw_windows(
         tokens: (N,) int64, the text.
         start: the start token, which each window begins with.
         context: L, tokens of the text in a window.
-        batch: B. Places are drawn evenly, with replacement.
-        seed, step: decide the draws.
-        repeats: the probability that a window repeats itself: a stretch in it, of a random length from 16 to L / 2,
-            is followed by a copy.
+        batch: B. Positions are drawn uniformly, with replacement.
+        seed, step: of the random draws.
+        repeats: the probability that a window contains a copied span: 16 to L / 2 tokens that are directly repeated.
 
     Returns:
         (B, L + 1) int64.
@@ -58,10 +57,10 @@ def _repeat(window: Tensor, random: np.random.Generator) -> None:
 
 
 def draw_copying(vocabulary: int, *, start: int, context: int, batch: int, seed: int, step: int) -> Tensor:
-    """Random tokens over and over, (B, min(L, 64) + 1): a function of the arguments and nothing else.
+    """Random tokens repeated periodically, (B, min(L, 64) + 1), which only a model that copies can predict.
 
-    Behind the start token, 4 to 24 tokens (less in a small context) drawn evenly from all others fill the window again
-    and again: which token comes next can be known only by looking up what followed last time.
+    After the start token, 4 to 24 random tokens (fewer in a small context) repeat until the window is full. Equal
+    arguments give equal windows.
     """
     random = np.random.default_rng((seed, step, 1))
     length = min(context, 64)
@@ -75,9 +74,9 @@ def draw_copying(vocabulary: int, *, start: int, context: int, batch: int, seed:
 
 
 def whole_windows(tokens: Tensor, *, start: int, context: int) -> Tensor:
-    """Cut a text into windows side by side, so that each token is predicted once.
+    """Cut a text into adjacent windows, so that each token is predicted once.
 
-    A rest shorter than a window is left out.
+    Tokens after the last whole window are left out.
 
     Args:
         tokens: (N,) int64, the text.

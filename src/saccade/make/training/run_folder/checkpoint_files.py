@@ -1,6 +1,6 @@
-"""Checkpoints as files: written whole or not at all, recognised as damaged, and pruned.
+"""Checkpoint files: written atomically, checked for damage, and pruned.
 
-A checkpoint is one file, so that a kill can never leave a mix of two steps: `torch.save`'s archive, then its SHA-256.
+A checkpoint is one file, so that a kill never leaves a mix of two steps: `torch.save`'s archive, then its SHA-256.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from ...support._whole_file import whole_file
+from ....support._whole_file import whole_file
 
 SUFFIX = ".checkpoint"
 KEEP = 2  # the newest, and one more in case it is damaged
@@ -22,7 +22,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class DamagedCheckpoint(ValueError):
-    """Not a whole checkpoint; the message names the file and what is wrong."""
+    """A file that is not a whole checkpoint. The message names the file and the damage."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -30,25 +30,25 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those in the folder, the newest first."""
+    """The checkpoints in a folder, newest first."""
     ours = [path for path in folder.glob(f"*{SUFFIX}") if re.fullmatch(r"\d{9,}", path.stem) and path.is_file()]
     return sorted(ours, key=lambda path: int(path.stem), reverse=True)
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """What broken-off writes of checkpoints have left in the folder."""
+    """Temporary files of interrupted writes of checkpoints."""
     return [path for path in folder.glob(".*") if is_temporary(path, rf"\d{{9,}}{SUFFIX}")]
 
 
 def is_temporary(path: Path, *names: str) -> bool:
-    """Whether it is a file that was to take the name of one of `names`, regular expressions, and did not."""
+    """Whether the file is a temporary one of an interrupted write to a name that matches one of `names` (regexes)."""
     return path.is_file() and re.fullmatch(rf"\.(?:{'|'.join(names)})\.[a-z0-9_]{{8}}", path.name) is not None
 
 
 def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint; it is on the disk (fsync) before it gets its name, and its name is before this returns.
+    """Write a checkpoint. The file is on disk (fsync) before it gets its name, and the name before this returns.
 
-    Raises OSError, with the path and the reason, when it cannot be written; then all that was there is as it was.
+    Raises OSError with the path and the reason if writing fails; existing files are unchanged then.
     """
     path = checkpoint_path(folder, step)
     with whole_file(path, durable=True) as temporary, temporary.open("wb") as file:
@@ -62,12 +62,12 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def prune(folder: Path, keep: int = KEEP) -> None:
-    """Remove all but the newest checkpoints, and what unfinished writes have left behind; nothing that is not ours."""
+    """Remove all but the newest checkpoints, and temporary files of interrupted writes."""
     remove([*checkpoints(folder)[keep:], *unfinished(folder)])
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove as many of the files as can be; then OSError for the first that could not."""
+    """Remove every file that can be removed, then raise the first OSError."""
     errors = []
     for path in paths:
         try:
@@ -79,7 +79,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What was written. Loading runs no code from the file. Raises DamagedCheckpoint, or OSError."""
+    """Read a checkpoint, without running code from the file. Raises DamagedCheckpoint or OSError."""
     content = path.read_bytes()
     body, digest = content[:-_DIGEST], content[-_DIGEST:]
     if hashlib.sha256(body).digest() != digest:
@@ -91,20 +91,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException, writer: _HashingWriter) -> BaseException:
-    """What broke off `torch.save`, which ends its archive all the same and then complains about positions instead.
+    """The original error of a failed `torch.save`, which finishes its archive and then raises an error about positions.
 
-    A signal's exception can come where `write` is entered, before it can be remembered.
+    A signal's exception may be raised on entry to `write`, before the writer can record it.
     """
     if writer.error is not None:
         return writer.error
-    seen: BaseException | None = error
-    while seen is not None and isinstance(seen, Exception):
-        seen = seen.__context__
-    return seen or error
+    cause: BaseException | None = error
+    while cause is not None and isinstance(cause, Exception):
+        cause = cause.__context__
+    return cause or error
 
 
 class _HashingWriter:
-    """Passes on what is written, and knows its hash and what first broke it off: an error, or Ctrl-C."""
+    """Passes data on to a file, hashes it and records the first exception, such as a full disk or Ctrl-C."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file

@@ -1,4 +1,4 @@
-"""Texts from files, and texts as one row of tokens."""
+"""Reading texts from files, and encoding them as one sequence of tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..models import Tokenizer
+from ...models import Tokenizer
 
-TAIL = 0.1  # share of a text that is validated by where nothing else is named
+TAIL = 0.1  # share of the text used for validation by default
 
 
 def read_texts(path: str | Path) -> dict[Path, str]:
-    """The text of a file, or of all `*.txt` files below a folder, by path, in order.
+    """Read a text file, or all `*.txt` files below a folder: texts by path, in sorted order.
 
     Raises:
         FileNotFoundError: no such file or folder.
@@ -51,7 +51,7 @@ def _read_text(path: Path) -> str:
 
 
 def split_tail(text: str, share: float = TAIL) -> tuple[str, str]:
-    """The text without its last `share`, and that share alone, cut at a character.
+    """Split a text into its beginning and its last `share`.
 
     Example:
         >>> import saccade
@@ -87,11 +87,11 @@ class Corpus:
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Tensor:
-    """The texts as one row of tokens, a start token before each."""
+    """Encode texts as one sequence of tokens, each text after a start token."""
     tokens: list[int] = []
     for text in texts:
         tokens.append(tokenizer.start)
-        # By lines, which is how the library uses all cores; its pieces never reach across the end of a line.
+        # Encoded line by line: the library then uses all cores, and its tokens never span a line break.
         for line in tokenizer.encode_many(text.splitlines(keepends=True)):
             tokens.extend(line)
     return torch.tensor(tokens, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""`saccade train lm` as a run: texts and a decoder in, a model folder of Saccade's own out."""
+"""`saccade train lm` as a run: reads texts, trains a `DecoderLM` and writes its model folder."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator.variants._parse import to_json
-from ...support._plain_values import parsed_json
-from ..models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
-from ..models.own.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
-from ..models.tokenizers.own import train_bpe, train_characters
+from ....operator.variants._parse import to_json
+from ....support._plain_values import parsed_json
+from ...models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
+from ...models.decoder_lm.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
+from ...models.tokenizers.own import train_bpe, train_characters
+from ..objective import Evaluation
+from ..prepared import CurveEntry, PreparedRun, Reporter
+from ..processes import accelerator_for
+from ..rising_rates import RangeTest, objective_range_test
+from ..run import run_training
+from ..run_folder.layout import TASK
+from ..run_folder.resume import LatestCheckpoint, check_same, digest, settings_described, sha256
 from .card import model_card
-from .data import TAIL, Corpus, read_texts, split_tail
+from .corpus import TAIL, Corpus, read_texts, split_tail
 from .evaluation import bigram_loss, evaluate
-from .folder import TASK
-from .language_objective import LanguageObjective
-from .language_run import LanguageRun
-from .objective import Evaluation
-from .prepared import CurveEntry, PreparedRun, Reporter
-from .processes import accelerator_for
-from .resume import LatestCheckpoint, check_same, digest, settings_described, sha256
-from .rising_rates import RangeTest, objective_range_test
-from .run import run_training
+from .objective import LanguageObjective
+from .request import LanguageRun
 from .windows import check_length, whole_windows
 
 
 def train_language_model(
     run: LanguageRun, reporter: Reporter | None = None, *, then: Callable[[LanguageModel], object] | None = None
 ) -> LanguageModel:
-    """Train a language model, keep the best weights in `run.out`, and return the model with them, read back.
+    """Train a language model, keep the best weights in `run.out`, and return the stored model.
 
     See `run_training` for folders, signals and processes.
 
     Args:
         run: what to train, and where to write.
         reporter: gets the events of the run.
-        then: called with the stored model before the folder is unlocked.
+        then: called with the stored model while the folder is still locked.
 
     Raises:
         BlockingIOError: another run is writing into the folder.
         FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
-        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
-        TooLittleMemory: a step did not fit; the message says what to make smaller.
+        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder names the first such tensor.
+        TooLittleMemory: a step did not fit in memory; the message says which sizes to reduce.
         Stopped: a signal came. It is a KeyboardInterrupt.
 
     Example:
@@ -70,7 +70,7 @@ def train_language_model(
 def range_test_of(
     run: LanguageRun, *, low: float, high: float, progress: Callable[[float, float], None] = lambda rate, loss: None
 ) -> RangeTest:
-    """The learning-rate range test (see `range_test`) of what a run would train; nothing is written."""
+    """The learning-rate range test (`range_test`) of the model and data of a run. Writes no file."""
     accelerator_for(run.settings)
     run = _as_pruned(run)
     both = texts(run)
@@ -83,7 +83,7 @@ def range_test_of(
 
 
 class PreparedLanguageRun(PreparedRun):
-    """A language model and its corpus.
+    """A `LanguageRun` with its texts read and its model made.
 
     Args:
         described, state: see `PreparedRun`.
@@ -104,7 +104,7 @@ class PreparedLanguageRun(PreparedRun):
 
     @classmethod
     def of(cls, run: LanguageRun, checkpoint: LatestCheckpoint | None) -> PreparedLanguageRun:
-        """Read the texts, and make the model or restore it. Raises what is wrong with the input."""
+        """Read the texts, and make the model or restore it from the checkpoint. Raises errors about the input."""
         both = texts(run)
         torch.manual_seed(run.settings.seed)
         if checkpoint is None or checkpoint.path is None:
@@ -142,8 +142,8 @@ class PreparedLanguageRun(PreparedRun):
         return as_stored(self.lm.model, weights)
 
     def save(self, weights: dict[str, Tensor], name: str) -> None:
-        # Not the model in training, which may be sharded, or newer than these weights.
-        with torch.device("meta"):  # no memory, and no random weights to be overwritten
+        # A new module, since the model in training may be sharded, or newer than these weights.
+        with torch.device("meta"):  # takes no memory, and its initial weights would be replaced
             model = type(self.lm.model)(self.lm.model.config)
         model.load_state_dict(weights, assign=True)
         save(LanguageModel(model, self.lm.tokenizer), self.run.out, weights=name)
@@ -151,9 +151,9 @@ class PreparedLanguageRun(PreparedRun):
 
     @cached_property
     def _task(self) -> dict[str, Any]:
-        """What `saccade test` has to know of the run."""
+        """Contents of `task.json`, which `saccade test` reads."""
         run = self.run
-        text, *held = (path.resolve() for path in (run.text, *run.hold_out))  # a test may be asked for elsewhere
+        text, *held = (path.resolve() for path in (run.text, *run.hold_out))  # absolute: tests may run elsewhere
         digests = {str(path): digest(sorted(read_texts(path))) for path in (text, *held)}
         data = {"data": str(text), "validation": None, "sha256": digests}
         return {
@@ -183,7 +183,7 @@ class PreparedLanguageRun(PreparedRun):
 
 
 def texts(run: LanguageRun) -> tuple[list[str], list[str]]:
-    """What the run trains on, and what it validates on."""
+    """Texts to train on, and texts to validate on."""
     known = read_texts(run.text)
     if not run.hold_out:
         training, validation = split_tail("\n".join(known.values()))
@@ -199,7 +199,7 @@ def texts(run: LanguageRun) -> tuple[list[str], list[str]]:
 
 
 def _description(run: LanguageRun, both: tuple[list[str], list[str]]) -> dict[str, Any]:
-    """Everything that decides what a run learns: its settings, and the SHA-256 of what it reads."""
+    """All settings that affect the result, and the SHA-256 of the texts."""
     initial = "random weights" if run.initial is None else sha256([(run.initial / WEIGHTS).read_bytes()])
     training, validation = both
     shape, mechanism = dict(run.shape), run.shape.get("mechanism")
@@ -217,7 +217,7 @@ def _description(run: LanguageRun, both: tuple[list[str], list[str]]) -> dict[st
 
 
 def _stored(run: LanguageRun, state: dict[str, Any]) -> LanguageModel:
-    """The model of a checkpoint, whose weights the loop restores."""
+    """The model described by a checkpoint, with untrained weights: the loop restores them."""
     tokenizer = Tokenizer.from_json(state["tokenizer"])
     return LanguageModel(DecoderLM(ModelConfig(tokenizer.vocabulary, **run.shape)), tokenizer, name=str(run.out))
 
@@ -229,18 +229,18 @@ def _new(run: LanguageRun, training: list[str]) -> LanguageModel:
 
 
 def _as_pruned(run: LanguageRun) -> LanguageRun:
-    """The run with the heads that `initial` has left: no option of a run says them."""
+    """The run with the pruned heads of `initial` in its shape; no option of a run describes them."""
     if run.initial is None or not (run.initial / CONFIG).is_file():
         return run
     try:
         removed = parsed_json((run.initial / CONFIG).read_bytes()).get("pruned_heads")
-    except (ValueError, AttributeError):  # what is wrong with the folder is said when it is opened
+    except (ValueError, AttributeError):  # errors of the folder are raised when it is loaded
         return run
     return run if removed is None else dataclasses.replace(run, shape={**run.shape, "pruned_heads": removed})
 
 
 def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
-    """The model in `initial` with the run's dropout; ValueError names the fields in which its shape differs."""
+    """The model in `initial` with the run's dropout. ValueError lists the fields of its shape that differ."""
     old = load_own(initial)
     config = ModelConfig(vocabulary=old.tokenizer.vocabulary, **run.shape)
     ours, theirs = config.to_dict(), old.model.config.to_dict()

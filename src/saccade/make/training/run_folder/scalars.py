@@ -1,5 +1,5 @@
-"""The TensorBoard log: event files written in the foreground, so that a full disk is noticed and a kill loses nothing
-that a checkpoint has."""
+"""The TensorBoard log: event files written synchronously, so that a full disk is noticed and a killed run loses no
+entry before its last checkpoint."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ LOG = "tensorboard"
 
 
 def log_files(folder: Path) -> list[Path]:
-    """Our logs in the folder; TensorBoard's own writer ends their names with the machine's."""
+    """Saccade's log files in the folder. TensorBoard's own writer ends its names with the host's."""
     name = re.compile(r"events\.out\.tfevents\.\d{10}\.\d{6}")
     return [path for path in folder.glob("events.*") if name.fullmatch(path.name)]
 
 
 class ScalarLog:
-    """Scalars by step, into a new file of `folder`.
+    """Writes scalars by step to a new file of `folder`.
 
-    The file begins with the mark by which TensorBoard drops what earlier files hold of later steps: a resumed run shows
-    each step once.
+    The file begins with the mark by which TensorBoard drops later steps of earlier files: a resumed run shows each step
+    once.
 
     Args:
-        folder: it is made if it is not there.
-        step: the last step the run has made; what is added is of later ones.
-        warn: told when the log cannot be written; it ends then, and training does not.
+        folder: created if it does not exist.
+        step: the last finished step; all entries are of later ones.
+        warn: called if the log cannot be written. The log ends then; training continues.
     """
 
     def __init__(self, folder: Path, step: int, warn: Callable[[str], None]):
-        # TensorBoard is an extra. Its own writer works in a thread, which hides errors until later.
+        # TensorBoard is an extra. Its own writer runs in a thread, which delays errors.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
         self._folder, self._warn = folder, warn
-        earlier = bool(log_files(folder))  # a run that was killed before its first checkpoint begins anew
+        earlier = bool(log_files(folder))  # a run that was killed before its first checkpoint starts again
         self._writer: Any = None
         self._attempt(self._open)
         self._event(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -53,7 +53,7 @@ class ScalarLog:
         self._event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        """As a SummaryWriter does; so do the next two."""
+        """Same signature as SummaryWriter's, like the next two methods."""
         self.add(step, {tag: value})
 
     def add_histogram_raw(self, tag: str, *, global_step: int, **shape: Any) -> None:
@@ -96,8 +96,8 @@ class ScalarLog:
         try:
             action()
         except OSError as error:
-            self._warn(f"{self._folder}: the log could not be written ({error.strerror}) and ends here")
+            self._warn(f"{self._folder}: the TensorBoard log could not be written ({error.strerror}) and ends here")
             if self._writer is not None:
-                with contextlib.suppress(OSError):  # it flushes first, and fails again
+                with contextlib.suppress(OSError):  # closing flushes, which fails again
                     self._writer.close()
             self._writer = None

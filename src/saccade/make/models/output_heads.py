@@ -1,8 +1,8 @@
-"""Heads: what reads the hidden states of a text model, with the losses that train it.
+"""Output heads of text models: logits from hidden states, and their losses.
 
-Each is called with x as it is computed, its layout, and labels, and gives fields of `ModelOutput`.
+Each is called with hidden states x (packed or padded), their layout and labels, and returns fields of `ModelOutput`.
 
-Shape legend: B batch, L length, T tokens as they are computed, E width, K labels, V vocabulary.
+Shape legend: B batch, L length, T computed tokens, E width, K labels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from torch import Tensor, nn
 from ...operator.nn._linear import Linear
 from .token_layout import TokenLayout
 
-IGNORED = -100  # a label that counts for nothing, as everywhere in PyTorch
+IGNORED = -100  # label of positions without a loss, as in PyTorch
 
 
 def refuse_labels(head: object, **given: object) -> None:
-    """ValueError where something to learn from is given, by its argument's name, to a head that does not learn from it.
+    """ValueError if labels are given, by argument name, to a head without a loss for them.
 
     Args:
-        head: the name of the head; None is the body alone.
+        head: the name of the head; None for a model without one.
     """
     for name, value in given.items():
         if value is not None and head is None:
-            raise ValueError(f"{name}: the model has no head that learns from them; give head= when loading")
+            raise ValueError(f"{name}: the model has no head with a loss for them; give head= when loading")
         if value is not None:
-            raise ValueError(f"{name}: the head {head!r} does not learn from them")
+            raise ValueError(f"{name}: the head {head!r} has no loss for them")
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem: str | None = None) -> Tensor:
-    """The loss of labels of whole items, as transformers has it.
+    """The loss of labels for whole items, as in transformers.
 
     Args:
         logits: (B, K).
-        labels: (B,) ints: one of K; (B, K) floats: each label on its own; with K = 1 (B,) floats: a number to predict.
-        problem: "single_label_classification", "multi_label_classification" or "regression"; None: by the labels.
+        labels: (B,) ints: one of K classes; (B, K) floats: K independent labels; with K = 1 (B,) floats: a regression
+            target.
+        problem: "single_label_classification", "multi_label_classification" or "regression"; None infers it from
+            `labels`.
     """
     if problem is None:
         whole = not labels.is_floating_point()
@@ -52,11 +54,11 @@ def classification_loss(logits: Tensor, labels: Tensor, problem: str | None = No
 
 
 def next_token_loss(logits: Tensor, labels: Tensor, layout: TokenLayout) -> Tensor:
-    """The mean cross-entropy of each token's successor.
+    """The mean cross-entropy of the next tokens.
 
     Args:
-        logits: (B, L, V) or (1, T, V), as they are computed.
-        labels: (B, L), the tokens themselves; -100 and padding count for nothing. They are moved by one here.
+        logits: (B, L, V) or (1, T, V), for all computed tokens.
+        labels: (B, L), the input tokens; -100 and padding are ignored. They are shifted by one inside.
     """
     moved = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     if layout.real is not None:
@@ -66,14 +68,14 @@ def next_token_loss(logits: Tensor, labels: Tensor, layout: TokenLayout) -> Tens
 
 
 class TokenHead(nn.Module):
-    """Logits of every token from its hidden state; `labels` (B, L), -100 where nothing is to be learned."""
+    """Classifies every token; `labels` (B, L), -100 for tokens without a loss."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
         self.inner = inner
 
     def of_some(self, x: Tensor, layout: TokenLayout, wanted: Tensor) -> dict[str, Any]:
-        """`logits` (N, K) of the tokens wanted, (B, L) bool, one text's behind the other's."""
+        """`logits` (N, K) of the tokens selected by `wanted`, (B, L) bool, concatenated over items."""
         return {"logits": self.inner(x[layout.take(wanted)])}
 
     def forward(self, x: Tensor, layout: TokenLayout, labels: Tensor | None = None) -> dict[str, Any]:
@@ -87,7 +89,7 @@ class TokenHead(nn.Module):
 
 
 class ItemHead(nn.Module):
-    """Logits of every item from one vector of it, such as that of its first token; `labels` (B,) or (B, K)."""
+    """Classifies every item from one vector, such as that of its first token; `labels` (B,) or (B, K)."""
 
     def __init__(self, inner: nn.Module, problem: str | None = None):
         super().__init__()
@@ -101,9 +103,9 @@ class ItemHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Logits of an answer's first and last token; `labels` two tensors (B,) of their columns.
+    """Logits of the first and the last token of an answer; `labels` are their columns, two tensors (B,).
 
-    Padding is no answer, so a padded text has the loss that it has alone.
+    Padding has logits of -inf, so the loss does not depend on it.
     """
 
     def __init__(self, width: int, dropout: float = 0.0):
@@ -111,11 +113,11 @@ class SpanHead(nn.Module):
         self.inner, self.dropout = nn.Linear(width, 2), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: TokenLayout, labels: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
-        """`start_logits` and `end_logits` (B, L), -inf in the padding, and `loss`. ValueError: an answer in padding."""
+        """`start_logits` and `end_logits` (B, L), -inf at padding, and `loss`. ValueError: an answer in the padding."""
         ends = layout.put(self.inner(self.dropout(x)), -torch.inf).unbind(-1)
         loss = None
         if labels is not None:
-            # As published: columns beyond the text count for nothing.
+            # As published: columns beyond the text are ignored.
             columns = [column.clamp(0, layout.length) for column in labels]
             _check_answers(columns, layout)
             first, last = (
@@ -128,18 +130,18 @@ class SpanHead(nn.Module):
 def _check_answers(columns: list[Tensor], layout: TokenLayout) -> None:
     if layout.real is None or torch.compiler.is_compiling():
         return
-    counted = F.pad(layout.real, (0, 1), value=True)  # the column behind counts for nothing
+    counted = F.pad(layout.real, (0, 1), value=True)  # one more column, for ignored labels
     for name, column in zip(("start_positions", "end_positions"), columns, strict=True):
         wrong = ~counted[torch.arange(layout.batch, device=column.device), column]
         if bool(wrong.any()):
             item = int(wrong.nonzero()[0, 0])
             raise ValueError(
-                f"{name}: expected columns of real tokens, got {int(column[item])} of item {item}, padding"
+                f"{name}: expected columns of real tokens, got {int(column[item])}, which is padding in item {item}"
             )
 
 
 class Classifier(nn.Module):
-    """`out(dropout(x))`, after `activation(dense(dropout(x)))` where there is one."""
+    """A linear classifier: `out(dropout(x))`, optionally after `activation(dense(dropout(x)))`."""
 
     def __init__(
         self,
@@ -163,13 +165,13 @@ class Classifier(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """Logits of the vocabulary: `norm(activation(dense(x))) W^T + b`, W the token embedding unless it has its own.
+    """Logits of the vocabulary: `norm(activation(dense(x))) W^T + b`, with the token embedding or another matrix as W.
 
     Args:
-        embedding: (V, D) token embedding, which W is when tied.
-        tied: whether it is.
-        published_bias: of a head of its own, where b is published: with W as "out", apart as "bias", or "both", of
-            which the second is read by nothing.
+        embedding: (V, D) token embedding, used as W if tied.
+        tied: whether W is the token embedding.
+        published_bias: for a separate W, where b is published: with W as "out", alone as "bias", or as "both", of which
+            the second is not used.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class VocabularyHead(nn.Module):
         self.dense, self.norm = Linear(width, inner), nn.LayerNorm(inner, eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if tied or published_bias != "out" else None
         self.out = None if tied else Linear(inner, vocabulary, bias=published_bias != "bias")
-        self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
+        self._embedding = (embedding,)  # a tuple hides it from `parameters()`: another module has and saves it
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""

@@ -1,4 +1,4 @@
-"""What a run was begun with, kept in its checkpoints, and whether a run that continues it asks for the same."""
+"""Resuming: the settings stored in checkpoints, and their comparison with those of the run that continues."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .files import DamagedCheckpoint, checkpoints, read_checkpoint
-from .folder import FOLDER, LANGUAGE, check_barely_begun, way_out
-from .prepared import RunRequest
-from .settings import Settings
+from ..prepared import RunRequest
+from ..settings import Settings
+from .checkpoint_files import DamagedCheckpoint, checkpoints, read_checkpoint
+from .layout import FOLDER, LANGUAGE, check_barely_begun, way_out
 
 VERSION = 2
-DATA = (" text", " data")  # how names of what a run reads end
+DATA = (" text", " data")  # endings of the names of input files
 
 R = TypeVar("R", bound=RunRequest)
 
 
 @dataclasses.dataclass(frozen=True)
 class LatestCheckpoint:
-    """The newest whole checkpoint of a run (None: it was stopped before its first), and the damaged ones passed over.
+    """The newest readable checkpoint of a run, and the damaged ones that were skipped.
 
     Args:
-        path, state: of the checkpoint; without one, the state is empty.
-        damaged: a line for each.
+        path, state: of the checkpoint; None and empty if the run was stopped before its first.
+        damaged: an error message for each damaged checkpoint.
     """
 
     path: Path | None
@@ -34,9 +34,9 @@ class LatestCheckpoint:
 
 
 def settings_described(settings: Settings) -> dict[str, Any]:
-    """All settings that decide what a run learns, by their options.
+    """All settings that affect the result, by the names of their options.
 
-    How a run is looked at (`EvaluationSettings`) is not part of it and may change when it is resumed; the same holds
+    Settings of evaluation (`EvaluationSettings`) and `minutes` are left out: they may change when a run is resumed.
     for its minutes, which no two runs spend alike.
     """
     described = dataclasses.asdict(dataclasses.replace(settings, execution=settings.execution.settled))
@@ -46,9 +46,9 @@ def settings_described(settings: Settings) -> dict[str, Any]:
 
 
 def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None:
-    """ValueError that names each field in which the run asked for is not the one in the checkpoint `path`.
+    """ValueError that lists each setting in which the run differs from the checkpoint `path`.
 
-    Of a run that is over more steps may be asked for.
+    A finished run may get more steps.
     """
     stored = state["run"]
     over = (
@@ -59,21 +59,21 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
 
 
 def refuse_another(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> None:
-    """ValueError that names each field whose requested value differs from the one stored at `path`."""
+    """ValueError that lists each field whose requested value differs from the one stored at `path`."""
     names = [*stored, *(name for name in asked if name not in stored)]
     differ = [name for name in names if asked.get(name) != stored.get(name)]
     if not differ:
         return
-    # Numbers first, then the files that the run read.
+    # Numbers first, then the files that were read.
     differ.sort(key=lambda name: (name == "from", name.endswith(DATA)))
     listed = [_difference(name, _short(asked.get(name)), _short(stored.get(name))) for name in differ]
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
 def as_begun(run: R, checkpoint: LatestCheckpoint | None) -> R:
-    """The run with the precision it has been computed in, where none is asked for ("auto"), or what "auto" is here.
+    """The run with the precision of its checkpoint if the requested one is "auto"; for a new run, "auto" is resolved.
 
-    A run may go on on another kind of machine, where "auto" by itself would be something else.
+    A run may be resumed on another machine, where "auto" would mean another precision.
     """
     execution = run.settings.execution
     if checkpoint is not None and checkpoint.path is not None and execution.precision == "auto":
@@ -83,13 +83,13 @@ def as_begun(run: R, checkpoint: LatestCheckpoint | None) -> R:
 
 
 def newest(out: Path, task: str) -> LatestCheckpoint:
-    """The newest whole checkpoint of the run in `out`.
+    """The newest readable checkpoint of the run in `out`.
 
     Raises:
-        FileNotFoundError: there is no run.
-        ValueError: it is one of another task.
-        FileExistsError: there is no checkpoint, but more than the beginning of a run.
-        ValueError: there are checkpoints, and none can be read.
+        FileNotFoundError: `out` contains no run.
+        ValueError: the run is of another task.
+        FileExistsError: no checkpoint, but files that a run which has just begun does not have.
+        ValueError: no checkpoint can be read.
     """
     folder = out / FOLDER
     if not folder.is_dir():
@@ -112,7 +112,7 @@ def newest(out: Path, task: str) -> LatestCheckpoint:
 
 
 def check_task(out: Path, text: str, asked: str) -> None:
-    """ValueError where a folder's run is of another task."""
+    """ValueError if a folder's run is of another task."""
     if text != asked:
         raise ValueError(f"{out}: is a run of the task {text}, not of {asked}; give a folder of {asked}")
 

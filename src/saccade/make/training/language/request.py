@@ -1,4 +1,4 @@
-"""What a run of `saccade train lm` trains on what."""
+"""The request for a run of `saccade train lm`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from .prepared import check_one
-from .settings import LanguageSettings
+from ..prepared import check_one
+from ..settings import LanguageSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,12 @@ class LanguageRun:
         out: the folder to write; an existing one raises an error unless `overwrite`.
         settings: of the training loop.
         shape: fields of `ModelConfig` except `vocabulary`.
-        hold_out: files to validate on instead of training on them; none: the last tenth of all text.
-        vocabulary: how many tokens the BPE is to have; None is single characters.
+        hold_out: files used only for validation; without any, the last tenth of all text is.
+        vocabulary: number of tokens of the BPE tokenizer; None uses single characters.
         overwrite: replace the run in `out`.
-        initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same, except
-            the dropout and the heads that were pruned. None starts from random weights.
-        resume: continue the run in `out` where it stopped; a finished one with more steps than it had.
+        initial: a model folder to take weights and tokenizer from; its shape must be the same, except for dropout and
+            pruned heads. None starts from random weights.
+        resume: continue the run in `out`; a finished run continues if `steps` is larger than before.
 
     Raises:
         ValueError: both `overwrite` and `resume`.

@@ -1,4 +1,4 @@
-"""How well a model predicts a text."""
+"""Validation loss of a language model, and of a bigram model for comparison."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-DISCOUNT = 0.75  # taken from the count of each pair, for the pairs that were not there
+DISCOUNT = 0.75  # subtracted from the count of each pair, and given to pairs that did not occur
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator: Accelerator | None = None) -> float:
-    """Mean negative log-likelihood per token, in nats. Dropout is off meanwhile.
+    """Mean negative log-likelihood per token, in nats. Dropout is off.
 
     Args:
         model: takes tokens (B, L), like `saccade.models.DecoderLM`.
         windows: (count, L + 1), such as of `whole_windows`.
         batch: windows in each call of the model.
-        accelerator: its processes share the windows; all call this and get the same number.
+        accelerator: distributes the windows over its processes; each of them calls this and gets the same number.
 
     Example:
         >>> import torch, saccade
@@ -39,7 +39,7 @@ def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator:
     total = 0.0
     for part in windows.split(batch * shares):
         rows = part.tensor_split(shares)[own].to(device)
-        # Sharded weights are gathered by all processes together, so one without rows computes too, and counts nothing.
+        # Gathering sharded weights needs all processes, so a process without rows computes a dummy batch.
         given = rows if rows.shape[0] else part[:1].to(device)
         logits = model(given[:, :-1])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -52,7 +52,7 @@ def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator:
 
 
 def bigram_loss(training: Tensor, validation: Tensor, vocabulary: int) -> float:
-    """Nats per token that a bigram with absolute discounting gives ``validation``: token ids, (N,) and (M,)."""
+    """Validation loss in nats per token of a bigram model with absolute discounting, fitted to `training`."""
     known, asked = training.long().flatten().cpu(), validation.long().flatten().cpu()
     single = torch.bincount(known, minlength=vocabulary).double() + 1
     pairs, counts = torch.unique(known[:-1] * vocabulary + known[1:], return_counts=True)

@@ -1,10 +1,10 @@
-"""A language model on disk: a folder of config.json, model.safetensors, tokenizer.json, and what was learned about it.
+"""A language model on disk: a folder with configuration, weights, tokenizer and, optionally, scores of its heads.
 
 config.json        the fields of `ModelConfig`
-model.safetensors  the weights, bfloat16; what a mechanism drew once, as it is
-tokenizer.json     of the `tokenizers` library
-heads.json         what each attention head does, with scores (may be absent)
-README.md          the model card (may be absent)
+model.safetensors  the weights in bfloat16; random features of a mechanism unrounded
+tokenizer.json     in the format of the `tokenizers` library
+heads.json         the role of each attention head, with scores (optional)
+README.md          the model card (optional)
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
 from ..checkpoints.reading import materialised, read_json
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import CheckpointSettings
 from ..decoding.generating import GeneratingModel
-from ..heads import next_token_loss
 from ..inputs import check_ids
 from ..model import Family, Request
 from ..output import ModelOutput
+from ..output_heads import next_token_loss
 from ..token_layout import token_layout
 from ..tokenizers.own import Tokenizer
 from .config import ModelConfig
@@ -44,16 +44,16 @@ HEADS, CARD = "heads.json", "README.md"
 
 
 def _unbuilt(*given: Any) -> Any:
-    raise NotImplementedError("Saccade's own folders have names and settings of their own")
+    raise NotImplementedError("a DecoderLM folder is read by its own loader, not through a key map")
 
 
 class LanguageModel(GeneratingModel):
-    """A model of Saccade's own, its tokenizer, and what is known of its heads.
+    """A `DecoderLM` with its tokenizer and the measured roles of its heads.
 
     Args:
         model: the decoder.
-        tokenizer: the one it was trained with.
-        heads: `heads.json`, None if unmeasured.
+        tokenizer: the tokenizer it was trained with.
+        heads: contents of `heads.json`; None if unmeasured.
 
     Example:
         >>> import torch, saccade
@@ -71,7 +71,7 @@ class LanguageModel(GeneratingModel):
         super().__init__()
         self.model, self.heads, self.name = model, heads, name
         self._tokenizer = tokenizer
-        self.settings = Settings(model.config.to_dict(), Path(name) / CONFIG)
+        self.settings = CheckpointSettings(model.config.to_dict(), Path(name) / CONFIG)
         self.request, self.family = Request("causal-lm", mechanism=model.config.mechanism), OWN
 
     @property
@@ -80,7 +80,7 @@ class LanguageModel(GeneratingModel):
 
     @property
     def longest(self) -> int:  # type: ignore[override]
-        """The context: tokens the model takes, the start token included."""
+        """The context: the maximum number of tokens, start token included."""
         return self.model.config.context
 
     @property
@@ -89,7 +89,7 @@ class LanguageModel(GeneratingModel):
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """The start token, which means the end of a text where it is drawn."""
+        """The start token, which also ends generated texts."""
         return (self.tokenizer.start,)
 
     def cache(self) -> KVCache:
@@ -108,14 +108,14 @@ class LanguageModel(GeneratingModel):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The logits of each next token; arguments as in the published families.
+        """Logits of each next token. Same arguments as the published families.
 
         Args:
             input_ids: (B, L) ints.
             attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
-            labels: (B, L): `input_ids`, -100 where nothing is to be learned; they are moved by one here.
-            cache: from `cache()`, which these tokens join.
-            hidden_states: whether to return what each layer reads and the last one gives.
+            labels: (B, L): `input_ids`, or -100 for positions without a loss; they are shifted by one inside.
+            cache: from `cache()`; the new tokens are appended to it.
+            hidden_states: whether to return the input of each layer and the output of the last one.
             observe: `observe(layer, observation)` is called in each layer.
         """
         batch, length = check_ids("input_ids", input_ids, self.model.config.vocabulary)
@@ -131,7 +131,7 @@ class LanguageModel(GeneratingModel):
         )
 
     def save(self, folder: str | Path, *, weights: str = WEIGHTS) -> None:
-        """Write the folder that `load` opens, weights in bfloat16."""
+        """Write a folder for `load`, with weights in bfloat16."""
         save(self, folder, weights=weights)
 
 
@@ -145,15 +145,15 @@ def load_own(
     device: torch.device | str | None = None,
     mechanism: MechanismConfig | None = None,
 ) -> LanguageModel:
-    """The language model in the folder `path`, in evaluation mode; None is the embedded one.
+    """Load the language model in the folder `path`, in evaluation mode; None loads the embedded one.
 
     Args:
-        dtype: None is float32, in which it was trained.
+        dtype: None is float32.
         device: None is the CPU.
-        mechanism: instead of the one it was trained with; None keeps that.
+        mechanism: replaces the attention mechanism it was trained with; None keeps that.
 
-    Raises FileNotFoundError or ValueError, in one line that names the file, when a file is missing, damaged, or does
-    not fit the configuration.
+    Raises FileNotFoundError or ValueError in one line with the file if a file is missing, damaged, or does not fit the
+    configuration.
     """
     folder = EMBEDDED if path is None else Path(path)
     if not folder.is_dir():
@@ -161,9 +161,9 @@ def load_own(
     config = _read_config(folder / CONFIG)
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
     changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
-    with seeded(None):  # whoever opens a model finds the random state as it was
+    with seeded(None):  # loading leaves the global random state unchanged
         empty = _checked_shapes(config, folder / WEIGHTS)
-        # Weights that the file replaces are not drawn: that takes longer than reading them.
+        # Skip the initialisation of weights that the file replaces: it takes longer than reading them.
         model = materialised(empty, torch.float32, "cpu") if mechanism is None else DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
@@ -172,9 +172,9 @@ def load_own(
 
 
 def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None:
-    """Write the language model into the folder `path`. Each file appears whole or not at all.
+    """Write the language model into the folder `path`. Each file is written atomically.
 
-    An unfinished write (a full disk, a kill) leaves the old file.
+    An interrupted write (a full disk, a kill) leaves the old file.
 
     Example:
         >>> import tempfile, saccade
@@ -197,9 +197,9 @@ def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None
 
 
 def as_stored(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of `weights`, its state, as files hold it: on the CPU, what is learned in bfloat16.
+    """A copy of a state dict as it is stored: on the CPU, parameters in bfloat16.
 
-    What is not learned stays as it is: it may be exact (a seed), or drawn with care (vectors of random features).
+    Buffers are not rounded: they may be exact (a seed) or orthogonal random features.
     """
     kept = {name for name, _ in model.named_buffers()}
     return {
@@ -209,7 +209,7 @@ def as_stored(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -233,13 +233,13 @@ def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
         raise ValueError(f"{path}: damaged, {shortened(error)}") from None
     if tokenizer.vocabulary != config.vocabulary:
         raise ValueError(
-            f"{path}: has {tokenizer.vocabulary} tokens, but the model's configuration says {config.vocabulary}"
+            f"{path}: has {tokenizer.vocabulary} tokens, expected {config.vocabulary} by the model's configuration"
         )
     return tokenizer
 
 
 def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
-    """The model on the meta device; ValueError unless the file has its names and shapes."""
+    """The model on the meta device. ValueError unless the names and shapes of the file match."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -247,14 +247,14 @@ def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: damaged, not a safetensors file ({shortened(error)})") from None
-    told = f"{path}: does not fit the configuration"
-    if config.layers > len(given):  # even modules without memory take time
-        raise ValueError(f"{told}: layers is {config.layers}, and it holds {len(given)} tensors")
+    problem = f"{path}: does not fit the configuration"
+    if config.layers > len(given):  # building even meta modules takes time
+        raise ValueError(f"{problem}: layers is {config.layers}, but the file has {len(given)} tensors")
     try:
         with torch.device("meta"):
             model = DecoderLM(config)
-    except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size that no int64 holds
-        raise ValueError(f"{told}: {shortened(error)}") from None
+    except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size above int64
+        raise ValueError(f"{problem}: {shortened(error)}") from None
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in given]
     problems += [f"{name} is not part of the model" for name in given if name not in expected]
@@ -265,7 +265,7 @@ def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
     ]
     if problems:
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
-        raise ValueError(f"{told}: {shortened('; '.join(problems[:2]))}{more}")
+        raise ValueError(f"{problem}: {shortened('; '.join(problems[:2]))}{more}")
     return model
 
 
@@ -273,9 +273,7 @@ def _load_weights(model: DecoderLM, path: Path, *, partly: bool) -> None:
     tensors = safetensors.torch.load_file(path)
     spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if spoilt:
-        raise ValueError(
-            f"{path}: damaged, {shortened(', '.join(spoilt[:3]))} holds weights that are not finite numbers"
-        )
-    # A mechanism's own tensors are not in the files of a model with another one.
+        raise ValueError(f"{path}: damaged, {shortened(', '.join(spoilt[:3]))} contains numbers that are not finite")
+    # Tensors of a replaced mechanism are not in the file.
     mine = set(model.state_dict()) if partly else set(tensors)
     model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in mine}, strict=not partly)

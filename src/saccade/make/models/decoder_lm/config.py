@@ -1,4 +1,4 @@
-"""The shape of a language model, as a value."""
+"""The configuration of a `DecoderLM`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....operator.variants import MECHANISMS, MechanismConfig
 from ....operator.variants._parse import from_json, to_json
 from .._shortened import shortened
 
-# Above these nothing can be built, and the message would be that of an integer that does not fit.
+# Larger values overflow integers, with an unclear error message.
 _MOST = {
     "vocabulary": 2**31,
     "width": 2**24,
@@ -27,7 +27,7 @@ _MOST = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a `DecoderLM`.
+    """The configuration of a `DecoderLM`.
 
     Args:
         vocabulary: the number of tokens.
@@ -35,17 +35,17 @@ class ModelConfig:
         layers: decoder blocks.
         heads: query heads of each block; they divide the width.
         kv_heads: key/value heads; they divide `heads`; None is `heads`.
-        hidden: width inside the feed-forward layers; None is `saccade.nn.FeedForward`'s.
-        context: the longest sequence of tokens the model takes, the start token included.
-        dropout: on the embedding and on what blocks add to the residual stream, in training.
+        hidden: width inside the feed-forward layers; None: the default of `saccade.nn.FeedForward`.
+        context: the maximum number of tokens, start token included.
+        dropout: on the embedding and on the outputs of attention and feed-forward layers, in training.
         rotary_base: as in `saccade.positions.Rotary`.
-        mechanism: what replaces softmax attention in every block, such as `saccade.variants.LinearConfig()`;
-            None is softmax attention. It must be able to be causal.
-        pruned_heads: of each layer the query heads that were removed (`saccade.prune`), by their original numbers;
-            None: none were.
+        mechanism: replaces softmax attention in every block, such as `saccade.variants.LinearConfig()`;
+            None is softmax attention. It must support causal attention.
+        pruned_heads: for each layer the query heads removed by `saccade.prune`, by their original numbers; None: no
+            heads were removed.
 
     Raises:
-        ValueError: numbers outside of these ranges, or a mechanism that cannot be causal.
+        ValueError: numbers outside of these ranges, or a mechanism without causal attention.
 
     Example:
         >>> import saccade
@@ -95,7 +95,7 @@ class ModelConfig:
             self._check_pruned(self.pruned_heads)
 
     def _check_pruned(self, removed: object) -> None:
-        """ValueError unless there is a list of heads for each layer, of which heads stay that fit together."""
+        """ValueError unless there is a list of removed heads for each layer, and the others form equal groups."""
         if not isinstance(removed, (list, tuple)) or len(removed) != self.layers:
             raise ValueError(
                 f"pruned_heads: expected a list for each of {self.layers} layers, got {shortened(removed)}"
@@ -109,18 +109,18 @@ class ModelConfig:
 
     @property
     def heads_by_layer(self) -> tuple[int, ...]:
-        """The query heads that each layer has left."""
+        """Number of remaining query heads by layer."""
         removed = self.pruned_heads or ((),) * self.layers
         return tuple(self.heads - len(set(gone)) for gone in removed)
 
     def attention(self) -> AttentionConfig:
-        """What the attention of each block is made of, before heads were removed."""
+        """Configuration of the attention of each block, before pruning."""
         return AttentionConfig(
             self.width, self.heads, self.kv_heads, positions=RotaryConfig(self.rotary_base), mechanism=self.mechanism
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON keeps them; without `mechanism` or `pruned_heads` where these are None."""
+        """The fields as JSON values; `mechanism` and `pruned_heads` only if they are not None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         mechanism, removed = values.pop("mechanism"), values.pop("pruned_heads")
         values |= {} if removed is None else {"pruned_heads": [list(heads) for heads in removed]}
@@ -128,7 +128,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The configuration in `values`. Raises ValueError for missing or unknown fields or mechanisms."""
+        """The configuration with these fields. ValueError for missing or unknown fields or mechanisms."""
         fields = dataclasses.fields(cls)
         unknown = sorted(set(values) - {f.name for f in fields})
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
@@ -137,7 +137,7 @@ class ModelConfig:
         numbers = [f for f in fields if f.name in values and f.name not in ("mechanism", "pruned_heads")]
         wrong = [f.name for f in numbers if not _fits(values[f.name], str(f.type))]
         if wrong:
-            raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")
+            raise ValueError(f"model configuration: expected numbers of another type: {', '.join(wrong)}")
         mechanism = values.get("mechanism")
         try:
             return cls(**{**values, "mechanism": None if mechanism is None else from_json(mechanism, MECHANISMS)})
