@@ -13,7 +13,7 @@ import typer
 
 from saccade import __version__, cli
 from saccade.cli import _app
-from saccade.cli._errors import UserError, one_line, require, with_options
+from saccade.cli._errors import UserError, naming_options, one_line, require
 from saccade.make._task_registry import TASK_OPTIONS
 from saccade.support._extras import NotInstalled, installing
 
@@ -271,19 +271,17 @@ def test_an_os_error_without_a_path_is_its_reason():
 
 
 def test_messages_name_options_and_nothing_else():
-    options = {"rate": "--rate", "initial": "--from", "low": "--low", "skip_empty": "--skip-empty", "past": "--past"}
+    options = {"rate": "--rate", "initial": "--from", "low": "--low", "skip_empty": "--skip-empty"}
     for message, expected in (
         ("rate: must be positive", "--rate: must be positive"),
         ("initial: a/b is no start", "--from: a/b is no start"),
-        ("rate, low: rise", "--rate, --low: rise"),
+        ("rate, low: rise: low", "--rate, --low: rise: low"),
         ("rate, high: rise", "rate, high: rise"),  # one of them is no option
         ("rate.csv: line 3: the rate", "rate.csv: line 3: the rate"),
-        ("a: skip_empty, not 'skip_empty' of skip_empty.csv", "a: --skip-empty, not 'skip_empty' of skip_empty.csv"),
-        ("low: see load(a, past=3)", "--low: see load(a, past=3)"),  # of Python
-        ("got past=3, initial='a' and rate=0.5; end", "got --past 3, --from a and --rate 0.5; end"),
-    ):  # fmt: skip
-        assert with_options(message, options) == expected
-        assert with_options(message, {}) == message
+        ("rate", "rate"),
+    ):
+        assert naming_options(message, options) == expected
+        assert naming_options(message, {}) == message
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell of POSIX does")

@@ -123,7 +123,7 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
         (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),
         (
             ["predict", run, ""],
-            "text 1: the text is empty (1 of 1 are); remove such texts, or let --set skip_empty=true",
+            "text 1: the text is empty (1 of 1 are); remove such texts, or give --set skip_empty=true",
         ),
         (command(files, out, "--last", "0"), "error: --last: "),
         (["predict", run, "nowhere.csv"], "nowhere.csv: no such file or folder"),

@@ -90,7 +90,7 @@ def _story_and(tmp_path, content):
         ([], b"\x89PNG\xff", "not UTF-8 text"),
         ([], b"", "empty"),
         ([], b"a few words", "too short for one window of 23 (the context); give more text or a smaller --context"),
-        (["--heads", "5"], b"words " * 90, "heads: must divide the width, got --heads 5 and --width 12"),
+        (["--heads", "5"], b"words " * 90, "heads: must divide the width, got heads=5 and width=12"),
         (["--vocabulary", "9"], b"words " * 90, "vocabulary: 256 bytes and the start token need at least 257, got 9"),
         (["--steps", "0"], b"words " * 90, "steps: must be at least 1, got 0"),
         (["--steps", "many"], b"words " * 90, "'--steps'"),

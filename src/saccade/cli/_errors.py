@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from collections.abc import Mapping
 
 from ..support._extras import NotInstalled
@@ -55,31 +54,17 @@ def one_line(error: BaseException) -> str:
     return _joined(str(error)) or type(error).__name__
 
 
-def with_options(message: str, options: Mapping[str, str]) -> str:
-    """A message of the library in the words of a command line: `rate: must be` becomes `--rate: must be`, and `past=3`
-    becomes `--past 3`.
+def naming_options(message: str, options: Mapping[str, str]) -> str:
+    """An error of the library about its arguments, `rate, low: ...`, as one about options: `--rate, --low: ...`.
 
     Args:
-        options: what a name of the library's is called there. One of several words, such as skip_empty, is known
-            anywhere in a message; another could be a word of it.
+        options: of the command, by the arguments' names.
     """
-    names = "|".join(map(re.escape, options))
-    several = "|".join(re.escape(name) for name in options if "_" in name) or "(?!)"
-
-    def named(match: re.Match[str]) -> str:
-        return options[match[1]]
-
-    begin = re.match(rf"(?:(?:{names})(?:, |(?=:)))+: ", message)
-    start = 0 if begin is None else begin.end()
-    first, rest = re.sub(rf"\b({names})\b", named, message[:start]), message[start:]
-    before, after = r"(?<![\w'./-])", r"(?![\w'./=-])"  # of no path, no quoted word, no option
-
-    def outside(text: str) -> str:
-        text = re.sub(rf"{before}({names})='?(?=\w)([^' ,;)]+)'?", lambda found: f"{named(found)} {found[2]}", text)
-        return re.sub(rf"{before}({several}){after}", named, text)
-
-    parts = re.split(r"([\w.]+\([^()]*\))", rest)  # calls in Python, which stand at odd places, keep their words
-    return first + "".join(part if n % 2 else outside(part) for n, part in enumerate(parts))
+    arguments, colon, reason = message.partition(": ")
+    names = arguments.split(", ")
+    if not colon or not all(name in options for name in names):
+        return message
+    return f"{', '.join(options[name] for name in names)}: {reason}"
 
 
 def _joined(message: str) -> str:

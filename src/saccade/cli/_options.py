@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..support._extras import NotInstalled
 from ..support._option_fields import option as option, option_fields
 from ..support._shared_cores import shared_cores
-from ._errors import with_options
+from ._errors import naming_options
 from ._examples import examples_of, write_examples
 from ._existing import existing_model
 
@@ -64,7 +64,7 @@ class CommonOptions:
         callback=existing_model(),
     )
     out: Path | None = option(None, "What a command writes; each says it anew, in this place.")
-    force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
+    force: bool = option(False, "Replace a file even if Saccade did not write it.")
     as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
@@ -176,22 +176,28 @@ class GroupedCommand(TyperCommand):
             raise
         except (ValueError, TypeError, OSError) as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (with_options(error.args[0], self.option_names(context)) + self._naming(error, context),)
+                error.args = (self._message(error, context),)
             raise
 
-    def _naming(self, error: Any, context: Any) -> str:
-        """What to give for columns that a table lacks: the options whose values they are."""
+    def _message(self, error: Any, context: Any) -> str:
+        """The error with the names of options, and what to give for columns that a table lacks."""
+        if hasattr(error, "option"):
+            return f"{error.problem}, or give {self.option_that_skips(error.option)}"
+        options = {one.name: one.opts[0] for one in self.get_params(context) if one.param_type_name == "option"}
         lacking = getattr(error, "columns", ())
+        return naming_options(error.args[0], options) + (self._naming(lacking, context) if lacking else "")
+
+    def option_that_skips(self, name: str) -> str:
+        """How the command leaves out examples that cannot be used."""
+        return f"--{name.replace('_', '-')}"
+
+    def _naming(self, lacking: Collection[str], context: Any) -> str:
+        """The options whose values are columns that a table lacks."""
         options = [one for one in self.get_params(context) if one.metavar in ("COLUMN", "LANGUAGE")]
         naming = [f"{one.opts[0]} {one.metavar}" for one in options if context.params.get(one.name) in lacking]
         if naming:
             return f"; name yours with {' '.join(naming)}"
-        return self.columns_named_by if lacking else ""
-
-    def option_names(self, context: Any) -> dict[str, str]:
-        """How the command line has each argument of the library."""
-        options = [one for one in self.get_params(context) if one.param_type_name == "option"]
-        return {one.name: one.opts[0] for one in options}
+        return self.columns_named_by
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
         # Newer typer releases put braces around what is required.

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -48,10 +48,8 @@ class RunCommand(GroupedCommand):
         remembered = f"the run remembers it; where the data differs: --set {name}=VALUE"
         return remembered if name in _reading() else super().refusal(option)
 
-    def option_names(self, context: Any) -> dict[str, str]:
-        # Advice only: in a list of what may be set the name is right as it stands.
-        skipping = (name for name in _reading() if name.startswith("skip_"))
-        return super().option_names(context) | {f"let {name}": f"let --set {name}=true" for name in skipping}
+    def option_that_skips(self, name: str) -> str:
+        return f"--set {name}=true"
 
 
 def _reading() -> set[str]:

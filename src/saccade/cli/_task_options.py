@@ -22,8 +22,8 @@ class NewRunOptions:
         None, "The validation data.  [default: a --share of DATA]", metavar="DATA", callback=existing_data()
     )
     share: float | None = option(None, "Share of DATA that is held out for validation.  [default: as for the teacher]")
-    overwrite: bool = option(False, "Replace the run in --out.", "--overwrite")
-    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
+    overwrite: bool = option(False, "Replace the run in --out.")
+    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,9 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 from ..support._terminal import standard_input
 from ._errors import UserError
@@ -84,6 +86,17 @@ def existing_text() -> Callable[..., Any]:
         kind="file",
         named=lambda argument: Path(argument) if _can_only_be_a_file(argument) else None,
     )
+
+
+TextArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TEXT",
+        help="A text in quotes, a file, or - for standard input.",
+        show_default=False,
+        callback=existing_text(),
+    ),
+]
 
 
 def _can_only_be_a_file(argument: str) -> bool:

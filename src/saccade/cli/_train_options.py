@@ -29,8 +29,8 @@ class FileOptions:
     """Files and folders"""
 
     out: Path = option(Path("runs/lm"), "The folder to write the model into.")
-    overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
-    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.", "--resume")
+    overwrite: bool = option(False, "Replace the model in --out.")
+    resume: bool = option(False, "Continue the run in --out; give a finished run more --steps.")
     initial: Path | None = option(
         None,
         "Start from this model's weights, tokenizer and sizes.  [default: random weights]",
@@ -48,7 +48,7 @@ class TextOptions:
         "Use this file only for validation; repeat it for more.  [default: the last tenth of TEXT]",
         callback=existing("a text file, or a folder of .txt files"),
     )
-    characters: bool = option(False, "Use characters as tokens, not BPE pieces.", "--characters")
+    characters: bool = option(False, "Use characters as tokens, not BPE pieces.")
     vocabulary: int = option(2048, "Size of the BPE vocabulary.")
     repeats: float = option(0.0, "Share of training windows that contain a passage twice; this teaches copying.")
     copying: int = option(0, "Steps on repeated random tokens before training on the text; this also teaches copying.")
@@ -145,10 +145,8 @@ class MachineOptions:
         "auto", "bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 if it is fast on this machine."
     )
     accumulate: int = option(1, "Number of micro-batches that a step is split into.")
-    checkpointing: bool = option(
-        False, "Recompute blocks in the backward pass instead of keeping them.", "--checkpointing"
-    )
-    compile: bool = option(False, "Compile the model (needs a C++ compiler).", "--compile")
+    checkpointing: bool = option(False, "Recompute blocks in the backward pass instead of keeping them.")
+    compile: bool = option(False, "Compile the model (needs a C++ compiler).")
 
 
 @dataclasses.dataclass(frozen=True)

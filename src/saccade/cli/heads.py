@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ._errors import UserError, require
-from ._existing import existing_model
 from ._heads_measured import Measured
-from ._options import GroupedCommand, flattened, option
+from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import command_line, existing_text, given_text, parse_head
+from ._texts import TextArgument, command_line, existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..see.inspection import TextModel
@@ -27,7 +26,7 @@ BY = {"importance": ("gradient", "ablation", "greedy"), "patch": ("gradient", "e
 class QuestionOptions:
     """Question  [default: what each head contributes to the prediction of TEXT]"""
 
-    importance: bool = option(False, "Show only how much the prediction of TEXT depends on each head.", "--importance")
+    importance: bool = option(False, "Show only how much the prediction of TEXT depends on each head.")
     patch: str | None = option(
         None,
         "Find the heads that carry the difference between TEXT and OTHER: each head's output for TEXT "
@@ -79,19 +78,10 @@ class HowOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadsOptions:
+class HeadsOptions(CommonOptions):
     """Options"""
 
-    model: str | None = option(
-        None,
-        "A model folder (Saccade or transformers), or a name on the Hugging Face hub (org/name).  [default: "
-        "the embedded model]",
-        metavar="DIR_OR_HUB_ID",
-        callback=existing_model(),
-    )
     out: Path | None = option(None, "Write the maps as a figure: .svg, .png or .pdf.", metavar="FILE")
-    force: bool = option(False, "Replace a file even if Saccade did not write it.", "--force")
-    as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
 def register(app: typer.Typer) -> None:
@@ -102,15 +92,7 @@ def register(app: typer.Typer) -> None:
 
 def heads(
     *,
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="A text in quotes, a file, or - for standard input.",
-            show_default=False,
-            callback=existing_text(),
-        ),
-    ] = None,
+    text: TextArgument = None,
     question: QuestionOptions,
     how: HowOptions,
     common: HeadsOptions,

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -17,10 +17,10 @@ from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
 from ._texts import (
     InputText,
+    TextArgument,
     again_arguments,
     check_length,
     command_line,
-    existing_text,
     given_text,
     parse_head,
     word_range,
@@ -80,15 +80,7 @@ def register(app: typer.Typer) -> None:
 
 def look(
     *,
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="A text in quotes, a file, or - for standard input.",
-            show_default=False,
-            callback=existing_text(),
-        ),
-    ] = None,
+    text: TextArgument = None,
     chosen: LookOptions,
     studies: CorpusOptions,
     common: WrittenOptions,

@@ -71,7 +71,7 @@ class TrainingOptions:
     minutes: float | None = option(None, "Stop after this many minutes.")
     rate: float | None = option(None, "Peak learning rate.  [default: the task's default with --from]")
     seed: int | None = option(None, "Seed of batches and dropout.  [default: 0]")
-    resume: bool = option(False, "Continue training where it stopped.", "--resume")
+    resume: bool = option(False, "Continue training where it stopped.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class PruneOptions:
     """Options"""
 
     out: Path | None = option(None, "The folder to write.  [default: nothing is written]", metavar="DIR")
-    force: bool = option(False, "Write into a folder that is not empty; for a run, replace the run in it.", "--force")
+    force: bool = option(False, "Write into a folder that is not empty; for a run, replace the run in it.")
     as_numbers: bool = option(False, "Print the numbers as JSON.", "--json")
 
 

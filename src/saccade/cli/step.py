@@ -6,14 +6,14 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ._errors import UserError
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._outputs import result_console
-from ._texts import existing_text, given_text, parse_head
+from ._texts import TextArgument, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..see.inspection import Steps
@@ -49,7 +49,7 @@ class StepOptions:
         metavar="LIST",
     )
     example: bool = option(
-        False, "Show a worked example with two keys and small numbers; it needs no TEXT and no model.", "--example"
+        False, "Show a worked example with two keys and small numbers; it needs no TEXT and no model."
     )
 
 
@@ -70,15 +70,7 @@ def register(app: typer.Typer) -> None:
 
 def step(
     *,
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="A text in quotes, a file, or - for standard input.",
-            show_default=False,
-            callback=existing_text(),
-        ),
-    ] = None,
+    text: TextArgument = None,
     chosen: StepOptions,
     common: StepFileOptions,
 ) -> None:

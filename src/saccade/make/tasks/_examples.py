@@ -49,6 +49,19 @@ class TooLarge(ValueError):
     """A compressed file that holds far more than its size suggests."""
 
 
+class UnusableExamples(ValueError):
+    """Examples that a task cannot use, such as empty ones, unless an option leaves them out.
+
+    Args:
+        problem: with the place of the first, and what to do about it.
+        option: the field that leaves them out.
+    """
+
+    def __init__(self, problem: str, option: str):
+        super().__init__(f"{problem}, or let {option} leave them out")
+        self.problem, self.option = problem, option
+
+
 class MissingColumns(ValueError):
     """A table without columns that a task reads; `columns` are their names, from which a command knows its options."""
 

@@ -22,7 +22,7 @@ from ._baselines import tfidf_regression
 from ._classes._class_task import ClassTask, label_of
 from ._classes._confusion import draw_confusion, side_of
 from ._example_task import Batch, widened
-from ._examples import ENDINGS, TextExample, read_content, read_lines, read_table, warn_left_out
+from ._examples import ENDINGS, TextExample, UnusableExamples, read_content, read_lines, read_table, warn_left_out
 from ._media._files import Media
 from ._task import Baseline, Tested
 from ._texts._text_task import AnyTokenizer, EncoderTask
@@ -110,10 +110,8 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         if empty and not self.skip_empty:
             blank = [place for place, (text, _) in rows if isinstance(text, str) and not text.strip()]
             also = f"{blank[0]}: the text is empty ({len(blank)} of {len(rows)} are); " if blank else ""
-            raise ValueError(
-                f"{empty[0]}: {self.label!r} is empty, expected a label ({len(empty)} of {len(rows)} rows are so); "
-                f"{also}remove such rows, or let skip_empty leave them out"
-            )
+            problem = f"{self.label!r} is empty, expected a label ({len(empty)} of {len(rows)} rows are so)"
+            raise UnusableExamples(f"{empty[0]}: {problem}; {also}remove such rows", "skip_empty")
         warn_left_out(empty, len(rows), "rows have no label and are")
         without = set(empty)
         return [row for row in rows if row[0] not in without]
@@ -129,10 +127,8 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         """All examples. ValueError where one has no word, unless such are to be left out, or where none has one."""
         empty = [example for example in examples if self.is_empty(example)]
         if empty and not self.skip_empty:
-            raise ValueError(
-                f"{empty[0].place}: the text is empty ({len(empty)} of {len(examples)} are); remove such texts, or let "
-                "skip_empty leave them out"
-            )
+            problem = f"the text is empty ({len(empty)} of {len(examples)} are); remove such texts"
+            raise UnusableExamples(f"{empty[0].place}: {problem}", "skip_empty")
         if len(empty) == len(examples):
             raise ValueError(f"{examples[0].place}: no text is left, all {len(examples)} are empty")
         return examples

@@ -27,7 +27,7 @@ from ..models.text.encoder_decoder import EncoderDecoder
 from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._example_task import JUDGED, Batch, ExampleObjective, widened
-from ._examples import warn_left_out
+from ._examples import UnusableExamples, warn_left_out
 from ._task import Baseline, Tested
 from ._texts._alignment import alignment, alignment_picture
 from ._texts._lexicon import Lexicon
@@ -113,10 +113,8 @@ class Translate(TranslateOptions, TextTask):
         empty = [pair for pair in pairs if not _has_words(pair)]
         if empty and not self.skip_empty:
             side = self.target if empty[0].source.strip() else self.source
-            raise ValueError(
-                f"{empty[0].place}: the text in {side!r} is empty ({len(empty)} of {len(pairs)} lack one); remove such "
-                "lines, or let skip_empty leave them out"
-            )
+            problem = f"the text in {side!r} is empty ({len(empty)} of {len(pairs)} lack one); remove such lines"
+            raise UnusableExamples(f"{empty[0].place}: {problem}", "skip_empty")
         if len(empty) == len(pairs):
             raise ValueError(f"{pairs[0].place}: no text is left, all {len(pairs)} are empty")
         return pairs

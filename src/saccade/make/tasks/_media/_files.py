@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .._examples import ENDINGS as TABLES, read_lines, read_table, warn_left_out
+from .._examples import ENDINGS as TABLES, UnusableExamples, read_lines, read_table, warn_left_out
 
 Found = tuple[Path, "str | None", str]
 """A file, what a table or a folder's name says of it, and where it stands."""
@@ -102,7 +102,7 @@ class Media:
                 first = first or (str(error) if place == str(path) else f"{place}: {error}")
         if broken and not skip_broken:
             counts = f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s"
-            raise ValueError(f"{first} (broken: {counts}); remove what is broken, or let skip_broken leave it out")
+            raise UnusableExamples(f"{first} (broken: {counts}); remove what is broken", "skip_broken")
         if not examples:
             raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
         warn_left_out(broken, len(broken) + len(examples), f"{self.thing}s are broken and")
