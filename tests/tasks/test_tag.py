@@ -18,8 +18,8 @@ from saccade.models.output_heads import IGNORED
 from saccade.tasks import _task
 from saccade.tasks._example_task import ExampleObjective
 from saccade.tasks._texts._entities import BIO, IOBES, completed, entities_of, tags_of
+from saccade.tasks._texts._reader import innermost, windows
 from saccade.tasks._texts._tagged import TaggedText
-from saccade.tasks._texts._text_task import innermost, windows
 from saccade.tasks.tag import TaggedWords, WordPieces
 from saccade.training import Settings
 

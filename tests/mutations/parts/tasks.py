@@ -279,7 +279,7 @@ FAULTS = (
     ),
     Fault(
         "window-edge",
-        "src/saccade/make/tasks/_texts/_text_task.py",
+        "src/saccade/make/tasks/_texts/_reader.py",
         "return min(before, after) if place in part else -1.0",
         "return 0.0 if place in part else -1.0",
         (TAGS,),

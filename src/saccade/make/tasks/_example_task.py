@@ -51,9 +51,9 @@ class ExampleTask(Task):
     def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
         """What batches are made of, an item for each example: made once, not in every epoch."""
 
-    @abstractmethod
     def length(self, item: Any) -> int:
-        """How much of a row it fills; items of alike length share a batch."""
+        """How much of a row an item fills; items of similar length share a batch."""
+        return 1
 
     def rows(self, item: Any) -> int:
         """How many rows of a batch it fills: more than one where a long example is read in parts."""
@@ -79,9 +79,9 @@ class ExampleTask(Task):
     def loss(self, result: Any, batch: Batch, *, learning: bool) -> Tensor:
         """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
 
-    @abstractmethod
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        """What that loss is a mean over: examples, or tokens with a label, or their weights."""
+        """What that loss is a mean over: the examples, or tokens with a label, or their weights."""
+        return len(next(iter(batch.values())))
 
     @abstractmethod
     def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:

@@ -19,6 +19,7 @@ from ...see.monitoring import Observations
 from .._task_options import BaseTaskOptions, Recipe
 from ..models import Model
 from ..training import Objective, Settings
+from ._examples import read_lines
 from ._space import Between, OneOf, Space, doubled, dropouts, rates
 
 T = TypeVar("T", bound="Task")
@@ -120,9 +121,9 @@ class Task(BaseTaskOptions, ABC):
     def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
         """Examples without truth, of one input each."""
 
-    @abstractmethod
     def read_inputs(self, path: Path) -> Sequence[Any]:
-        """Examples without truth from a file, `is_empty` ones included. Errors as of `read`."""
+        """Examples without truth from a file, `is_empty` ones included: those of its lines. Errors as of `read`."""
+        return self.inputs(read_lines(path))
 
     def is_empty(self, example: Any) -> bool:
         """Whether an input has nothing to predict from. It keeps its row, with no prediction."""
@@ -146,23 +147,12 @@ class Task(BaseTaskOptions, ABC):
             recipe: of the runs.
             new: whether the model begins with new weights; a checkpoint's size is given.
         """
-        found: dict[str, Between | OneOf] = {"rate": rates(recipe.rate)}
+        space: dict[str, Between | OneOf] = {"rate": rates(recipe.rate)}
         if recipe.batch is not None:
-            found["batch"] = doubled(recipe.batch)
+            space["batch"] = doubled(recipe.batch)
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if new}
-        found |= {name: dropouts(usual) for name, usual in fields.items() if name.endswith("dropout")}
-        return {**found, **{name: self._sizes(name, fields[name]) for name in ("layers", "width") if name in fields}}
-
-    def _sizes(self, name: str, usual: int) -> OneOf:
-        """Half, the same and twice as much, as far as the task takes them."""
-        return OneOf(tuple(value for value in doubled(usual).values if self._takes(name, value)))
-
-    def _takes(self, name: str, value: int) -> bool:
-        try:
-            dataclasses.replace(self, **{name: value})
-        except ValueError:
-            return False
-        return True
+        space |= {name: dropouts(usual) for name, usual in fields.items() if name.endswith("dropout")}
+        return {**space, **{name: _sizes(self, name) for name in ("layers", "width") if name in fields}}
 
     @abstractmethod
     def objective(
@@ -196,10 +186,6 @@ class Task(BaseTaskOptions, ABC):
         """What a run is judged by, the lower the better: the first metric, where high is good."""
         return -next(iter(scores.values()))
 
-    def judged_by(self, scores: Mapping[str, float]) -> str:
-        """The name of the metric that is the `cost`."""
-        return next(name for name, value in scores.items() if abs(value) == abs(self.cost(scores)))
-
     def looked(self, validation: Sequence[Any]) -> Sequence[Any]:
         """The validation examples that the metrics of a look are of."""
         return validation
@@ -224,11 +210,10 @@ class Task(BaseTaskOptions, ABC):
         """What `split` splits off, in words."""
         return f"a share of {share:g} of it (seed {seed})"
 
-    @abstractmethod
     def baselines(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
     ) -> list[Baseline]:
-        """What a careful person would try first, trained on the same examples, and what it says of those tested.
+        """Simple models, trained on the same examples, and their outputs for those tested.
 
         New weights are drawn with PyTorch's generator, which starts at the run's seed.
 
@@ -236,8 +221,9 @@ class Task(BaseTaskOptions, ABC):
             model: whose test it is, for what both read alike, such as tokens.
 
         Raises:
-            ValueError: the training examples are not enough for it; a test gives the reason in its place.
+            ValueError: there is none, or the training examples are not enough for it; a test shows the reason instead.
         """
+        raise ValueError(f"{self.name} has none")
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
         """What a report has beside the metrics, as plain values."""
@@ -247,9 +233,9 @@ class Task(BaseTaskOptions, ABC):
         """The same for a terminal, "" if there is nothing, or too much."""
         return ""
 
-    @abstractmethod
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """The task's picture of a test, as "png" or "svg"."""
+        """The task's picture of a test, as "png" or "svg". ValueError where it has none."""
+        raise ValueError(f"picture: {self.name} has none")
 
     def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
         """The task's picture of predictions, as "png" or "svg". ValueError where it has none."""
@@ -296,6 +282,24 @@ class Baseline:
 
     name: str
     outputs: Sequence[Any]
+
+
+def judging_metric(task: Task, scores: Mapping[str, float]) -> str:
+    """The name of the metric that is the `cost`."""
+    return next(name for name, value in scores.items() if abs(value) == abs(task.cost(scores)))
+
+
+def _sizes(task: Task, name: str) -> OneOf:
+    """Half, the same and twice as much, as far as the task takes them."""
+    return OneOf(tuple(value for value in doubled(getattr(task, name)).values if _takes(task, name, value)))
+
+
+def _takes(task: Task, name: str, value: int) -> bool:
+    try:
+        dataclasses.replace(task, **{name: value})
+    except ValueError:
+        return False
+    return True
 
 
 def _value(name: str, given: Any, kind: Any) -> Any:

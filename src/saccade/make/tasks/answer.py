@@ -26,6 +26,7 @@ from ._task import Baseline, Tested
 from ._texts._answer_baseline import exact_match, word_f1, word_regression
 from ._texts._entities import Entity
 from ._texts._questions import Question, asked, read_asked, read_questions
+from ._texts._reader import padded, text_output
 from ._texts._tagged import TaggedText, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
 from ._texts._text_task import EncoderTask
@@ -152,7 +153,7 @@ class Answer(AnswerOptions, EncoderTask):
         return [self._rows(model, example) for example in examples]
 
     def _rows(self, model: Model, example: Question) -> list[ContextRow]:
-        tokenizer, limit = model.tokenizer, self.limit(model.tokenizer)
+        tokenizer, limit = model.tokenizer, self.reader.limit(model.tokenizer)
         question, context = tokenizer.encode(example.question).ids, tokenizer.encode(example.context)
         if not context.ids:
             raise ValueError(
@@ -165,9 +166,9 @@ class Answer(AnswerOptions, EncoderTask):
                 f"{example.place}: the question has {len(question)} tokens, which leaves no room for its context in "
                 f"the {limit} that are read"
             )
-        self.refuse_long(example.place, around + len(context.ids), limit)
+        self.reader.refuse_long(tokenizer, example.place, around + len(context.ids))
         rows = []
-        for part in self.parts(tokenizer, len(context.ids), around):
+        for part in self.reader.parts(tokenizer, len(context.ids), around):
             row = tokenizer.pair(question, context.ids[part.start : part.stop])
             characters = [(NOWHERE, NOWHERE)] * len(row.ids)
             characters[row.second : row.second + len(part)] = spans[part.start : part.stop]
@@ -186,7 +187,7 @@ class Answer(AnswerOptions, EncoderTask):
     ) -> Batch:
         """Beside the tokens their `characters` (B, L, 2), the question of each row, `texts` (B,), and `ends` (B, 2)."""
         rows = [row for item in items for row in item]
-        batch = self.padded(model, [row.ids for row in rows])
+        batch = padded(model, [row.ids for row in rows])
         characters = torch.full((*batch["input_ids"].shape, 2), NOWHERE)
         types = torch.zeros_like(batch["input_ids"])
         for n, row in enumerate(rows):
@@ -204,16 +205,13 @@ class Answer(AnswerOptions, EncoderTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> tuple[Tensor, Tensor]:
         """The logits (B, L) of the first and of the last token, -inf in the padding."""
-        output = self.called(model, batch, observe)
+        output = text_output(model, batch, observe)
         assert output.start_logits is not None and output.end_logits is not None
         return widened(output.start_logits), widened(output.end_logits)
 
     def loss(self, result: tuple[Tensor, Tensor], batch: Batch, *, learning: bool) -> Tensor:
         first, last = (F.cross_entropy(logits, batch["ends"][:, n]) for n, logits in enumerate(result))
         return (first + last) / 2
-
-    def weight(self, batch: Batch, *, learning: bool) -> float:
-        return len(batch["ends"])
 
     def logits(self, result: tuple[Tensor, Tensor], batch: Batch) -> list[Tensor]:
         return list(result)

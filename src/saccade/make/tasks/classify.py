@@ -25,7 +25,8 @@ from ._example_task import Batch, widened
 from ._examples import ENDINGS, TextExample, UnusableExamples, read_content, read_lines, read_table, warn_left_out
 from ._media._files import Media
 from ._task import Baseline, Tested
-from ._texts._text_task import AnyTokenizer, EncoderTask
+from ._texts._reader import AnyTokenizer, padded, text_output
+from ._texts._text_task import EncoderTask
 from ._texts._word_picture import PREDICTED, WordPanel, most_sure, picture_above_words, present, words_picture
 from ._texts._word_shares import word_shares
 
@@ -169,7 +170,12 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
 
     def encode(self, model: Model, examples: Sequence[TextExample]) -> list[Item]:
         rows = self.windows(model.tokenizer, examples) if self.long == "slide" else None
-        rows = rows or [[ids] for ids in self.token_ids(model, examples)]
+        rows = rows or [
+            [ids]
+            for ids in self.reader.token_ids(
+                model.tokenizer, [example.text for example in examples], [example.place for example in examples]
+            )
+        ]
         return list(zip(rows, self.class_numbers(examples), strict=True))
 
     def windows(self, tokenizer: AnyTokenizer, examples: Sequence[TextExample]) -> list[list[list[int]]]:
@@ -177,7 +183,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         found = []
         for example in examples:
             ids = tokenizer.encode(example.text).ids
-            parts = self.parts(tokenizer, len(ids), len(tokenizer.before) + len(tokenizer.after))
+            parts = self.reader.parts(tokenizer, len(ids), len(tokenizer.before) + len(tokenizer.after))
             found.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
         return found
 
@@ -189,7 +195,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
 
     def collate(self, model: Model, items: Sequence[Item], random: np.random.Generator | None = None) -> Batch:
         """Beside the tokens of each row its text, `texts` (B,), and that text's class, `labels`."""
-        batch = self.padded(model, [ids for rows, _ in items for ids in rows])
+        batch = padded(model, [ids for rows, _ in items for ids in rows])
         batch["texts"] = torch.tensor([n for n, (rows, _) in enumerate(items) for _ in rows])
         classes = [label for _, label in items if label is not None]
         known = len(classes) == len(items)
@@ -197,7 +203,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, K) of the rows, of which a long text may have several."""
-        logits = self.called(model, batch, observe).logits
+        logits = text_output(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
 
@@ -279,7 +285,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
                 said = [read(torch.tensor([ids], device=model.device)).item() for ids in rows]
             window, tokenizer = int(np.argmax(said)), model.tokenizer
             around = len(tokenizer.before) + len(tokenizer.after)
-            first = self.parts(tokenizer, len(tokenizer.encode(example.text).ids), around)[window].start
+            first = self.reader.parts(tokenizer, len(tokenizer.encode(example.text).ids), around)[window].start
             rows, told = [rows[window]], f" in window {window + 1} of {len(said)}, which says most for it"
         shares = word_shares(model, example.text, rows[0], read, first)
         return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}{told}", shares)

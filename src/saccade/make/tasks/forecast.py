@@ -224,9 +224,6 @@ class Forecast(ForecastOptions, ExampleTask):
     def loss(self, result: Tensor, batch: Batch, *, learning: bool) -> Tensor:
         return F.mse_loss(result, batch["future"])
 
-    def weight(self, batch: Batch, *, learning: bool) -> float:
-        return len(batch["past"])
-
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[np.ndarray]:
         """The scaled forecast (F, C) of each window, float32."""
         return list(result.cpu().numpy())

@@ -171,9 +171,6 @@ class ClassifyImages(ImageOptions, MediaTask):
         ]
         return read[0] == read[1]
 
-    def length(self, item: ImageItem) -> int:
-        return 1
-
     def collate(self, model: Model, items: Sequence[ImageItem], random: np.random.Generator | None = None) -> Batch:
         store = items[0].store
         values = torch.from_numpy(store.inputs.values(store.pixels([item.number for item in items])))

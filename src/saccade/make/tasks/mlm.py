@@ -31,6 +31,7 @@ from ._example_task import JUDGED, Batch, widened
 from ._examples import ENDINGS, read_lines, read_table
 from ._task import Baseline, Tested
 from ._texts._markov_chain import MarkovChain
+from ._texts._reader import padded
 from ._texts._text_task import LONGEST, EncoderTask
 
 MASKED, REPLACED = 0.8, 0.9  # of the chosen tokens: up to here the mask, up to there any token, the rest as it is
@@ -161,13 +162,13 @@ class Mlm(MlmOptions, EncoderTask):
 
     def windows(self, model: Model, examples: Sequence[MaskedText]) -> list[list[Window]]:
         """The windows of each text, of which a long one has several (`long="slide"`)."""
-        limit = self.limit(model.tokenizer)
+        limit = self.reader.limit(model.tokenizer)
         return [self._windows(model.tokenizer.encode(example.text).ids, limit, model, example) for example in examples]
 
     def _windows(self, ids: list[int], limit: int | None, model: Model, example: MaskedText) -> list[Window]:
         before, after = list(model.tokenizer.before), list(model.tokenizer.after)
         around = len(before) + len(after)
-        self.refuse_long(example.place, around + len(ids), limit)
+        self.reader.refuse_long(model.tokenizer, example.place, around + len(ids))
         room = None if limit is None else limit - around
         parts = [ids] if room is None else [ids[n : n + room] for n in range(0, len(ids), room)]
         windows = [([*before, *part, *after], example.own) for part in parts if part]
@@ -196,7 +197,7 @@ class Mlm(MlmOptions, EncoderTask):
             hidden, truth = (ids, {}) if own else self._hidden(model, ids, generator)
             rows.append(hidden)
             truths.append(truth)
-        batch = self.padded(model, rows)
+        batch = padded(model, rows)
         labels = torch.full_like(batch["input_ids"], IGNORED)
         for row, truth in enumerate(truths):
             labels[row, list(truth)] = torch.tensor(list(truth.values()), dtype=torch.int64)

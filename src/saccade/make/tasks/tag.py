@@ -24,9 +24,10 @@ from ._classes._results import by_class, keeping_kinds, label_table
 from ._example_task import Batch, parted, widened
 from ._task import Baseline, Tested
 from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
+from ._texts._reader import innermost, padded, text_output
 from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
 from ._texts._tagged_picture import ComparedText, tagged_picture
-from ._texts._text_task import EncoderTask, innermost
+from ._texts._text_task import EncoderTask
 
 NO_WORD = -1  # in a row of a batch: a token that speaks for no word
 
@@ -161,8 +162,8 @@ class Tag(TagOptions, EncoderTask):
         tokenizer = pieces.tokenizer
         ids, firsts = pieces.of(example)
         special = len(tokenizer.before) + len(tokenizer.after)
-        self.refuse_long(example.place, len(ids) + special, self.limit(tokenizer))
-        parts = self.parts(tokenizer, len(ids), special)
+        self.reader.refuse_long(tokenizer, example.place, len(ids) + special)
+        parts = self.reader.parts(tokenizer, len(ids), special)
         words: list[list[int]] = [[] for _ in parts]
         for word, first in enumerate(firsts):
             part = innermost(first, parts, len(ids))
@@ -188,7 +189,7 @@ class Tag(TagOptions, EncoderTask):
         """Beside the tokens `words` (B, L), the number of the word that a token speaks for; `labels` (B, L); and of
         each row its text, `texts` (B,), and the text's words, `counts` (B,)."""
         rows = [row for item in items for row in item.rows]
-        batch = self.padded(model, [row.ids for row in rows])
+        batch = padded(model, [row.ids for row in rows])
         shape = batch["input_ids"].shape
         words, labels = torch.full(shape, NO_WORD), torch.full(shape, IGNORED)
         for n, row in enumerate(rows):
@@ -204,7 +205,7 @@ class Tag(TagOptions, EncoderTask):
 
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Tensor:
         """The logits (B, L, K)."""
-        logits = self.called(model, batch, observe).logits
+        logits = text_output(model, batch, observe).logits
         assert logits is not None
         return widened(logits)
 

@@ -32,6 +32,7 @@ from ._task import Baseline, Tested
 from ._texts._alignment import alignment, alignment_picture
 from ._texts._lexicon import Lexicon
 from ._texts._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
+from ._texts._reader import padded
 from ._texts._text_task import TextTask
 from ._texts._translators import TranslatorSizes, new_bart, new_marian
 
@@ -133,23 +134,25 @@ class Translate(TranslateOptions, TextTask):
 
     def encode(self, model: Model, examples: Sequence[Pair]) -> list[Item]:
         """With the targets of all examples, or of none."""
-        sources = self.token_ids(model, examples)
+        places = [example.place for example in examples]
+        sources = self.reader.token_ids(model.tokenizer, [self.text_of(example) for example in examples], places)
         texts = [example.target for example in examples if example.target is not None]
         if len(texts) < len(examples):
             return [(source, None) for source in sources]
-        return list(zip(sources, self.ids_of(target_tokenizer(_translator(model)), texts, examples), strict=True))
+        targets = self.reader.token_ids(target_tokenizer(_translator(model)), texts, places)
+        return list(zip(sources, targets, strict=True))
 
     def length(self, item: Item) -> int:
         return len(item[0]) + len(item[1] or ())
 
     def collate(self, model: Model, items: Sequence[Item], random: np.random.Generator | None = None) -> Batch:
         """`input_ids` (B, Ls) and, where targets are known, `labels` (B, Lt) and what the decoder reads before each."""
-        batch = self.padded(model, [source for source, _ in items])
+        batch = padded(model, [source for source, _ in items])
         targets = [target for _, target in items if target is not None]
         if len(targets) < len(items):
             return batch
-        read = self.padded(model, [[_translator(model).start or 0, *target[:-1]] for target in targets])
-        written = self.padded(model, targets)
+        read = padded(model, [[_translator(model).start or 0, *target[:-1]] for target in targets])
+        written = padded(model, targets)
         labels = written["input_ids"].masked_fill(written["attention_mask"] == 0, IGNORED)
         return {
             **batch,

@@ -11,7 +11,7 @@ from ...models import Model
 from ...pruning import choose_heads, prune
 from ...pruning._heads import Heads
 from ...pruning._layers import prunable
-from .._task import Task
+from .._task import Task, judging_metric
 
 TRAIN_AGAIN = "steps, epochs or minutes train it again without the heads; `saccade distill` teaches a smaller model"
 KEEP_MORE = "keep more heads, train it longer, or teach a smaller model with `saccade distill`"
@@ -57,6 +57,6 @@ def least(model: Model, ranked: HeadImportance, keep: float) -> Heads:
 
 
 def _change(task: Task, before: Scores, after: Scores, parameters: tuple[int, int]) -> str:
-    name = task.judged_by(before)
+    name = judging_metric(task, before)
     saved = 1 - parameters[1] / parameters[0]
     return f"{name} {before[name]:.4f} -> {after[name]:.4f} for {saved:.1%} fewer parameters"

@@ -21,7 +21,7 @@ from ...training.prepared import CurveEntry
 from ...training.run_folder.layout import TASK
 from ...training.run_folder.resume import LatestCheckpoint, check_same, settings_described
 from ...training.verdict import UNTRAINED
-from .._task import Task, sampled
+from .._task import Task, judging_metric, sampled
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
 from ._card import task_card
 from ._request import TaskRun
@@ -170,7 +170,7 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
     same = task.constant(model, training, looked)
     if same is not None:
         scores = task.scores(same.outputs, looked)
-        metric = task.judged_by(scores)
+        metric = judging_metric(task, scores)
         line = f"{metric} {stored.metrics[metric]:.4f}; {same.name} has {scores[metric]:.4f}"
         lines.append(f"{UNTRAINED}: {line}" if finished and mine >= task.cost(scores) else line)
     try:
@@ -179,7 +179,7 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
         return [*lines, f"no simple model to compare with: {' '.join(str(error).split())}"]
     best = min(found, key=lambda one: task.cost(task.scores(one.outputs, looked)))
     scores = task.scores(best.outputs, looked)
-    metric = task.judged_by(scores)
+    metric = judging_metric(task, scores)
     learned = f" of {len(training):,} of {len(run.training):,} examples" * (len(training) < len(run.training))
     better = "less good than this model" if mine < task.cost(scores) else "as good as this model or better"
     return [*lines, f"{best.name}, a simple model{learned}, has {metric} {scores[metric]:.4f}: {better}"]

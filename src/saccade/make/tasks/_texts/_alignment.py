@@ -17,7 +17,7 @@ from ....see.inspection._targets import target_tokenizer
 from ....see.inspection._words import Word, group
 from ....support._evaluating import evaluating
 from ...models.text.encoder_decoder import EncoderDecoder
-from ._text_task import AnyTokenizer
+from ._reader import AnyTokenizer
 
 
 @dataclasses.dataclass(frozen=True)

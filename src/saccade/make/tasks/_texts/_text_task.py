@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from ....operator.nn.stacks import LayerObserver
 from ..._task_options import EncoderOptions, TextOptions
 from ...models import Model, load
 from ...models.loading import new_model
-from ...models.output import ModelOutput
-from ...models.text.decoder import TextDecoder
-from ...models.tokenizers.sentencepiece import SentencePieceTokenizer
-from ...models.tokenizers.text import TextTokenizer
 from ...models.tokenizers.word_pieces import END, MASK, PAD, START, UNKNOWN, train_word_pieces
-from .._example_task import Batch, ExampleTask
+from .._example_task import ExampleTask
 from .._temporary import kept_while_used, temporary_folder
+from ._reader import TextReader
 
 LONGEST = 256  # tokens that a new encoder reads at once, where nothing else is asked for
-AnyTokenizer = TextTokenizer | SentencePieceTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,62 +65,10 @@ class TextTask(TextOptions, ExampleTask):
     def open_model(self, source: Path | str) -> Model:
         return load(source, head=self.head, labels=list(self.label_names) or None, dtype=torch.float32)
 
-    def token_ids(self, model: Model, examples: Sequence[Any]) -> list[list[int]]:
-        """The tokens of each text, the special ones included. ValueError for a long one if `long` is "refuse"."""
-        return self.ids_of(model.tokenizer, [self.text_of(example) for example in examples], examples)
-
-    def ids_of(self, tokenizer: AnyTokenizer, texts: list[str], examples: Sequence[Any]) -> list[list[int]]:
-        """The tokens of texts that the examples have, by one of the model's tokenizers; errors as of `token_ids`."""
-        if self.long == "refuse":
-            limit = self.limit(tokenizer)
-            for example, text in zip(examples, texts, strict=True):
-                self.refuse_long(example.place, len(tokenizer.whole(text)), limit)
-        return tokenizer.whole_many(texts, self.limit(tokenizer))
-
-    def parts(self, tokenizer: AnyTokenizer, count: int, around: int) -> list[range]:
-        """Which of a text's `count` tokens each row has, beside `around` others.
-
-        Overlapping windows where there are more than are read; unless `long` is "slide" the first of them alone.
-        """
-        limit = self.limit(tokenizer)
-        found = windows(count, count if limit is None else limit - around)
-        return found if self.long == "slide" else found[:1]
-
-    def limit(self, tokenizer: AnyTokenizer) -> int | None:
-        """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""
-        limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
-        return min(limits, default=None)
-
-    def refuse_long(self, place: str, count: int, limit: int | None) -> None:
-        """ValueError where a text has more tokens than are read, if `long` is "refuse"."""
-        if self.long == "refuse" and limit is not None and count > limit:
-            raise ValueError(
-                f"{place}: {count} tokens are more than the {limit} that are read; cut the text, or give --long "
-                f"{self.longs[0]}"
-            )
-
-    def padded(self, model: Model, rows: Sequence[list[int]]) -> Batch:
-        """`input_ids` and `attention_mask` (B, L), padded on the right; the model computes no padding."""
-        longest = max(map(len, rows))
-        lengths = torch.tensor([len(row) for row in rows])
-        pad = _pad(model)
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], dtype=torch.int64)
-        return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
-
-    def called(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> ModelOutput:
-        """What the model gives for the tokens of a batch."""
-        given = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
-        output: ModelOutput = model(**given, **({} if observe is None else {"observe": observe}))
-        return output
-
-
-def _pad(model: Model) -> int:
-    """The id that fills a batch. A decoder's classifier finds the last token by `pad_token_id`."""
-    if isinstance(model, TextDecoder):
-        named = model.settings.get("pad_token_id")
-        if isinstance(named, int) and 0 <= named < model.vocabulary:
-            return named
-    return model.tokenizer.pad
+    @property
+    def reader(self) -> TextReader:
+        """How texts become tokens."""
+        return TextReader(self.longest, self.long, self.longs[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,33 +121,3 @@ def write_tokenizer(folder: Path, content: str, longest: int, *, cased: bool) ->
         "mask_token": MASK,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def windows(count: int, room: int) -> list[range]:
-    """Parts of `count` tokens, each of at most `room`.
-
-        room = 4:   0 1 2 3 4 5 6
-                    -------
-                        -------
-                          -------
-
-    A window begins half a window after the one before; the last one ends with the text.
-    """
-    if count <= room:
-        return [range(count)]
-    starts = [*range(0, count - room, max(room // 2, 1)), count - room]
-    return [range(start, start + room) for start in starts]
-
-
-def innermost(place: int, parts: Sequence[range], count: int) -> int:
-    """The number of the window in which a token stands furthest from where the text is cut; of equal ones the first.
-
-    The text's own beginning and end cut nothing.
-    """
-
-    def depth(part: range) -> float:
-        before = place - part.start if part.start else math.inf
-        after = part.stop - 1 - place if part.stop < count else math.inf
-        return min(before, after) if place in part else -1.0
-
-    return max(range(len(parts)), key=lambda n: depth(parts[n]))
