@@ -1,4 +1,4 @@
-"""What a user may do wrong, as one line each."""
+"""Errors of users, as one line each."""
 
 from __future__ import annotations
 

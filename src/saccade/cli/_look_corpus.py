@@ -77,19 +77,19 @@ def study(
     force: bool,
     as_numbers: bool,
 ) -> None:
-    """Run the studies that are asked for, print tables (or JSON), and write the numbers to `out`."""
+    """Run the requested studies, print tables (or JSON), and write the numbers to `out`."""
     files = _checked(options, text)
     target = _target(out, force=force)
     from ..see.inspection import open_model
 
     subject = open_model(model)
-    found = dict(_studies(options, subject, files, quiet=as_numbers))
+    results = dict(_studies(options, subject, files, quiet=as_numbers))
     if target is not None:
-        _write(target, found)
+        _write(target, results)
     if as_numbers:
-        typer.echo(json.dumps(_numbers(found), separators=(",", ":"), allow_nan=False))
+        typer.echo(json.dumps(_numbers(results), separators=(",", ":"), allow_nan=False))
     else:
-        _print(found, out)
+        _print(results, out)
 
 
 def _checked(options: CorpusOptions, text: list[str] | None) -> list[Path]:
@@ -133,20 +133,20 @@ def _studies(options: CorpusOptions, model: TextModel, files: list[Path], *, qui
         yield from _corpus(options, model, files, quiet=quiet)
     if options.syntax:
         sentences = analysis.read_treebank(options.syntax)
-        with shown_progress("sentences", quiet=quiet) as told:
-            yield "syntax", analysis.study_syntax(model, sentences, source=str(options.syntax), progress=told)
+        with shown_progress("sentences", quiet=quiet) as progress:
+            yield "syntax", analysis.study_syntax(model, sentences, source=str(options.syntax), progress=progress)
     if options.coreference:
         documents = analysis.read_coreference(options.coreference)
-        with shown_progress("documents", quiet=quiet) as told:
+        with shown_progress("documents", quiet=quiet) as progress:
             source = str(options.coreference)
-            yield "coreference", analysis.study_coreference(model, documents, source=source, progress=told)
+            yield "coreference", analysis.study_coreference(model, documents, source=source, progress=progress)
     if options.probe:
         labelled = analysis.read_labels(options.probe, options.column)
-        with shown_progress("sentences and probes", quiet=quiet) as told:
+        with shown_progress("sentences and probes", quiet=quiet) as progress:
             yield (
                 "probe",
                 analysis.study_probe(
-                    model, labelled, seed=options.seed, most=options.words, source=str(options.probe), progress=told
+                    model, labelled, seed=options.seed, most=options.words, source=str(options.probe), progress=progress
                 ),
             )
 
@@ -162,8 +162,8 @@ def _corpus(options: CorpusOptions, model: TextModel, files: list[Path], *, quie
     texts = cut(documents, models, tokens=options.tokens, most=options.texts)
     scores = []
     for each in models:
-        with shown_progress(f"texts, {each.name}", quiet=quiet) as told:
-            scores.append(study_corpus(each, texts, seed=options.seed, progress=told))
+        with shown_progress(f"texts, {each.name}", quiet=quiet) as progress:
+            scores.append(study_corpus(each, texts, seed=options.seed, progress=progress))
     yield "corpus", scores[0]
     if other is not None:
         yield "against", scores[1]

@@ -27,7 +27,7 @@ MEASURING = ("bench", "compare")  # what is measured waits as in the user's prog
 
 
 def set_threads(context: Any, parameter: Any, count: int | None) -> None:
-    """The callback of `--threads`: so many threads compute while the command runs, given or not."""
+    """The callback of `--threads`: sets PyTorch's threads while the command runs."""
     if context.resilient_parsing:
         return
     if context.info_name not in MEASURING:
@@ -69,7 +69,7 @@ class CommonOptions:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """A function for typer: each parameter of `command` that is a dataclass becomes its fields, one option each."""
+    """A function for typer, in which the fields of each dataclass among the parameters of `command` are options."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type] = {}
     defaults = inspect.signature(command).parameters
@@ -95,7 +95,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def from_command_line(context: typer.Context) -> set[str]:
-    """The parameters of a command that stand on its command line."""
+    """The parameters that are given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
@@ -116,7 +116,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _threads_option() -> Any:
-    """`--threads`, which every command that computes has, and which no command sees."""
+    """`--threads`, an option of all commands that compute; only its callback reads it."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
@@ -165,7 +165,7 @@ class GroupedCommand(TyperCommand):
             raise
 
     def refusal(self, option: str) -> str:
-        """Why the command has no such option, and what takes its place; empty where nothing is to be said."""
+        """Why the command does not have this option, and what replaces it; "" without a reason."""
         return DEVICE if option == "--device" else ""
 
     def invoke(self, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What `saccade test` and `saccade predict` have in common: a run, and options of its task that differ."""
+"""What `saccade test` and `saccade predict` share: a run, and changed options of its task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Picture = Annotated[
 
 
 class RunCommand(GroupedCommand):
-    """A command on a run, which remembers how its data is read: `--set` changes that."""
+    """A command on a run, whose options for reading data `--set` changes."""
 
     columns_named_by = "; name yours with --set, as --set text=COLUMN"
 
@@ -53,19 +53,19 @@ class RunCommand(GroupedCommand):
 
 
 def _reading() -> set[str]:
-    """The options of all tasks that say how their data is read."""
+    """The options of all tasks for reading data."""
     return {name for task in TASK_OPTIONS.values() for name in task.reading}
 
 
 def changes_of(given: list[str] | None) -> dict[str, str]:
-    """`text=review` as a name and a value; the task knows what a value is, by its field."""
-    found: dict[str, str] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
+    """Names and values of texts such as `text=review`; the task converts values to the types of its fields."""
+    changes: dict[str, str] = {}
+    for change in given or ():
+        name, equals, value = change.partition("=")
         if not equals or not name:
-            raise UserError(f"--set {one}: expected NAME=VALUE")
-        found[name.replace("-", "_")] = value
-    return found
+            raise UserError(f"--set {change}: expected NAME=VALUE")
+        changes[name.replace("-", "_")] = value
+    return changes
 
 
 def picture_target(picture: Path | None) -> Path | None:
@@ -92,7 +92,7 @@ step, and --resume goes on from there.
 
 @contextlib.contextmanager
 def ending(out: Path) -> Iterator[None]:
-    """A run into `out`: if a signal ended it, a line says so and how to continue."""
+    """Exit with a message and a status if a signal ends the run into `out`."""
     from ..make.training import Stopped
     from ..make.training.processes import OtherProcessFailed, is_main_process
 

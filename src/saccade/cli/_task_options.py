@@ -1,4 +1,4 @@
-"""The options that all tasks of `saccade train` have, by theme; their names are those of the settings' fields."""
+"""The options that all tasks of `saccade train` share; their names are those of the settings' fields."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TaskEvaluationOptions:
 
 
 def given(*groups: Any) -> dict[str, Any]:
-    """What the groups say, by the names of settings."""
+    """The values of the groups, by the names of settings."""
     options = {name: value for group in groups for name, value in vars(group).items()}
     return {**options, "tensorboard": log_wanted(options["tensorboard"])}
 

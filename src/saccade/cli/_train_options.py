@@ -78,7 +78,7 @@ class ModelOptions:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As `ModelConfig` takes them; ValueError names mechanisms and settings that there are not."""
+        """The fields of `ModelConfig`. ValueError for an unknown mechanism or setting."""
         from ..operator.variants import parse
 
         # A context that cannot be is refused by name when the model is made.
@@ -87,7 +87,7 @@ class ModelOptions:
 
 
 def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
-    """Those of a model folder that are among the names; none where it cannot be read, which its opening reports."""
+    """The sizes with these names in a model folder; empty where it cannot be read, which is reported later."""
     from ..make.models.decoder_lm.checkpoint import CONFIG
 
     try:
@@ -180,7 +180,7 @@ def log_wanted(asked: bool | None) -> bool:
 def settings_of(
     data: TextOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
 ) -> LanguageSettings:
-    """The options as the training loop takes them."""
+    """The options as settings of the training loop."""
     from ..make.training import EvaluationSettings, Execution, LanguageSettings
 
     looks = {} if keeping is None else {**vars(keeping), "tensorboard": log_wanted(keeping.tensorboard)}

@@ -109,12 +109,12 @@ def heads(
 
     opened = open_model(common.model)
     if question.why is not None:
-        found = _why(opened, given.text, question.why, how, head)
+        measured = _why(opened, given.text, question.why, how, head)
     elif question.patch is not None:
-        found = _patched(opened, given.text, question.patch, how, quiet=common.as_numbers)
+        measured = _patched(opened, given.text, question.patch, how, quiet=common.as_numbers)
     else:
-        found = _important(opened, given.text, question, how, quiet=common.as_numbers)
-    _give(found, common, given.again)
+        measured = _important(opened, given.text, question, how, quiet=common.as_numbers)
+    _give(measured, common, given.again)
 
 
 # What is asked
@@ -166,8 +166,8 @@ def _important(opened: TextModel, text: str, question: QuestionOptions, how: How
     from ..see.analysis.tables import shown_progress
     from ._heads_measured import importance, why_offered
 
-    with why_offered(opened), shown_progress("heads", quiet=quiet) as told:
-        return importance(opened, text, how.by or "gradient", how.target, told, alone=question.importance)
+    with why_offered(opened), shown_progress("heads", quiet=quiet) as progress:
+        return importance(opened, text, how.by or "gradient", how.target, progress, alone=question.importance)
 
 
 def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet: bool) -> Measured:
@@ -179,8 +179,8 @@ def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet
         corrupted = text_or_file(other).text
     except UserError as error:
         raise UserError(f"--patch: {error}") from error
-    with why_offered(opened), shown_progress("heads", quiet=quiet) as told:
-        return patched(opened, text, corrupted, how.by, how.target, how.positions, told)
+    with why_offered(opened), shown_progress("heads", quiet=quiet) as progress:
+        return patched(opened, text, corrupted, how.by, how.target, how.positions, progress)
 
 
 def _why(

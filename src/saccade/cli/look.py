@@ -108,15 +108,15 @@ def look(
     opened = _opened(model, [p for p in (report, figure) if p], force=force)
     if chosen.first is None and chosen.last is None:
         given = _held(opened, given)
-    seen = _look(opened, given, model, wanted, quiet=as_numbers)
-    _write(seen, report, figure)
+    result = _look(opened, given, model, wanted, quiet=as_numbers)
+    _write(result, report, figure)
     if as_numbers:
         from ..see.viewer import as_json
 
-        numbers = as_json(seen) | {"report": str(report), "figure": str(figure) if figure else None}
+        numbers = as_json(result) | {"report": str(report), "figure": str(figure) if figure else None}
         typer.echo(json.dumps(numbers, separators=(",", ":"), allow_nan=False))
     else:
-        _print(seen, given, model, report, figure)
+        _print(result, given, model, report, figure)
 
 
 # The look
@@ -141,7 +141,7 @@ def _opened(model: str | None, targets: list[Path], *, force: bool) -> TextModel
 
 
 def _held(model: TextModel, given: InputText) -> InputText:
-    """Of a text whose words are of several tokens, as many words as the model holds: no reader foresees that number."""
+    """The words that fit into the model's context, of a text whose words have several tokens."""
     from ..see.inspection import split_words, words_that_fit
     from ..see.inspection._collect import read
     from ..see.inspection._words import about_tokens
@@ -159,9 +159,9 @@ def _look(opened: TextModel, given: InputText, model: str | None, wanted: MapOpt
 
     check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
-    with shown_progress("layers", quiet=quiet) as told:
+    with shown_progress("layers", quiet=quiet) as progress:
         return look_through(
-            opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source, progress=told
+            opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source, progress=progress
         )
 
 
@@ -211,7 +211,7 @@ def _suggested_commands(look: Look, given: InputText, model: str | None, figure:
 
 
 def _elsewhere(look: Look) -> list[str]:
-    """Options for what else there is to see: another part of a long text, the numbers of a short one."""
+    """Options for another look: at another part of a long text, or the numbers of a short one."""
     if look.whole is None:
         return ["--json"]
     first, last = look.runs(range(len(look.seen.words)))[-1]

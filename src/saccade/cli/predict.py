@@ -49,15 +49,15 @@ def predict(
     for line in untrained(run):
         typer.echo(f"saccade: warning: {line}", err=True)
     inputs = text_lines(standard_input().read()) if given == "-" else _file_or_text(given)
-    found = predicted(run, inputs, **changes_of(changes))
+    result = predicted(run, inputs, **changes_of(changes))
     in_lines = as_json or not sys.stdout.isatty()
-    for n, one in enumerate(found.values):
+    for n, values in enumerate(result.values):
         if in_lines:
-            typer.echo(json.dumps(_rounded(one), ensure_ascii=False), file=uncleaned(sys.stdout))
+            typer.echo(json.dumps(_rounded(values), ensure_ascii=False), file=uncleaned(sys.stdout))
         else:
-            typer.echo("(empty)" if n in found.empty else found.task.line(one))
+            typer.echo("(empty)" if n in result.empty else result.task.line(values))
     if target is not None:  # after the lines: a task may have none
-        found.save_picture(target)
+        result.save_picture(target)
         typer.echo(f"picture: {target}", err=in_lines)  # programs read the lines alone
 
 

@@ -124,8 +124,10 @@ def prune(
     from ..make.pruning import compare_pruned
 
     opened = load(None if model == EMBEDDED else model)
-    with _progress() as told:
-        made = compare_pruned(opened, chosen.heads, keep=chosen.keep, text=text, tokens=judging.tokens, progress=told)
+    with _progress() as progress:
+        made = compare_pruned(
+            opened, chosen.heads, keep=chosen.keep, text=text, tokens=judging.tokens, progress=progress
+        )
     if common.out is not None:
         _save(opened, common.out)
     if common.as_numbers:
@@ -149,8 +151,8 @@ def _prune_run(
     options = {name: value for name, value in vars(learning).items() if value is not None}
     resume = options.pop("resume")
     wanted = PruneRequest(run, common.out, chosen.keep, chosen.heads)
-    with _progress() as told:
-        removed = without_heads(wanted, judging.data, options, overwrite=common.force, resume=resume, progress=told)
+    with _progress() as progress:
+        removed = without_heads(wanted, judging.data, options, overwrite=common.force, resume=resume, progress=progress)
     with ending(common.out), ConsoleReporter(removed.run, quiet=common.as_numbers) as reporter:
         made = removed.finished(reporter)
     if common.as_numbers:
@@ -204,7 +206,7 @@ def _show(made: Comparison | PrunedRun, out: Path | None) -> None:
 
 
 def _renumbered(made: Comparison | PrunedRun) -> str:
-    """That heads that stay have new numbers, by the first one that has; "" where all have the old ones."""
+    """A sentence about new numbers of the remaining heads, with the first as an example; "" where none changes."""
     for layer in made.layers:
         kept = [head for head in range(layer.heads[0]) if head not in layer.removed]
         moved = next(((old, new) for new, old in enumerate(kept) if old != new), None)
@@ -221,7 +223,7 @@ def _of_groups(layer: Any, side: int) -> str:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     from ..support._terminal._console import progress_bar
 
     with progress_bar() as update:

@@ -172,7 +172,7 @@ def _train_task(
 
 
 def train_runs(ask: Ask[F], files: F, options: dict[str, Any]) -> None:
-    """Train what `ask` makes of files and options, once or with several seeds, and say what comes next."""
+    """Train the requests of `ask` for files and options, once or with several seeds, and print the next commands."""
     require("accelerate", "tasks")
     settings = {name: value for name, value in options.items() if name != "seeds"}
     runs = _train_seeds(lambda files, changes: _train_run(ask, files, {**settings, **changes}), files, options)
@@ -191,7 +191,7 @@ def _told_what_next(out: Path, runs: Sequence[Path]) -> None:
 
 
 def _explains(run: Path) -> bool:
-    """Whether the task of a run draws why it predicts what it does."""
+    """Whether the task of a run has a picture of predictions."""
     from ..make.tasks import Task
     from ..make.tasks._runs._registry import TASKS
     from ..make.training.run_folder.layout import task_of
@@ -228,20 +228,22 @@ def _train_seeds(
     numbers = range(options["seed"], options["seed"] + seeds)
     check_for_seeds(files.out, numbers)
 
-    found, minutes = [], options["minutes"]
+    metrics, minutes = [], options["minutes"]
     for seed in numbers:
         out = seed_folder(files.out, seed)
         mine = dataclasses.replace(files, out=out, resume=files.resume and out.is_dir())
         stored = train(mine, {"seed": seed, "minutes": None if minutes is None else minutes / seeds})
-        found += [] if stored is None else [stored.metrics or {"nats per token": stored.loss}]
-    if found:
-        told = ", ".join(f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(found).items())
-        typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {told}")
+        metrics += [] if stored is None else [stored.metrics or {"nats per token": stored.loss}]
+    if metrics:
+        summary = ", ".join(
+            f"{name} {mean:.4f} ± {deviation:.4f}" for name, (mean, deviation) in spread(metrics).items()
+        )
+        typer.echo(f"{seeds} seeds, validation data, mean and standard deviation: {summary}")
     return [seed_folder(files.out, seed) for seed in numbers]
 
 
 def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | None:
-    """How good the best weights are, in the main process."""
+    """Train one run; its best evaluation in the main process, else None."""
     began = time.perf_counter()
     from ..make.tasks._runs._training import train_requested
     from ..make.training.processes import is_main_process
@@ -254,7 +256,7 @@ def _train_run(ask: Ask[F], files: F, options: dict[str, Any]) -> Evaluation | N
 
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
-    """Find out what each head does, on validation text, and keep it beside the weights; a mechanism has no weights."""
+    """Measure the role of each head on validation text and store it, unless the model has no attention weights."""
     if lm.model.config.mechanism is not None:
         return
     from ..make.models.decoder_lm.checkpoint import HEADS, write_text

@@ -12,13 +12,13 @@ MOST_FREQUENT = "always naming the most frequent class"
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularisation
 
 Labelled = tuple[Sequence[str], np.ndarray]
-"""Texts and the numbers of their classes, or which labels they have."""
+"""Texts with the numbers of their classes, or with a row of booleans for their labels."""
 Featured = tuple[Any, np.ndarray]
 """Features (N, D), which may be sparse, and the numbers of classes."""
 
 
 def most_frequent_class(training: np.ndarray, classes: int, count: int) -> list[np.ndarray]:
-    """So many times the probabilities (K,) of the class that most training examples have, by their classes' numbers."""
+    """`count` times the one-hot probabilities (K,) of the most frequent class."""
     return [np.eye(classes)[np.bincount(training).argmax()]] * count
 
 
@@ -52,7 +52,7 @@ def strongest_regression(training: Featured, validation: Featured, asked: Any) -
 
 
 def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
-    """The same for each label by itself, of texts with any number of labels, bool (N, K); C by the micro F1."""
+    """The same for each label separately, of texts with any number of labels, bool (N, K); the micro F1 selects C."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score
     from sklearn.multiclass import OneVsRestClassifier
@@ -68,7 +68,7 @@ def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[
 
 
 def _tfidf(training: Sequence[str], *others: Sequence[str]) -> list[Any]:
-    """Sparse matrices of texts, by the words and the pairs of words of the first ones."""
+    """Sparse matrices of texts, with the words and pairs of words of the first list as columns."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")

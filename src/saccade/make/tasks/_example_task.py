@@ -1,4 +1,4 @@
-"""Tasks of examples that stand alone: batches of alike length, and a loss that is a mean over them.
+"""Tasks of independent examples: batches of similar lengths, and a loss that is a mean over examples.
 
 All tasks but those on one graph are of this kind. Shape legend: B examples of a batch.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 """Tensors (B, ...) by name."""
-JUDGED = 32  # rows of a batch that nothing is learned from, at most
+JUDGED = 32  # rows of a batch in evaluation, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,54 +49,54 @@ class ExampleTask(Task):
 
     @abstractmethod
     def encode(self, model: Model, examples: Sequence[Any]) -> list[Any]:
-        """What batches are made of, an item for each example: made once, not in every epoch."""
+        """An item for each example, from which `collate` makes batches. Called once, not in every epoch."""
 
     def length(self, item: Any) -> int:
         """How much of a row an item fills; items of similar length share a batch."""
         return 1
 
     def rows(self, item: Any) -> int:
-        """How many rows of a batch it fills: more than one where a long example is read in parts."""
+        """The number of rows that an item fills in a batch: more than one where a long example is read in parts."""
         return 1
 
     @abstractmethod
     def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
-        """A batch; what is unknown of an example that is only predicted is not in it.
+        """The tensors of a batch, without labels where an example has none.
 
         Args:
-            random: of a step that learns, for what is drawn anew each time (crops, masks); None while judging.
+            random: generator of a training step, for augmentation and masks; None in evaluation.
         """
 
     def counted(self, batch: Batch) -> int:
-        """How much is read, in `unit`s: tokens of texts, items of other batches."""
+        """The number of `unit`s in a batch: tokens of texts, else rows."""
         return int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(next(iter(batch.values())))
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch, observe: LayerObserver | None = None) -> Any:
-        """What the model computes of a batch, for `loss` and `outputs`."""
+        """The model's result for a batch, which `loss` and `outputs` take."""
 
     @abstractmethod
     def loss(self, result: Any, batch: Batch, *, learning: bool) -> Tensor:
-        """The mean loss of a batch; what only helps to learn (smoothing, weights of classes) is in it if `learning`."""
+        """The mean loss of a batch; with label smoothing and class weights only if `learning`."""
 
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        """What that loss is a mean over: the examples, or tokens with a label, or their weights."""
+        """The denominator of that mean: the number of examples, of tokens with a label, or the sum of their weights."""
         return len(next(iter(batch.values())))
 
     @abstractmethod
     def outputs(self, model: nn.Module, result: Any, batch: Batch) -> list[Any]:
-        """What the model says of each example, as plain values."""
+        """The output for each example, as plain values."""
 
-    # --- what a student learns from a teacher (`distill`) ---------------------------------------------------------
+    # --- distillation ---------------------------------------------------------------------------------------------
 
     @property
     def label_names(self) -> Sequence[str]:
-        """What the head tells apart; nothing where it is no classifier."""
+        """The names of the head's classes; empty where it is no classifier."""
         return ()
 
     def logits(self, result: Any, batch: Batch) -> list[Tensor]:
-        """Of `forward`'s result the logits (N, K) by which a student is compared with its teacher, each row a choice;
-        none of a task whose outputs are no choices. The loss is a mean over the same rows."""
+        """The logits (N, K) in `forward`'s result by which a student is compared with its teacher, over the rows of the
+        loss; empty for a task that has no classes."""
         return []
 
     @property
@@ -105,11 +105,11 @@ class ExampleTask(Task):
         return type(self).logits is not ExampleTask.logits
 
     def row_weights(self, batch: Batch) -> Tensor | None:
-        """What each of these rows weighs (N,) while learning; None: all alike."""
+        """The weight (N,) of each of these rows in training; None: equal weights."""
         return None
 
     def state_counts(self, batch: Batch) -> Tensor | None:
-        """How many hidden states (B,) of each row are of the input, before those of padding; None: all."""
+        """The number of hidden states (B,) of each row that are not padding, which follows them; None: all."""
         return batch["attention_mask"].sum(1) if "attention_mask" in batch else None
 
     def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
@@ -129,21 +129,21 @@ class ExampleTask(Task):
         return watched, words
 
     def token_names(self, model: Model, batch: Batch) -> list[str]:
-        """What the tokens of a batch of one example stand for, where they are no text."""
+        """A label for each token of a batch of one example, where tokens are no text."""
         raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
     def predict(self, model: Model, data: Sequence[Any], rows: int = JUDGED) -> list[Any]:
-        """With half as many rows at once, again and again, where memory is too little; TooLittleMemory at one row."""
-        found: dict[int, Any] = {}
+        """The outputs for all examples. Out of memory, it halves the rows of a batch; TooLittleMemory at one row."""
+        outputs: dict[int, Any] = {}
         items = self.encode(model, data)
         while True:
-            left = [n for n in range(len(items)) if n not in found]
+            left = [n for n in range(len(items)) if n not in outputs]
             try:
                 with evaluating(model), torch.no_grad():
                     for numbers, batch in judged_batches(self, model, items, rows, left):
                         result = forward_in_parts(self, model, batch, rows)
-                        found |= dict(zip(numbers, self.outputs(model, result, batch), strict=True))
-                return [found[n] for n in range(len(items))]
+                        outputs |= dict(zip(numbers, self.outputs(model, result, batch), strict=True))
+                return [outputs[n] for n in range(len(items))]
             except (RuntimeError, MemoryError) as error:
                 if rows == 1 or not is_out_of_memory(error):
                     with memory_told(f"{self.name}: one input alone", lambda: INPUT_SMALLER):
@@ -153,10 +153,9 @@ class ExampleTask(Task):
 
 
 class ExampleObjective(Objective):
-    """Batches of examples of alike length, each example once in an epoch.
+    """Batches of examples of similar lengths, each example once in an epoch.
 
-    Batches are full, so that every step learns from as many examples: an epoch leaves out the few, others each time,
-    that would not fill one.
+    All batches are full: an epoch leaves out a few examples that would not fill one, others in each epoch.
     """
 
     model: Model
@@ -182,15 +181,15 @@ class ExampleObjective(Objective):
         return self._task.collate(self.model, [self._items[n] for n in chosen], random)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        """Parts of whole examples; `texts` says of each row which it belongs to, where an example may have several."""
+        """Parts of whole examples. `texts` has the example of each row, where examples may have several."""
         rows = len(next(iter(batch.values())))
         texts = batch.get("texts", torch.arange(rows))
-        found = []
+        split_parts = []
         for numbers in torch.arange(int(texts[-1]) + 1).tensor_split(parts):
             chosen = torch.isin(texts, numbers)
             part = {name: tensor[chosen] for name, tensor in batch.items()}
-            found.append({**part, "texts": part["texts"] - numbers[:1]} if "texts" in part else part)
-        return found
+            split_parts.append({**part, "texts": part["texts"] - numbers[:1]} if "texts" in part else part)
+        return split_parts
 
     def weight(self, part: Batch) -> float:
         return self._task.weight(part, learning=True)
@@ -202,7 +201,7 @@ class ExampleObjective(Objective):
         return self._task.loss(self._task.forward(model, part, observe), part, learning=True)
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        """Over all validation examples, in every process: from the same weights and statistics all get the same."""
+        """Metrics of all validation examples. Every process computes the same values."""
         task, outputs = self._task, dict[int, Any]()
 
         def keep(numbers: Sequence[int], result: Any, batch: Batch) -> None:
@@ -213,14 +212,14 @@ class ExampleObjective(Objective):
         return Evaluation(loss, scores, task.cost(scores))
 
     def judged_rows(self, accelerator: Accelerator | None) -> int:
-        """How many rows a look computes at once: not more than a micro-batch has, which is known to fit."""
+        """The rows of a batch in evaluation: at most those of a micro-batch, which is known to fit into memory."""
         processes = 1 if accelerator is None else accelerator.num_processes
         return max(1, min(JUDGED, self._batch // (self._parts * processes)))
 
     def mean_loss(
         self, model: nn.Module, rows: int, keep: Callable[[Sequence[int], Any, Batch], None] = lambda *computed: None
     ) -> float:
-        """Over all validation examples, dropout off; `keep` gets what was computed of those with the numbers."""
+        """The mean validation loss, without dropout; `keep` gets the numbers, the result and the batch."""
         task, total, whole = self._task, 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for numbers, batch in judged_batches(task, self.model, self._judged, rows):
@@ -234,14 +233,14 @@ class ExampleObjective(Objective):
 def judged_batches(
     task: ExampleTask, model: Model, items: Sequence[Any], rows: int = JUDGED, chosen: Sequence[int] | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Numbers of items (`chosen` ones) and their batch on the model's device, the longest first; see `_judged`."""
+    """Numbers of items (only `chosen` ones) and their batch on the model's device, the longest first; see `_judged`."""
     for numbers in _judged(task, items, rows, range(len(items)) if chosen is None else chosen):
         batch = task.collate(model, [items[n] for n in numbers])
         yield numbers, {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 def forward_in_parts(task: ExampleTask, model: nn.Module, batch: Batch, rows: int) -> Any:
-    """`forward` of a judged batch; of one example with more rows than that, some rows after the other."""
+    """`forward` of a batch in evaluation; an example with more rows than `rows` is computed in parts."""
     if len(next(iter(batch.values()))) <= rows:
         return task.forward(model, batch)
     parts = zip(*(tensor.split(rows) for tensor in batch.values()), strict=True)
@@ -257,12 +256,12 @@ def widened(logits: Tensor) -> Tensor:
 
 
 def parted(data: Sequence[Any], chosen: Collection[int]) -> tuple[list[Any], list[Any]]:
-    """The examples whose numbers are not chosen, and those whose are."""
+    """The examples whose numbers are not in `chosen`, and those whose numbers are."""
     return [one for n, one in enumerate(data) if n not in chosen], [data[n] for n in sorted(chosen)]
 
 
 def _judged(task: ExampleTask, items: Sequence[Any], most: int, chosen: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of items in batches of alike length, the longest first: what does not fit in memory fails at once."""
+    """Numbers of items in batches of similar lengths, the longest first, so that too little memory shows at once."""
     lengths = {n: task.length(items[n]) for n in chosen}
     batch: list[int] = []
     filled = 0

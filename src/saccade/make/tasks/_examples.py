@@ -36,8 +36,8 @@ class TextExample:
     """A text of a class.
 
     Args:
-        place: where it stands, for messages: `reviews.csv: line 7`.
-        label: None where nothing says; where a text may have several, all of them.
+        place: file and line, for messages: `reviews.csv: line 7`.
+        label: None where it is unknown; a tuple where a text may have several.
     """
 
     text: str
@@ -99,7 +99,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def warn_left_out(places: Sequence[str], total: int, why: str) -> None:
-    """Warn how many of `total` are left out, if any are, and name the first of them. `why`: "texts are empty and"."""
+    """Warn of examples that are left out of `total`, with the place of the first. `why`: "texts are empty and"."""
     if places:
         more = f" and {len(places) - _NAMED:,} more" if len(places) > _NAMED else ""
         first = ", ".join(places[:_NAMED])
@@ -115,7 +115,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def text_lines(content: str) -> list[str]:
-    """The lines of a text, which line feeds alone end, with a carriage return before them or not.
+    """The lines of a text. They end with a line feed or with a carriage return and a line feed.
 
     `str.splitlines` breaks at form feeds and U+2028, too: files of two languages would not break at the same places.
     """
@@ -124,7 +124,7 @@ def text_lines(content: str) -> list[str]:
 
 
 def _kind(path: Path) -> str:
-    """The ending of a table that is there."""
+    """The ending of an existing table's name."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in ENDINGS:
@@ -133,7 +133,7 @@ def _kind(path: Path) -> str:
 
 
 def read_content(path: Path) -> str:
-    """All of a text file, .gz too, with line feeds for ends of lines.
+    """The whole text of a file, .gz too, with line feeds at the ends of lines.
 
     FileNotFoundError, or ValueError where it is a folder, damaged, or no UTF-8.
     """
@@ -151,7 +151,7 @@ def read_content(path: Path) -> str:
 
 
 def _unpacked(path: Path) -> bytes:
-    """What a .gz holds, read in parts: a small file may hold any number of zeros."""
+    """The content of a .gz, read in parts: a small file may hold any number of zeros."""
     parts, size = [], 0
     with gzip.open(path) as file:
         while part := file.read(_PART):
@@ -162,7 +162,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """TooLarge where a compressed file holds so many bytes that it was made to fill the memory."""
+    """TooLarge where a compressed file unpacks to far more bytes than texts do."""
     if size > max(_PART, _RATIO * path.stat().st_size):
         raise TooLarge(f"{path}: unpacks to more than {_RATIO} times its size; unpack it yourself if that is right")
 
@@ -186,7 +186,7 @@ def _of_csv(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple[
 
 
 def _rows(path: Path, content: str) -> list[Row]:
-    """The rows that have a cell, the names of the columns first."""
+    """The rows that are not empty, that of the column names first."""
     separator = SEPARATORS[path.suffix.lower()]
     if separator == ",":
         return _quoted_rows(path, content, separator)
@@ -249,7 +249,7 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
 
 
 def separated_otherwise(path: Path, content: str) -> str:
-    """What to change in a table whose first line has other separators of cells than its ending says; else nothing."""
+    """Advice where the first line of a table has other separators than its ending promises; "" elsewhere."""
     separator = SEPARATORS[path.suffix.lower()]
     names = _QUOTED.sub("", content.partition("\n")[0])
     other = next((sign for sign in ";\t," if sign in names), None)
@@ -265,7 +265,7 @@ def separated_otherwise(path: Path, content: str) -> str:
 def _check_columns(
     path: Path, columns: Sequence[str], names: Any, where: str = "", advice: str = "", rows: Sequence[list[str]] = ()
 ) -> None:
-    """MissingColumns, which also counts the empty cells of the columns that there are, in `rows`."""
+    """Raise MissingColumns, with the number of empty cells in each existing column of `rows`."""
     missing = [name for name in columns if name not in names]
     if missing:
         shown = list(names)[:_LISTED]

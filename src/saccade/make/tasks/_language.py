@@ -1,4 +1,4 @@
-"""`lm`: how well a language model of `saccade train lm` predicts a text, beside a trigram, and how it goes on.
+"""`lm`: tests a language model of `saccade train lm` beside a trigram, and continues texts with it.
 
 It is trained by `saccade.training`, as no other task is: on windows of a text, not on examples.
 
@@ -33,7 +33,7 @@ _TRAINED = "a language model is trained by `saccade train lm`, or by saccade.tra
 
 
 class LanguageText(NamedTuple):
-    """A text to be predicted, or one to go on from, which has no path."""
+    """A text to predict, or, without a path, one to continue."""
 
     text: str
     path: Path | None = None
@@ -41,11 +41,11 @@ class LanguageText(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Language(Task):
-    """A language model's test and its continuations.
+    """Tests and continuations of a language model.
 
     Args:
-        tokens: how many a prediction has, at most.
-        hold_out: files that were not trained on; without any the last tenth of all text was not.
+        tokens: of a continuation, at most.
+        hold_out: files that were not trained on; without any, the last tenth of all text was held out.
     """
 
     tokens: int = 48
@@ -72,9 +72,9 @@ class Language(Task):
     ) -> tuple[list[LanguageText], list[LanguageText]]:
         if self.hold_out:
             held = {file.resolve() for path in self.hold_out for file in self.files(Path(path))}
-            kept = [one for one in data if one.path is None or one.path.resolve() not in held]
-            return kept, [one for one in data if one not in kept]
-        training, validation = split_tail("\n".join(one.text for one in data), share)
+            kept = [text for text in data if text.path is None or text.path.resolve() not in held]
+            return kept, [text for text in data if text not in kept]
+        training, validation = split_tail("\n".join(text.text for text in data), share)
         return [LanguageText(training)], [LanguageText(validation)]
 
     def inputs(self, texts: Sequence[str]) -> list[LanguageText]:
@@ -97,23 +97,23 @@ class Language(Task):
         return load_own(Path(source))
 
     def predict(self, model: Model, data: Sequence[LanguageText]) -> list[list[float]] | list[str]:
-        """Of a file's text -ln p of each token (N,), of one to go on from what the model writes, the most probable."""
+        """For a file the negative log-likelihood (N,) of each token; for a text its most probable continuation."""
         assert isinstance(model, LanguageModel)
         with evaluating(model):
-            if all(one.path is None for one in data):
+            if all(text.path is None for text in data):
                 greedy = Sampling(temperature=0.0)
-                return ["".join(generate(model, one.text, self.tokens, greedy)) for one in data]
-            return [token_losses(model, model.tokenizer.encode(one.text).ids) for one in data]
+                return ["".join(generate(model, text.text, self.tokens, greedy)) for text in data]
+            return [token_losses(model, model.tokenizer.encode(text.text).ids) for text in data]
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     def scores(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> dict[str, float]:
         nats, tokens = sum(map(math.fsum, outputs)), sum(map(len, outputs))
-        words = sum(len(words_of(one.text)) for one in data)
+        words = sum(len(words_of(text.text)) for text in data)
         return {
             "perplexity per word": math.exp(nats / words),
             "perplexity per token": math.exp(nats / tokens),
-            "bits per character": nats / math.log(2) / sum(len(one.text) for one in data),
+            "bits per character": nats / math.log(2) / sum(len(text.text) for text in data),
         }
 
     @property
@@ -134,8 +134,8 @@ class Language(Task):
         validation: Sequence[LanguageText],
         tested: Sequence[LanguageText],
     ) -> list[Baseline]:
-        """A trigram of the model's own tokens, so that both give the same text a probability."""
-        known, asked = ([model.tokenizer.encode(one.text).ids for one in some] for some in (training, tested))
+        """A trigram model of the same tokens, so that likelihoods can be compared."""
+        known, asked = ([model.tokenizer.encode(text.text).ids for text in some] for some in (training, tested))
         trigram = KneserNey(known, 3, lambda _: 1 / model.tokenizer.vocabulary)
         losses = [
             [-math.log(trigram.probability(token, ids[max(0, n - 2) : n])) for n, token in enumerate(ids)]
@@ -145,7 +145,7 @@ class Language(Task):
 
     def details(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> dict[str, Any]:
         """How many `words` and `tokens` were predicted."""
-        return {"words": sum(len(words_of(one.text)) for one in data), "tokens": sum(map(len, outputs))}
+        return {"words": sum(len(words_of(text.text)) for text in data), "tokens": sum(map(len, outputs))}
 
     def table(self, details: Mapping[str, Any]) -> str:
         return f"{details['words']:,} words, signs and ends of lines; {details['tokens']:,} tokens"
@@ -161,7 +161,7 @@ class Language(Task):
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters (with inner apostrophes), of digits and of other signs, and ends of lines; spaces are none."""
+    """Runs of letters (with inner apostrophes), digits or other signs, and ends of lines; spaces are left out."""
     return WORD.findall(text)
 
 
@@ -183,5 +183,5 @@ def token_losses(lm: LanguageModel, ids: list[int], batch: int = 16) -> list[flo
                 loss = F.cross_entropy(out[: len(piece)].float(), piece, reduction="none")
                 losses[counted : start + len(piece)] = loss[counted - start :]
     assert not losses.isnan().any()
-    found: list[float] = losses.tolist()
-    return found
+    values: list[float] = losses.tolist()
+    return values

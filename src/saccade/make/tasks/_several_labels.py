@@ -36,7 +36,7 @@ METRICS = {None: "micro F1", "accuracy": "subset accuracy", "f1": "macro F1"}
 
 
 class LossObjective(ExampleObjective):
-    """Judged by its loss: as long as few probabilities are above one half, metrics leap up and down."""
+    """Weights are selected by the loss: metrics are noisy while few probabilities are above one half."""
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
         return dataclasses.replace(super().evaluate(model, accelerator), cost=None)
@@ -74,7 +74,7 @@ class ClassifySeveral(Classify):
         return super().read(path)
 
     def label_in(self, cell: Any, place: str) -> tuple[str, ...]:
-        """The labels of a cell, without doubles; of an empty one none."""
+        """The labels of a cell, without duplicates; an empty cell has none."""
         parts = cell.split(self.several) if isinstance(cell, str) else cell if isinstance(cell, list) else [cell]
         names = [part.strip() if isinstance(part, str) else part for part in parts]
         return tuple(dict.fromkeys(label_of(name, place) for name in names if name != ""))
@@ -95,14 +95,14 @@ class ClassifySeveral(Classify):
         return dataclasses.replace(self, labels=labels, weights=rare if self.class_weights else ())
 
     def truth(self, data: Sequence[TextExample]) -> np.ndarray:
-        """Whether texts have labels, bool (N, K)."""
+        """Whether each text has each label, bool (N, K)."""
         return np.array([[label in _labels(example) for label in self.labels] for example in data])
 
     def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
         return Baseline("naming no label", [np.zeros(len(self.labels))] * len(tested))
 
     def class_numbers(self, examples: Sequence[TextExample]) -> list[Any]:
-        """For `encode`: a 0.0 or 1.0 for each label; None for an example of which nothing is known."""
+        """For `encode`: 0.0 or 1.0 for each label; None for an example without known labels."""
         rows: list[Any] = self.truth(examples).astype(float).tolist()
         return [None if example.label is None else row for example, row in zip(examples, rows, strict=True)]
 
@@ -113,7 +113,7 @@ class ClassifySeveral(Classify):
         return (LossObjective if judged_by_loss else ExampleObjective)(self, model, training, validation, settings)
 
     def labelled(self, examples: Sequence[Any], outputs: Sequence[np.ndarray]) -> list[Any]:
-        """The examples with the labels that are more likely than not by a model's outputs."""
+        """The examples with the labels whose probability is above one half."""
         pairs = zip(examples, outputs, strict=True)
         return [
             dataclasses.replace(example, label=tuple(self.labels[n] for n in np.flatnonzero(output > 0.5)))
@@ -166,7 +166,7 @@ class ClassifySeveral(Classify):
         return label_table(details["classes"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """Precision and recall of each label, and what weighed in the answers that are most surely wrong, or right."""
+        """Precision and recall of each label, and word shares of the most certain wrong and right answers."""
         probabilities, truth = np.asarray(tested.outputs), self.truth(tested.data)
         given = probabilities > 0.5
         sure = np.where(~given & ~truth, -1.0, np.abs(probabilities - 0.5))  # what is not there tells little
@@ -177,7 +177,7 @@ class ClassifySeveral(Classify):
         return picture_above_words(size, lambda figure: draw_labels(figure, classes), present(panels), kind)
 
     def _answer(self, tested: Tested, text: int, label: int, truth: bool) -> WordPanel | None:
-        """What each word adds to the logit of a label; of one that is not given, to its opposite."""
+        """The contribution of each word to a label's logit; to minus the logit where the label is not predicted."""
         share = tested.outputs[text][label]
         told = "rightly" if (share > 0.5) == truth else "wrongly"
         return self._label_panel(tested.model, tested.data[text], label, share, f", {told}")
@@ -190,7 +190,7 @@ class ClassifySeveral(Classify):
         return self.panel(model, example, title, lambda logits: sign * logits[:, label])
 
     def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
-        """The labels that are named; where none is, the most probable one."""
+        """The predicted labels; without any, the most probable one."""
         named = [n for n in np.argsort(-output).tolist() if output[n] > 0.5] or [int(np.argmax(output))]
         return [self._label_panel(model, example, n, output[n], "") for n in named]
 
@@ -222,7 +222,7 @@ def _labels(example: TextExample) -> tuple[str, ...]:
 
 
 def label_height(count: int) -> float:
-    """Inches of so many labels."""
+    """The height in inches for `count` labels."""
     return min(1.5 + 0.3 * count, 16.0)
 
 

@@ -1,4 +1,4 @@
-"""What a search tries of an option: numbers between two, or one of some values."""
+"""The values that a search tries for an option: a range, or a list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Between:
     logarithmic: bool = False
 
     def rounded(self, value: float) -> float:
-        """The nearest number of few digits."""
+        """The nearest number with few digits."""
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
 
@@ -51,11 +51,11 @@ class OneOf:
 
 
 Space = Mapping[str, Between | OneOf]
-"""What is tried, by option."""
+"""The values to try, by option."""
 
 
 def rates(usual: float) -> Between:
-    """Learning rates from a tenth of the usual one to ten times as high."""
+    """Learning rates from a tenth to ten times the usual one."""
     return Between(usual / 10, 10 * usual, logarithmic=True)
 
 
@@ -74,7 +74,7 @@ def described(space: Space) -> dict[str, Any]:
 
 
 def fitting(name: str, choice: Between | OneOf, examples: int) -> Between | OneOf:
-    """What is tried with so many examples: no batch is larger."""
+    """The values to try with `count` examples: no batch is larger."""
     if name != "batch" or not isinstance(choice, OneOf):
         return choice
     return OneOf(tuple(dict.fromkeys(min(value, examples) for value in choice.values)))

@@ -1,8 +1,8 @@
-"""What makes a task: its data, its head, its loss, its metric, its picture. Everything else is the same for all.
+"""The interface of a task: data, model, loss, metrics and picture. All else is the same for all tasks.
 
-A task is a frozen dataclass whose fields are its options, on the command line and in Python. What is learned from the
-training data before the model learns (the classes that there are) stands in its fields, too, which `fitted` fills: so
-a run's folder needs the task's name and fields, and no more, to test and to predict.
+A task is a frozen dataclass whose fields are its options, on the command line and in Python. `fitted` fills further
+fields from the training data, such as the classes. So a run's folder needs only the task's name and fields to test and
+to predict.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ class Task(BaseTaskOptions, ABC):
         """
 
     def files(self, path: Path) -> Sequence[Path]:
-        """What `read` reads: a run knows its data by their content."""
+        """The files that `read` reads, by whose content a run recognises its data."""
         return [path]
 
     @abstractmethod
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Sequence[Any], Sequence[Any]]:
-        """What is trained on, and a share of the data to validate on."""
+        """The training examples, and a share of the data for validation."""
 
     def tested(self, data: Sequence[Any]) -> Sequence[Any]:
-        """Of data that were read those to test with: all of them, unless the data themselves say which.
+        """The test examples among those that were read: all, unless the data mark them.
 
         Raises:
             ValueError: there are none.
@@ -110,23 +110,23 @@ class Task(BaseTaskOptions, ABC):
         return data
 
     def fitted(self: T, training: Sequence[Any]) -> T:
-        """The task with what the training data say, such as the classes. ValueError where they cannot be learned."""
+        """The task with the fields that the training data decide, such as the classes. ValueError where they cannot."""
         return self
 
     def read_by(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
-        """What an epoch has once each: the data, or the parts in which the model reads them."""
+        """The items of an epoch: the examples, or the windows in which the model reads them."""
         return data
 
     @abstractmethod
     def inputs(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Examples without truth, of one input each."""
+        """An example without a label for each input."""
 
     def read_inputs(self, path: Path) -> Sequence[Any]:
-        """Examples without truth from a file, `is_empty` ones included: those of its lines. Errors as of `read`."""
+        """Examples without labels from a file, by default one for each line; empty ones stay. Errors as of `read`."""
         return self.inputs(read_lines(path))
 
     def is_empty(self, example: Any) -> bool:
-        """Whether an input has nothing to predict from. It keeps its row, with no prediction."""
+        """Whether an input is empty. It keeps its row, without a prediction."""
         return False
 
     # --- model --------------------------------------------------------------------------------------------------------
@@ -137,15 +137,14 @@ class Task(BaseTaskOptions, ABC):
 
     @abstractmethod
     def open_model(self, source: Path | str) -> Model:
-        """The model of a run's folder or a checkpoint, with this task's head, which starts with random weights if it
-        has none."""
+        """The model of a run's folder or a checkpoint with this task's head; random weights for a missing head."""
 
     def space(self, recipe: Recipe, *, new: bool) -> Space:
-        """What a search tries, by names of fields and of settings.
+        """The values that a search tries, by names of fields and settings.
 
         Args:
             recipe: of the runs.
-            new: whether the model begins with new weights; a checkpoint's size is given.
+            new: whether weights are new; the sizes of a checkpoint cannot be searched.
         """
         space: dict[str, Between | OneOf] = {"rate": rates(recipe.rate)}
         if recipe.batch is not None:
@@ -158,56 +157,56 @@ class Task(BaseTaskOptions, ABC):
     def objective(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], settings: Settings
     ) -> Objective:
-        """What the loop trains. Its evaluations have the metrics of `scores`."""
+        """The objective of the training loop. Its evaluations have the metrics of `scores`."""
 
     def scored(self, count: int) -> str:
-        """What the metrics of a look at so many validation examples are of, for a line about them."""
+        """For a line of output: which of `count` validation examples the metrics of an evaluation are of."""
         return "over all validation data"
 
     @abstractmethod
     def predict(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
-        """What the model says of each example; dropout is off meanwhile."""
+        """The model's output for each example, without dropout."""
 
     def read_observed(self, path: Path) -> Sequence[Any]:
-        """What `observed` reads of a file. Errors as of `read`."""
+        """The examples of a file for `observed`. Errors as of `read`."""
         return self.read_inputs(path)
 
     def observed(self, model: Model, data: Sequence[Any]) -> tuple[Observations, list[str]]:
-        """What the model attends to as it reads the first example, every call kept, and what its tokens stand for."""
+        """All attention calls of the model for the first example, and a label for each token."""
         raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def scores(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, float]:
-        """The metrics, by name; the first is the one by which a model and its baseline are compared."""
+        """The metrics by name. The first one compares a model with its baseline."""
 
     def cost(self, scores: Mapping[str, float]) -> float:
-        """What a run is judged by, the lower the better: the first metric, where high is good."""
+        """The number that selects the best weights, low is good: minus the first metric."""
         return -next(iter(scores.values()))
 
     def looked(self, validation: Sequence[Any]) -> Sequence[Any]:
-        """The validation examples that the metrics of a look are of."""
+        """The validation examples whose metrics an evaluation computes."""
         return validation
 
     def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline | None:
-        """The same answer to every input, such as the most frequent class of `training`. A model that is no better has
-        learned nothing of its inputs. None where there is no such answer."""
+        """One output for all inputs, such as the most frequent class, which a useful model must beat; None if there is
+        none."""
         return None
 
     def quick_baselines(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
     ) -> list[Baseline]:
-        """`baselines` that take a second or two: each run ends beside them. Arguments and errors as of `baselines`."""
+        """Those `baselines` that take seconds, for the end of each run. Arguments and errors as of `baselines`."""
         return self.baselines(model, training, validation, tested)
 
     @property
     def protocol(self) -> str:
-        """How the metrics are counted, in a line of a report."""
+        """How the metrics are computed, for a line of a report."""
         return ""
 
     def validated_by(self, share: float, seed: int) -> str:
-        """What `split` splits off, in words."""
+        """The validation data of `split`, in words."""
         return f"a share of {share:g} of it (seed {seed})"
 
     def baselines(
@@ -226,11 +225,11 @@ class Task(BaseTaskOptions, ABC):
         raise ValueError(f"{self.name} has none")
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
-        """What a report has beside the metrics, as plain values."""
+        """Further results for a report, as plain values."""
         return {}
 
     def table(self, details: Mapping[str, Any]) -> str:
-        """The same for a terminal, "" if there is nothing, or too much."""
+        """The details as text for a terminal; "" for none."""
         return ""
 
     def picture(self, tested: Tested, kind: str) -> bytes:
@@ -252,11 +251,11 @@ class Task(BaseTaskOptions, ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Tested:
-    """A model and what it says of data with truth.
+    """A model and its outputs for labelled data.
 
     Args:
         details: of the task, for these outputs.
-        baselines: what the task's simple models say of the same data, if they were asked.
+        baselines: outputs of simple models for the same data.
     """
 
     model: Model
@@ -290,7 +289,7 @@ def judging_metric(task: Task, scores: Mapping[str, float]) -> str:
 
 
 def _sizes(task: Task, name: str) -> OneOf:
-    """Half, the same and twice as much, as far as the task takes them."""
+    """Half, once and twice the field's value, as far as the task accepts them."""
     return OneOf(tuple(value for value in doubled(getattr(task, name)).values if _takes(task, name, value)))
 
 
@@ -307,7 +306,7 @@ def _value(name: str, given: Any, kind: Any) -> Any:
     kinds = get_args(kind) or (kind,)
     if not isinstance(given, str) or str in kinds:
         return given
-    expected, read = next(_READERS[one] for one in kinds if one in _READERS)
+    expected, read = next(_READERS[known] for known in kinds if known in _READERS)
     try:
         return read(given)
     except (KeyError, ValueError):
@@ -315,7 +314,7 @@ def _value(name: str, given: Any, kind: Any) -> Any:
 
 
 def sampled(data: Sequence[Any], most: int) -> Sequence[Any]:
-    """At most so many of the examples: by chance, always the same; of windows and nodes every second, or third."""
+    """At most `most` of the examples: a fixed random choice; of windows and nodes every n-th."""
     if len(data) <= most:
         return data
     if not isinstance(data, list):

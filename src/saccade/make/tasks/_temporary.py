@@ -25,13 +25,13 @@ def temporary_folder() -> Path:
 
 
 def kept_while_used(model: Model, folder: Path) -> Model:
-    """The model, with whose end the folder goes."""
+    """The model; its folder is removed when the model is."""
     weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     return model
 
 
 def small_files(model: Model) -> dict[str, bytes]:
-    """Everything beside the weights that makes the model: config.json, the tokenizer's files, and `STORED`."""
+    """The model's files beside the weights: config.json, the tokenizer's files, and `STORED`."""
     files = {} if model.folder is None else {name: model.folder / name for name in COMPANIONS}
     found = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
     stored = json.dumps(sorted(model.settings.stored))
@@ -39,7 +39,7 @@ def small_files(model: Model) -> dict[str, bytes]:
 
 
 def from_small_files(files: Mapping[str, bytes], *, empty: bool = False) -> Model:
-    """The model that the files describe, with weights that mean nothing yet, or with `empty` none at all."""
+    """The model that the files describe, with uninitialised weights, or on the meta device if `empty`."""
     folder = temporary_folder()
     for name in files.keys() - {STORED}:
         (folder / name).write_bytes(files[name])

@@ -105,7 +105,7 @@ class Answer(AnswerOptions, EncoderTask):
 
     @property
     def deviation(self) -> float:
-        """Larger than BERT's: at a small width its logits of attention are almost 0, and words are matched too late."""
+        """Larger than BERT's, which makes a narrow model's attention logits almost 0 and delays matching words."""
         return self.width**-0.5
 
     # --- data ---------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Answer(AnswerOptions, EncoderTask):
         return read_questions(path)
 
     def split(self, data: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
-        """All questions about a context are in one part, so that validation is by contexts that were not learned from.
+        """All questions about a context are in one part, so that contexts for validation are not trained on.
 
         ValueError where all are about one.
         """
@@ -219,10 +219,10 @@ class Answer(AnswerOptions, EncoderTask):
     def outputs(self, model: nn.Module, result: tuple[Tensor, Tensor], batch: Batch) -> list[FoundAnswer]:
         starts, stops = (logits.detach().double().cpu().numpy() for logits in result)
         characters, texts = batch["characters"].cpu().numpy(), batch["texts"].tolist()
-        found: list[list[_Best]] = [[] for _ in range(max(texts) + 1)]
+        spans: list[list[_Best]] = [[] for _ in range(max(texts) + 1)]
         for row, text in enumerate(texts):
-            found[text].append(_best(starts[row], stops[row], characters[row], self.longest_answer))
-        return [_joined(rows, self.impossible) for rows in found]
+            spans[text].append(_best(starts[row], stops[row], characters[row], self.longest_answer))
+        return [_joined(rows, self.impossible) for rows in spans]
 
     # --- metric and picture -------------------------------------------------------------------------------------------
 
@@ -241,11 +241,11 @@ class Answer(AnswerOptions, EncoderTask):
     def quick_baselines(
         self, model: Model, training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
     ) -> list[Baseline]:
-        """With the strongest regularisation alone: weaker ones take many times as long."""
+        """With the strongest regularisation only: weaker ones take many times longer."""
         return [_regression(*word_regression(training, validation, tested, STRENGTHS[:1]))]
 
     def constant(self, model: Model, training: Sequence[Question], tested: Sequence[Question]) -> Baseline:
-        """None is an answer, too; and what the context does not hold is none."""
+        """Questions may have no answer; so may answers that are not in the context."""
         [(usual, _)] = Counter(question.expected[0] for question in training).most_common(1)
         starts = [question.context.find(usual) for question in tested]
         found = [FoundAnswer(0, 0) if start < 0 else FoundAnswer(start, start + len(usual)) for start in starts]
@@ -269,9 +269,9 @@ class Answer(AnswerOptions, EncoderTask):
 
     def table(self, details: Mapping[str, Any]) -> str:
         lines = [f"{name}: {named_values(scores.items())}" for name, scores in details.get("kinds", {}).items()]
-        for one in details["wrong"]:
-            question = " ".join(one["question"].split())
-            lines.append(f"{question:.60}  expected {one['expected']!r:.40}, got {one['answer']!r:.40}")
+        for example in details["wrong"]:
+            question = " ".join(example["question"].split())
+            lines.append(f"{question:.60}  expected {example['expected']!r:.40}, got {example['answer']!r:.40}")
         return "\n".join(lines)
 
     @property
@@ -313,7 +313,7 @@ def _text(example: Question, page: FoundAnswer) -> str:
 
 
 def _marked(words: TaggedText, spans: Sequence[tuple[int, int]]) -> list[Entity]:
-    """The words that spans of characters touch."""
+    """The words that overlap spans of characters."""
     touched = [
         [n for n, (first, last) in enumerate(words.words) if first < stop and start < last] for start, stop in spans
     ]
@@ -321,7 +321,7 @@ def _marked(words: TaggedText, spans: Sequence[tuple[int, int]]) -> list[Entity]
 
 
 def _trimmed(text: str, span: tuple[int, int]) -> tuple[int, int]:
-    """The characters of a token without the spaces before it, which some tokenizers count to it."""
+    """The characters of a token without leading spaces, which some tokenizers include."""
     start, stop = span
     return stop - len(text[start:stop].lstrip()), stop
 
@@ -345,7 +345,7 @@ def _ends(example: Question, second: int, spans: Sequence[tuple[int, int]], part
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-    """The best span of a window: its characters and score; the log of the sum of exp(score) of all; that of none."""
+    """The best span of a window: its characters and score; the log-sum-exp of all scores; the score of no answer."""
 
     start: int
     stop: int
@@ -374,7 +374,7 @@ def _best(starts: np.ndarray, stops: np.ndarray, characters: np.ndarray, longest
 
 
 def _joined(rows: Sequence[_Best], impossible: bool) -> FoundAnswer:
-    """The best span of all windows; none, if that is better in every one of them (Devlin et al. 2019)."""
+    """The best span of all windows; no answer, if that is better in each of them (Devlin et al. 2019)."""
     best = max(rows, key=lambda row: row.score)
     none = min(row.none for row in rows) if impossible else -np.inf
     total = float(np.logaddexp.reduce([none, *(row.total for row in rows)]))

@@ -32,7 +32,7 @@ from ._texts._word_shares import word_shares
 
 TEXTS = Media("a .txt file", (".txt",))
 Item = tuple[list[list[int]], Any]
-"""The tokens of a text's windows, mostly one, and its class; None where nothing says."""
+"""The tokens of a text's windows (mostly one), and the number of its class, None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return examples
 
     def label_in(self, cell: Any, place: str) -> Any:
-        """What a cell says of its text."""
+        """The label in a cell."""
         if isinstance(cell, list):
             raise ValueError(
                 f"{place}: expected a label, a word or an integer, got {cell!r:.40}; give several for more than one"
@@ -142,8 +142,8 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
 
     def read_inputs(self, path: Path) -> list[TextExample]:
         if path.is_dir():
-            found = TEXTS.listed(path, self.text)
-            return self._with_words([TextExample(read_content(file), None, place) for file, _, place in found])
+            files = TEXTS.listed(path, self.text)
+            return self._with_words([TextExample(read_content(file), None, place) for file, _, place in files])
         if path.suffix.lower() not in ENDINGS:
             lines = enumerate(read_lines(path), 1)
             return self._with_words([TextExample(text, None, f"{path}: line {n}") for n, text in lines])
@@ -157,7 +157,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return self._marked(super().open_model(source))
 
     def _marked(self, model: Model) -> Model:
-        """The model with what its config.json says of the kind of labels; a checkpoint may have had another one."""
+        """The model, with the kind of labels in its config.json; a checkpoint may have another kind."""
         model.settings.values.pop("problem_type", None)
         if self.problem is not None:
             model.settings.values["problem_type"] = self.problem
@@ -180,12 +180,12 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
 
     def windows(self, tokenizer: AnyTokenizer, examples: Sequence[TextExample]) -> list[list[list[int]]]:
         """The tokens of each text's windows, the special ones included."""
-        found = []
+        rows = []
         for example in examples:
             ids = tokenizer.encode(example.text).ids
             parts = self.reader.parts(tokenizer, len(ids), len(tokenizer.before) + len(tokenizer.after))
-            found.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
-        return found
+            rows.append([[*tokenizer.before, *ids[part.start : part.stop], *tokenizer.after] for part in parts])
+        return rows
 
     def length(self, item: Item) -> int:
         return sum(map(len, item[0]))
@@ -194,7 +194,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return len(item[0])
 
     def collate(self, model: Model, items: Sequence[Item], random: np.random.Generator | None = None) -> Batch:
-        """Beside the tokens of each row its text, `texts` (B,), and that text's class, `labels`."""
+        """Tokens; the number of each row's text, `texts` (B,); and that text's class, `labels`."""
         batch = padded(model, [ids for rows, _ in items for ids in rows])
         batch["texts"] = torch.tensor([n for n, (rows, _) in enumerate(items) for _ in rows])
         classes = [label for _, label in items if label is not None]
@@ -235,7 +235,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return {"labels": batch["labels"][counts.cumsum(0) - counts]}
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """The confusion matrix, and below it what weighed in the texts that are most surely wrong, or right."""
+        """The confusion matrix, and below it word shares of the most certain wrong and right predictions."""
         labels, counts = tested.details["labels"], tested.details["confusion"]
         side = side_of(labels)
         found, truth = np.argmax(tested.outputs, axis=1), self.truth(tested.data)
@@ -248,7 +248,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
     def predicted_picture(
         self, model: Model, data: Sequence[TextExample], outputs: Sequence[np.ndarray], kind: str
     ) -> bytes:
-        """What weighed in each of the first texts."""
+        """Word shares of the first texts."""
         pairs = list(zip(data, outputs, strict=True))[:PREDICTED]
         panels = present(panel for example, output in pairs for panel in self.words_of(model, example, output))
         if not panels:
@@ -256,39 +256,39 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return words_picture(panels, kind)
 
     def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:
-        """What each word adds to what is named, a text for each thing that is."""
+        """Word shares of a text, for each predicted label."""
         return [self._panel(model, example, output)]
 
     def _panel(
         self, model: Model, example: TextExample, output: np.ndarray, truth: int | None = None
     ) -> WordPanel | None:
-        """What each word adds to the logit of the class that is named, less that of the right one, or of the next."""
+        """Contributions of words to the predicted class's logit, minus that of the true class, or of the next."""
         named, second = np.argsort(-output, kind="stable")[:2].tolist()
         wrong = truth is not None and truth != named
         other = truth if wrong else second
-        told = "" if truth is None else f", but it is {self.labels[truth]}" if wrong else ", rightly"
-        title = f"{self.labels[named]} ({output[named]:.2f}){told}"
+        verdict = "" if truth is None else f", but it is {self.labels[truth]}" if wrong else ", rightly"
+        title = f"{self.labels[named]} ({output[named]:.2f}){verdict}"
         return self.panel(model, example, title, lambda logits: logits[:, named] - logits[:, other])
 
     def panel(
         self, model: Model, example: TextExample, title: str, value: Callable[[Tensor], Tensor]
     ) -> WordPanel | None:
-        """The words of a text by what they add to a value of its logits (B, K); None where a model cannot tell."""
+        """The contribution of each word to a value of the logits (B, K); None where the model does not allow it."""
 
         def read(rows: Tensor) -> Tensor:
             return value(self.forward(model, {"input_ids": rows}))
 
         ((rows, _),) = self.encode(model, [dataclasses.replace(example, label=None)])
-        first, told = 0, ""
+        first, where = 0, ""
         if len(rows) > 1:
             with evaluating(model), torch.no_grad():
                 said = [read(torch.tensor([ids], device=model.device)).item() for ids in rows]
             window, tokenizer = int(np.argmax(said)), model.tokenizer
             around = len(tokenizer.before) + len(tokenizer.after)
             first = self.reader.parts(tokenizer, len(tokenizer.encode(example.text).ids), around)[window].start
-            rows, told = [rows[window]], f" in window {window + 1} of {len(said)}, which says most for it"
+            rows, where = [rows[window]], f" in window {window + 1} of {len(said)}, which says most for it"
         shares = word_shares(model, example.text, rows[0], read, first)
-        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}{told}", shares)
+        return None if shares is None else WordPanel(f"{title}; its words add {shares.total:+.2f}{where}", shares)
 
     def baselines(
         self,

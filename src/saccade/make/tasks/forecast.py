@@ -105,7 +105,7 @@ class Forecast(ForecastOptions, ExampleTask):
         return Windows(table, self.past, self.horizon, starts)
 
     def split(self, data: Windows, share: float, seed: int) -> tuple[Windows, Windows]:  # type: ignore[override]
-        """The last rows validate; windows whose future lies in them may look back at rows that are trained on."""
+        """The last rows are for validation; windows whose future lies in them may look back at training rows."""
         rows = len(data.table.values)
         held = max(round(share * rows), self.horizon)
         count = rows - held - self.past - self.horizon + 1
@@ -134,7 +134,7 @@ class Forecast(ForecastOptions, ExampleTask):
         )
 
     def read_inputs(self, path: Path) -> Windows:
-        """The last window of a table, whose future nobody knows."""
+        """The last window of a table, whose future is unknown."""
         window = {"past": self.past}
         table = read_series(path, self.date, self._wanted(), window=window, step=self.step, fill=self.fill)
         now = len(table.values)
@@ -154,17 +154,17 @@ class Forecast(ForecastOptions, ExampleTask):
         return batch
 
     def token_names(self, model: Model, batch: Batch) -> list[str]:
-        """The first and the last step of each patch, counted back from now."""
+        """The first and last step of each patch, counted back from the present."""
         assert isinstance(model, PatchTST)
         ends = range(-((model.steps - model.patch) // model.stride) * model.stride, 1, model.stride)
         return ["[cls]"] * (model.cls is not None) + [f"{end - model.patch + 1} to {end}" for end in ends]
 
     def scaled(self, table: SeriesTable) -> np.ndarray:
-        """All rows, (T, C), by the scale of the training rows. ValueError for values far outside of it."""
+        """All rows (T, C), scaled as the training rows. ValueError for values far outside of their range."""
         return scaled(table, np.array(self.means), np.array(self.deviations))
 
     def _wanted(self) -> Sequence[str] | None:
-        """The series to read, None for all; those that were learned where there are any."""
+        """The series to read: the learned ones of a fitted task, else the option's; None for all."""
         if self.names or self.columns is None:
             return self.names or None
         names = [name.strip() for name in next(csv.reader([self.columns], skipinitialspace=True), [])]
@@ -257,7 +257,7 @@ class Forecast(ForecastOptions, ExampleTask):
         return Baseline("the mean of the training rows", [mean] * len(tested))
 
     def details(self, outputs: Sequence[np.ndarray], data: Windows) -> dict[str, Any]:  # type: ignore[override]
-        """`steps` with the errors of each step, and `series` with those of each series, one in its own unit."""
+        """`steps` with the errors of each step, and `series` with those of each series, also in its own unit."""
         squared, absolute = self._errors(outputs, data)
         by_series = {
             name: {"MSE": float(squared[:, n].mean()), "MAE": float(absolute[:, n].mean())}

@@ -140,7 +140,7 @@ class ClassifyNodes(GraphOptions, Task):
         return graph_files(path)
 
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[Nodes, Nodes]:
-        """As the file says; where it names no validation nodes, a share of each class."""
+        """The file's validation nodes; without any, a share of each class."""
         nodes = _nodes(data)
         judged = nodes.graph.parts.get("validation")
         if judged is None or not len(judged):
@@ -185,7 +185,7 @@ class ClassifyNodes(GraphOptions, Task):
         return Nodes(graph, np.array([numbers[text] for text in texts], np.int64))
 
     def read_inputs(self, path: Path) -> Nodes:
-        """The nodes of a graph without a label; of a .txt those of the training graph that it names, a line each."""
+        """The unlabelled nodes of a graph; for a .txt the nodes of the training graph that its lines name."""
         if path.suffix.lower() == ".txt":
             return self.inputs(read_lines(path))
         graph = self._graph(path, labelled=False)
@@ -195,7 +195,7 @@ class ClassifyNodes(GraphOptions, Task):
         return Nodes(graph, unknown)
 
     def tensors(self, graph: Graph) -> tuple[Tensor, Tensor]:
-        """What a model reads: scaled features (N, F) and edges (2, M)."""
+        """The model's inputs: scaled features (N, F) and edges (2, M)."""
         x = graph.features
         if self.scale == "columns":
             x = ((x - np.array(self.means)) / np.array(self.deviations)).astype(np.float32)
@@ -321,7 +321,7 @@ class ClassifyNodes(GraphOptions, Task):
         return confusion_table(details["labels"], details["confusion"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """What the last layer attends to at some nodes."""
+        """The attention of the last layer at a few nodes."""
         nodes = _nodes(tested.data)
         graph = self.tensors(nodes.graph)
         return neighbourhoods(tested.model, graph, nodes, np.asarray(tested.outputs), self.labels, kind)
@@ -337,7 +337,7 @@ class ClassifyNodes(GraphOptions, Task):
 
 
 def _of_words(features: np.ndarray) -> bool:
-    """Whether features (N, F) are like counts or weights of words: many, none negative, each of few nodes."""
+    """Whether features (N, F) look like word counts: many, not negative, and each zero for most nodes."""
     return features.shape[1] >= 20 and bool(features.min() >= 0 and ((features > 0).mean(0) <= 0.5).all())
 
 

@@ -221,7 +221,7 @@ class ClassifyImages(ImageOptions, MediaTask):
 
 
 def write_processor(folder: Path, size: tuple[int, int], mean: Sequence[float], deviation: Sequence[float]) -> None:
-    """How images become numbers, as the file that published models have."""
+    """Write the preprocessing settings as published models store them."""
     settings = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,

@@ -1,4 +1,4 @@
-"""`mlm`: masked pieces of texts, guessed by an encoder. What it learns so of a language is where other tasks begin.
+"""`mlm`: an encoder predicts masked tokens of texts. Other tasks start from its weights.
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2019), section 3.1, task 1.
 
@@ -41,7 +41,7 @@ _BARS = 30
 
 @dataclasses.dataclass(frozen=True)
 class MaskedText:
-    """A text to guess pieces of.
+    """A text with tokens to predict.
 
     Args:
         own: whether it has masks of its own, to be filled; otherwise they are drawn.
@@ -55,7 +55,7 @@ class MaskedText:
 
 @dataclasses.dataclass(frozen=True)
 class Guesses:
-    """What a model says of the masked tokens of a text.
+    """The predictions for the masked tokens of a text.
 
     Args:
         truth: (M,) ids; `IGNORED` of masks that the text has of its own.
@@ -175,7 +175,7 @@ class Mlm(MlmOptions, EncoderTask):
         return windows[:1] if self.long == "cut" else windows
 
     def encode(self, model: Model, examples: Sequence[MaskedText | Window]) -> list[Window]:
-        """All windows of all texts, one text's behind the other's; those of `read_by` are what they are."""
+        """All windows of all texts in order; windows of `read_by` stay as they are."""
         if "mask" not in model.tokenizer.named:
             raise ValueError("initial: its tokenizer has no mask, which this task hides tokens by")
         found: list[Window] = []
@@ -205,7 +205,7 @@ class Mlm(MlmOptions, EncoderTask):
         return {**batch, "labels": labels, "wanted": (labels != IGNORED) | own_masks}
 
     def _hidden(self, model: Model, ids: list[int], random: np.random.Generator) -> tuple[list[int], dict[int, int]]:
-        """The tokens with some of them hidden, and what those are, by place."""
+        """The tokens with some of them masked, and the masked ones by position."""
         tokenizer, special = model.tokenizer, model.tokenizer.special
         places = [n for n, token in enumerate(ids) if token not in special] or [len(tokenizer.before)]
         count = max(1, round(self.masked * len(places)))
@@ -279,7 +279,7 @@ class Mlm(MlmOptions, EncoderTask):
         validation: Sequence[MaskedText | Window],
         tested: Sequence[MaskedText | Window],
     ) -> list[Baseline]:
-        """The frequency of each token, and what a Markov chain says between the neighbours of a hidden one."""
+        """Token frequencies, and a Markov chain conditioned on the neighbours of a masked token."""
         chain = MarkovChain([ids for ids, _ in self.encode(model, training)], model.tokenizer.vocabulary)
         mask = model.tokenizer.named["mask"]
 
@@ -295,7 +295,7 @@ class Mlm(MlmOptions, EncoderTask):
     def constant(
         self, model: Model, training: Sequence[MaskedText | Window], tested: Sequence[MaskedText | Window]
     ) -> Baseline:
-        """How often each token comes, one time more than it does: p = (n + 1) / (all + V)."""
+        """Token frequencies with add-one smoothing: p = (n + 1) / (all + V)."""
         special, size = model.tokenizer.special, model.tokenizer.vocabulary
         tokens = [token for ids, _ in self.encode(model, training) for token in ids if token not in special]
         counts = np.bincount(tokens, minlength=size) + 1
@@ -308,7 +308,7 @@ class Mlm(MlmOptions, EncoderTask):
         tested: Sequence[MaskedText | Window],
         share: Callable[[list[int], int], np.ndarray],
     ) -> list[Guesses]:
-        """What a simple model says, of whom `share` gives the probabilities (V,) at a place of a window."""
+        """The predictions of a simple model; `share` gives its probabilities (V,) at a position of a window."""
         found = []
         for example in tested:
             truth, surprise, right = [], [], []
@@ -324,7 +324,7 @@ class Mlm(MlmOptions, EncoderTask):
         return found
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """How often each of the most frequent pieces is guessed, of those that were masked."""
+        """The accuracy for each of the most frequent masked tokens."""
         from matplotlib.figure import Figure
 
         truth, right = (np.concatenate([getattr(one, name) for one in tested.outputs]) for name in ("truth", "right"))
@@ -350,13 +350,13 @@ class Mlm(MlmOptions, EncoderTask):
 
 
 def _stretches(text: str, words: int) -> list[range]:
-    """The characters of so many words each, all of the text together."""
+    """Spans of characters with `words` words each, which cover the text."""
     starts = [match.start() for match in re.finditer(r"\S+", text)][words::words]
     return [range(*ends) for ends in itertools.pairwise([0, *starts, len(text)])]
 
 
 def _grown(data: Sequence[MaskedText], stretches: Sequence[tuple[int, range]]) -> list[MaskedText]:
-    """The stretches of texts with these numbers as texts, neighbours of one text as one."""
+    """The parts of texts with these numbers as texts; neighbouring parts are joined."""
     found: list[tuple[int, range]] = []
     for number, part in stretches:
         if found and (found[-1][0], found[-1][1].stop) == (number, part.start):
@@ -377,7 +377,7 @@ def _likely(model: nn.Module, scores: Tensor) -> tuple[tuple[tuple[str, float], 
 
 
 def _joined(parts: Sequence[Guesses]) -> Guesses:
-    """The guesses of the windows of one text."""
+    """The predictions for the windows of one text."""
     if not parts:
         return Guesses(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
     truth, surprise, right = (

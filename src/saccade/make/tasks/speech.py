@@ -54,7 +54,7 @@ FEW_TEXTS = 100  # different ones, at most, that the baseline tells apart as cla
 
 
 class SoundItem(NamedTuple):
-    """A sound by its number in a store, and what it says if that is known: a class or the tokens of a text."""
+    """A sound by its number in a store, and its label if that is known: a class or the tokens of a text."""
 
     store: SoundStore
     number: int
@@ -146,7 +146,7 @@ class Speech(SpeechOptions, TranscriptTask):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the head tells apart: classes, or tokens."""
+        """The outputs of the head: classes, or tokens."""
         return self.labels if self.text is None else self.alphabet.tokens
 
     def new_model(self, training: Sequence[SoundExample]) -> Model:
@@ -158,7 +158,7 @@ class Speech(SpeechOptions, TranscriptTask):
         return kept_while_used(new_sound_model(folder, self.sizes, rate, head, self.said), folder)
 
     def open_model(self, source: Path | str) -> Model:
-        """With this task's head, which starts with random weights if the checkpoint's head has other classes."""
+        """The model with this task's head; its weights are random if the checkpoint's head has other classes."""
         if self.text is None:
             return _hearing(load(source, head=CLASSIFIER, labels=list(self.labels), dtype=torch.float32))
         model = _hearing(load(source, head=CTC, labels=list(self.said), dtype=torch.float32))
@@ -179,7 +179,7 @@ class Speech(SpeechOptions, TranscriptTask):
         return super().objective(model, training, validation, settings)
 
     def _check_lengths(self, model: SoundEncoder, examples: Sequence[SoundExample]) -> None:
-        """ValueError for a text that is too long for its sound: no alignment has it, and its loss is infinite."""
+        """ValueError for a text that is too long for its sound: CTC has no alignment, and the loss is infinite."""
         rate, alphabet = SoundInputs.of_folder(model.folder).rate, self.alphabet
         for example in examples:
             samples = max(resampled_length(example.samples, example.rate, rate), model.features.least)
@@ -201,15 +201,15 @@ class Speech(SpeechOptions, TranscriptTask):
         return [SoundItem(store, n, said) for n, said in enumerate(self._said_of(examples))]
 
     def state_counts(self, batch: Batch) -> Tensor:
-        """Frames; the batch's mask is of samples."""
+        """The number of frames; the attention mask counts samples."""
         return batch["frames"]
 
     def reads_alike(self, student: Model, teacher: Model, examples: Sequence[SoundExample]) -> bool:
-        """By what decides their batches; the samples themselves are in a store of each model."""
+        """Compares the items' settings; the samples are in a store for each model."""
         return self._reading(_hearing(student), examples) == self._reading(_hearing(teacher), examples)
 
     def _reading(self, model: SoundEncoder, examples: Sequence[SoundExample]) -> tuple[Any, ...]:
-        """How samples become a batch, and the frames of each sound."""
+        """The model's preprocessing and its number of frames for each sound."""
         reader, features = SoundInputs.of_folder(model.folder), model.features
         counts = (resampled_length(example.samples, example.rate, reader.rate) for example in examples)
         return reader, features.over_time, features.least, [model.frames(max(n, features.least)) for n in counts]
@@ -244,13 +244,13 @@ class Speech(SpeechOptions, TranscriptTask):
         return int(batch["samples"].sum())
 
     def token_names(self, model: Model, batch: Batch) -> list[str]:
-        """When each frame begins, in seconds."""
+        """The start of each frame, in seconds."""
         hearing = _hearing(model)
         rate, step = SoundInputs.of_folder(model.folder).rate, math.prod(hearing.features.strides)
         return [f"{frame * step / rate:.2f}" for frame in range(int(batch["frames"][0]))]
 
     def _changed(self, model: SoundEncoder, item: SoundItem, random: np.random.Generator | None) -> Samples:
-        """The sound, changed while learning, unless it is too short for its text then."""
+        """The sound, augmented in training unless that makes it too short for its text."""
         samples = item.store.samples(item.number)
         if random is None:
             return samples
@@ -290,7 +290,7 @@ class Speech(SpeechOptions, TranscriptTask):
         return found
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """The sounds that are most wrong; of classes below the confusion matrix."""
+        """The worst predictions; for classes with the confusion matrix above."""
         if self.text is None:
             truth = self.truth(tested.data)
             numbers = worst(tested.outputs, truth)
@@ -325,7 +325,7 @@ def _texts_as_classes(
     validation: Sequence[SoundExample],
     tested: Sequence[SoundExample],
 ) -> Baseline:
-    """Where there are few texts, each is a class."""
+    """Texts as classes, if there are few different ones."""
     numbers = {text: n for n, text in enumerate(texts)}
     known, judged = (np.array([numbers.get(one.text or "", -1) for one in part]) for part in (training, validation))
     outputs, what = mfcc_regression(training, validation, tested, (known, judged))
@@ -333,7 +333,7 @@ def _texts_as_classes(
 
 
 def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -> dict[str, Any]:
-    """Each sound as it is alone, padded on the right.
+    """Each sound preprocessed separately and padded on the right.
 
     Args:
         together: whether the model can read a padded batch with each sound as it is alone.

@@ -34,7 +34,7 @@ NO_WORD = -1  # in a row of a batch: a token that speaks for no word
 
 @dataclasses.dataclass(frozen=True)
 class TaggedWords:
-    """What a model says of the words of a text.
+    """The predictions for the words of a text.
 
     Args:
         tags: of each word.
@@ -126,15 +126,15 @@ class Tag(TagOptions, EncoderTask):
         return read_columns(path, self.column, self.tags)
 
     def split(self, data: Sequence[TaggedText], share: float, seed: int) -> tuple[list[TaggedText], list[TaggedText]]:
-        """By chance, but every kind of entity, and the scheme, keeps a text to learn it from."""
+        """At random, but training keeps a text with every kind of entity and with the scheme."""
         kinds = [{scheme_of(example.truth), *(parsed(tag)[1] for tag in example.truth)} for example in data]
         return parted(data, keeping_kinds(kinds, share, seed))
 
     def fitted(self, training: Sequence[TaggedText]) -> Tag:
-        found = {tag for example in training for tag in example.truth}
-        if len(found) < 2:
-            raise ValueError(f"tags: expected entities to learn, every word is tagged {next(iter(found))!r}")
-        return dataclasses.replace(self, tags=completed(found))
+        tags = {tag for example in training for tag in example.truth}
+        if len(tags) < 2:
+            raise ValueError(f"tags: expected entities to learn, every word is tagged {next(iter(tags))!r}")
+        return dataclasses.replace(self, tags=completed(tags))
 
     def inputs(self, texts: Sequence[str]) -> list[TaggedText]:
         return [split_text(text, f"text {n}", self.words) for n, text in enumerate(texts, 1)]
@@ -158,7 +158,7 @@ class Tag(TagOptions, EncoderTask):
         return items
 
     def _rows(self, pieces: WordPieces, example: TaggedText, labels: list[int] | None) -> list[WordRow]:
-        """The windows of a text; each word is in one of them, unless it is cut off."""
+        """The windows of a text as rows; each word is in one of them, unless it is cut off."""
         tokenizer = pieces.tokenizer
         ids, firsts = pieces.of(example)
         special = len(tokenizer.before) + len(tokenizer.after)
@@ -238,13 +238,13 @@ class Tag(TagOptions, EncoderTask):
         from seqeval.metrics import accuracy_score
         from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
-        truth, found = [example.truth for example in data], [output.tags for output in outputs]
-        precision, recall, f1, _ = precision_recall_fscore_support(truth, found, average="micro", zero_division=0)
+        truth, predicted = [example.truth for example in data], [output.tags for output in outputs]
+        precision, recall, f1, _ = precision_recall_fscore_support(truth, predicted, average="micro", zero_division=0)
         return {
             "entity F1": float(f1),
             "precision": float(precision),
             "recall": float(recall),
-            "word accuracy": float(accuracy_score(truth, found)),
+            "word accuracy": float(accuracy_score(truth, predicted)),
         }
 
     def constant(self, model: Model, training: Sequence[TaggedText], tested: Sequence[TaggedText]) -> Baseline:
@@ -266,7 +266,7 @@ class Tag(TagOptions, EncoderTask):
         return [Baseline("the most frequent tag of each word", outputs)]
 
     def _usual_tags(self, training: Sequence[TaggedText]) -> dict[str, tuple[str, float]]:
-        """Each word's most frequent tag, of equal ones the first in `tags`, and its share."""
+        """The most frequent tag of each word (of equal ones the first in `tags`), and its share."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for example in training:
             for n, tag in enumerate(example.truth):
@@ -278,9 +278,9 @@ class Tag(TagOptions, EncoderTask):
         """`types`: precision, recall, F1 and count of each kind of entity."""
         from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
-        truth, found = [example.truth for example in data], [output.tags for output in outputs]
-        kinds = sorted({entity.kind for tags in (*truth, *found) for entity in entities_of(tags)})
-        rows = precision_recall_fscore_support(truth, found, average=None, zero_division=0)
+        truth, predicted = [example.truth for example in data], [output.tags for output in outputs]
+        kinds = sorted({entity.kind for tags in (*truth, *predicted) for entity in entities_of(tags)})
+        rows = precision_recall_fscore_support(truth, predicted, average=None, zero_division=0)
         return {"types": by_class(kinds, rows)}
 
     def table(self, details: Mapping[str, Any]) -> str:
@@ -298,7 +298,7 @@ class Tag(TagOptions, EncoderTask):
         return tagged_picture(texts, kind)
 
     def shown(self, example: TaggedText, output: TaggedWords) -> dict[str, Any]:
-        """Tags are those that write the entities: sequences that the scheme does not allow are repaired."""
+        """The tags are those of the entities: sequences that the scheme does not allow are repaired."""
         entities = []
         for entity in entities_of(output.tags):
             start, end = example.words[entity.start][0], example.words[entity.stop - 1][1]
@@ -322,7 +322,7 @@ class Tag(TagOptions, EncoderTask):
 
 
 class WordPieces:
-    """The tokens of words by a model's tokenizer, each word found once.
+    """The tokens of words by a model's tokenizer, cached by word.
 
     Every word is split on its own, so no token belongs to two; one that the tokenizer has nothing for, such as a lone
     variation selector, is an unknown token.

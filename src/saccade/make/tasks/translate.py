@@ -133,7 +133,7 @@ class Translate(TranslateOptions, TextTask):
         return self.prefix + example.source
 
     def encode(self, model: Model, examples: Sequence[Pair]) -> list[Item]:
-        """With the targets of all examples, or of none."""
+        """Items with the targets of all examples, or of none."""
         places = [example.place for example in examples]
         sources = self.reader.token_ids(model.tokenizer, [self.text_of(example) for example in examples], places)
         texts = [example.target for example in examples if example.target is not None]
@@ -146,7 +146,7 @@ class Translate(TranslateOptions, TextTask):
         return len(item[0]) + len(item[1] or ())
 
     def collate(self, model: Model, items: Sequence[Item], random: np.random.Generator | None = None) -> Batch:
-        """`input_ids` (B, Ls) and, where targets are known, `labels` (B, Lt) and what the decoder reads before each."""
+        """`input_ids` (B, Ls) and, where targets are known, `labels` (B, Lt) and the decoder's inputs."""
         batch = padded(model, [source for source, _ in items])
         targets = [target for _, target in items if target is not None]
         if len(targets) < len(items):
@@ -196,7 +196,7 @@ class Translate(TranslateOptions, TextTask):
         return int((batch["labels"] != IGNORED).sum())
 
     def outputs(self, model: nn.Module, result: Tensor | None, batch: Batch) -> list[str]:
-        """Translations, whatever is known of the targets."""
+        """The translations; targets are ignored."""
         translator = _translator(model)
         search = BeamSearch(self.beams) if self.beams > 1 else Sampling(temperature=0.0)
         found = translator.generate(batch["input_ids"], batch["attention_mask"], search=search)
@@ -214,7 +214,7 @@ class Translate(TranslateOptions, TextTask):
     # --- metric and picture -------------------------------------------------------------------------------------------
 
     def _metrics(self) -> dict[str, Metric]:
-        """Those of sacrebleu, by their names in a report."""
+        """The metrics of sacrebleu, by their names in a report."""
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
@@ -250,7 +250,7 @@ class Translate(TranslateOptions, TextTask):
         return Baseline("always the most frequent translation", [usual] * len(tested))
 
     def details(self, outputs: Sequence[str], data: Sequence[Pair]) -> dict[str, Any]:
-        """`signatures` of the metrics, by which sacrebleu says how it counts, and the first `translations`."""
+        """sacrebleu's `signatures` of the metrics, and the first `translations`."""
         signatures = {}
         for name, metric in self._metrics().items():
             metric.corpus_score(outputs[:1], [[pair.target or "" for pair in data[:1]]])  # it knows its references then
@@ -268,7 +268,7 @@ class Translate(TranslateOptions, TextTask):
         return "\n".join(lines)
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """The alignment of the first example that is not too long to be drawn, by cross-attention."""
+        """The alignment by cross-attention, of the first example that is short enough to draw."""
         model = _translator(tested.model)
         both = zip(tested.data, tested.outputs, strict=True)
         texts = [(self.text_of(pair), output) for pair, output in both if output]
@@ -286,7 +286,7 @@ class Translate(TranslateOptions, TextTask):
 
 
 class TranslationObjective(ExampleObjective):
-    """Pairs of alike length. A look has the loss of all validation pairs, and translates some of them without beams."""
+    """Pairs of similar lengths. Evaluations compute the loss of all validation pairs and translate some greedily."""
 
     _task: Translate
 

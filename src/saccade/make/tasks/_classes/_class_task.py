@@ -1,4 +1,4 @@
-"""Tasks whose examples have one class each: the split, the loss, the metrics and the report of all of them.
+"""Tasks whose examples have one class each: split, loss, metrics and report.
 
 Shape legend: B examples of a batch, K classes, N examples of all.
 """
@@ -32,7 +32,7 @@ T = TypeVar("T", bound="ClassTask")
 
 @dataclasses.dataclass(frozen=True)
 class ClassTask(ClassOptions, ExampleTask):
-    """A task of classes. Abstract; its examples have a `label`, None where nothing says, and a `place` for messages.
+    """A task of classes. Abstract; its examples have a `label`, None if unknown, and a `place` for messages.
 
     Args:
         label: column of a table.
@@ -68,7 +68,7 @@ class ClassTask(ClassOptions, ExampleTask):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def check_known(self, labelled: Iterable[tuple[Any, str]]) -> None:
-        """ValueError for a label that a fitted task has not learned, of labels and their places."""
+        """ValueError for a label that a fitted task does not know. `labelled`: labels and their places."""
         for label, place in labelled:
             if self.labels and label not in self.labels:
                 raise ValueError(
@@ -76,7 +76,7 @@ class ClassTask(ClassOptions, ExampleTask):
                 )
 
     def split(self, data: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-        """Each class is split alike, and keeps at least one example to train on."""
+        """The same share of each class, which keeps at least one training example."""
         return parted(data, stratified([example.label for example in data], share, seed))
 
     def fitted(self: T, training: Sequence[Any]) -> T:
@@ -96,7 +96,7 @@ class ClassTask(ClassOptions, ExampleTask):
         return np.array([numbers[example.label or ""] for example in data])
 
     def class_numbers(self, examples: Sequence[Any]) -> list[int | None]:
-        """The same for `encode`: None for an example without a label."""
+        """The numbers of the classes for `encode`: None for an example without a label."""
         numbers = {label: n for n, label in enumerate(self.labels)}
         return [None if example.label is None else numbers[example.label] for example in examples]
 
@@ -161,7 +161,7 @@ class ClassTask(ClassOptions, ExampleTask):
 
     @abstractmethod
     def named(self, example: Any) -> str:
-        """The example as a prediction shows it."""
+        """The text that identifies the example in a prediction."""
 
     def shown(self, example: Any, output: np.ndarray) -> dict[str, Any]:
         probabilities = dict(zip(self.labels, output.tolist(), strict=True))
@@ -177,7 +177,7 @@ class ClassTask(ClassOptions, ExampleTask):
 
 
 def label_of(value: Any, place: str) -> str:
-    """A cell as a class, without the spaces around it. ValueError where it is none."""
+    """The class in a cell, without spaces around it. ValueError where there is none."""
     label = "" if isinstance(value, bool) or not isinstance(value, (str, int)) else str(value).strip()
     if not label:
         raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")

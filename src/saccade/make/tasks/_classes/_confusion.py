@@ -1,4 +1,4 @@
-"""Which class is taken for which: a table for a terminal, and a picture. Rows are truth, columns what is predicted."""
+"""Confusion matrices as a table and as a picture. Rows are true classes, columns predicted ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = 16  # letters of a class
 
 
 def confusion_table(labels: Sequence[str], counts: Counts) -> str:
-    """Aligned columns; "" where there are more classes than a terminal has room for."""
+    """The matrix as aligned columns; "" where a terminal has no room for so many classes."""
     if len(labels) > WIDEST:
         return ""
     names = [label if len(label) <= _NAME else f"{label[: _NAME - 1]}…" for label in labels]
@@ -34,12 +34,12 @@ def confusion_picture(labels: Sequence[str], counts: Counts, kind: str) -> bytes
 
 
 def side_of(labels: Sequence[str]) -> float:
-    """Inches of a matrix."""
+    """The side of the matrix in inches."""
     return min(max(3.0, 0.6 * len(labels) + 2), 16.0)
 
 
 def draw_confusion(figure: Any, labels: Sequence[str], counts: Counts) -> None:
-    """Into a figure of matplotlib's. Shades are shares of each row, so that rare classes show; numbers are counts."""
+    """Draw into a matplotlib figure. Shades are shares of each row, so that rare classes show; numbers are counts."""
     axes = figure.subplots()
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -54,7 +54,7 @@ def draw_confusion(figure: Any, labels: Sequence[str], counts: Counts) -> None:
 
 
 def draw_confusion_left(figure: Any, wide: float, labels: Sequence[str], counts: Counts) -> None:
-    """Into the left of a figure `wide` inches: a matrix alone in a wide one would stand far on the right."""
+    """Draw into the left part of a figure of `wide` inches."""
     side = side_of(labels) + 1
     draw_confusion(figure.subfigures(1, 2, width_ratios=[side, max(wide - side, 0.1)])[0], labels, counts)
 

@@ -1,4 +1,4 @@
-"""How good predicted classes are, for every task that names classes; and examples split by class.
+"""Metrics of predicted classes, and splits by class.
 
 Shape legend: N examples, K classes.
 """
@@ -45,7 +45,7 @@ def class_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: n
 
 
 def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, float]:
-    """F1, and how many texts have all their labels right, of probabilities (N, K) and truth, bool (N, K)."""
+    """F1 and the share of texts with all labels right, of probabilities (N, K) and truth, bool (N, K)."""
     from sklearn.metrics import accuracy_score, f1_score
 
     found = np.asarray(outputs) > 0.5
@@ -74,7 +74,7 @@ def by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, dic
 
 
 def label_table(classes: Mapping[str, Mapping[str, float]], name: str = "label") -> str:
-    """A line for each label, the most frequent ones first; of very many only some."""
+    """A line for each label, the most frequent ones first, up to a limit."""
     shown = sorted(classes.items(), key=lambda pair: -pair[1]["count"])[:_LISTED]
     rows = {
         label: {key: f"{value:,.0f}" if key == "count" else f"{value:.4f}" for key, value in row.items()}
@@ -85,7 +85,7 @@ def label_table(classes: Mapping[str, Mapping[str, float]], name: str = "label")
 
 
 def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int]:
-    """The numbers of a share of the examples, of each class alike; each class keeps at least one of its examples."""
+    """The numbers of a share of each class's examples; each class keeps at least one."""
     random = np.random.default_rng((seed, 0))
     classes: dict[str, list[int]] = {}
     for n, label in enumerate(labels):
@@ -98,7 +98,7 @@ def stratified(labels: Sequence[str | None], share: float, seed: int) -> set[int
 
 
 def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> set[int]:
-    """The numbers of a share of the examples, by chance, but every kind keeps an example that has it.
+    """The numbers of a random share of the examples; every kind keeps an example that has it.
 
     Args:
         kinds: of each example, each named once.
@@ -114,7 +114,7 @@ def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> 
 
 
 def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
-    """Numbers of a few examples, those most surely taken for something else; where none is, of the least sure ones."""
+    """Numbers of a few examples: those with the most certain wrong class; without any, the least certain ones."""
     probabilities = np.asarray(outputs)
     right = probabilities[np.arange(len(truth)), truth]
     lead = probabilities.max(axis=1) - right  # 0 where the truth is named
@@ -122,14 +122,14 @@ def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
 
 
 def heading_of_worst(right: Sequence[bool]) -> str:
-    """What the examples of `worst` have in common, by whether each is right."""
+    """A heading for the examples of `worst`. `right`: whether each is right."""
     if not any(right):
         return "Wrong, and most sure of it"
     return "Right, and least sure of it" if all(right) else "The wrong ones, and the right ones that are least sure"
 
 
 def named_as(truth: str, text: str, sure: float) -> str:
-    """Two lines above an example: its class, and what is named with which probability."""
+    """Two lines above an example: its class, and the predicted one with its probability."""
     return f"{truth}\n{'rightly named' if truth == text else f'taken for {text}'} ({sure:.2f})"
 
 

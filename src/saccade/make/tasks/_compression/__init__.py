@@ -1,4 +1,4 @@
-"""A smaller model from a run: taught by it, or without some of its heads. Begin with `_distill.py` and `_prune.py`.
+"""Smaller models from a run: distilled, or with heads removed. Begin with `_distill.py` and `_prune.py`.
 
 Imports `_runs`.
 """

@@ -105,7 +105,7 @@ def distill_request(
     overwrite: bool = False,
     resume: bool = False,
 ) -> TaskRun:
-    """What `distill` asks for, its data read."""
+    """The request of `distill`, with its data read."""
     options = {name: value for name, value in options.items() if value is not None}
     teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
     wanted, unlabelled = Student.of(student), None if unlabelled is None else Path(unlabelled)
@@ -144,7 +144,7 @@ def distill_request(
 
 
 def _teachable(task: object) -> ExampleTask:
-    """ValueError for a task whose outputs are no choices by logits."""
+    """The task. ValueError for one without logits of classes."""
     if isinstance(task, ExampleTask) and task.teachable:
         return task
     name = getattr(task, "name", type(task).__name__)
@@ -156,7 +156,7 @@ def _teachable(task: object) -> ExampleTask:
 
 
 def _labelled(task: ExampleTask, teacher: Model, path: Path) -> list[Any]:
-    """Inputs of a file, with what the teacher says of them."""
+    """Inputs of a file, labelled by the teacher."""
     if not isinstance(task, ClassTask):
         raise ValueError(f"unlabelled: only of tasks whose examples have one class each, which {task.name} is not")
     inputs = [example for example in task.read_inputs(path) if not task.is_empty(example)]

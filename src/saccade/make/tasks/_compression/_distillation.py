@@ -1,4 +1,5 @@
-"""Learning from a teacher: its softened outputs beside the truth, and if asked its hidden states and its relations.
+"""Distillation: a student learns the teacher's softened outputs beside the labels, and optionally its hidden states
+and attention relations.
 
 Shape legend: N rows, K classes, B batch, L length.
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Teaching:
-    """What a student learns by.
+    """The weights of the losses in distillation.
 
     Args:
         weight: of the teacher's outputs; what is left of 1 is that of the task's own loss.
@@ -66,7 +67,7 @@ class Teaching:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distillation:
-    """A teacher, its student, and what the student learns by.
+    """A teacher, its student, and the losses.
 
     Args:
         folder: of the teacher's run.
@@ -83,13 +84,13 @@ class Distillation:
 
     @property
     def origin(self) -> str:
-        """What a new student starts from."""
+        """The initial weights of a new student, as text."""
         blocks = self.student.blocks(self.teacher)
         return f"blocks {', '.join(map(str, blocks))} of {self.folder}" if blocks else "random weights"
 
     @property
     def told(self) -> str:
-        """By whom the student is taught, and how."""
+        """The teacher and the losses, as text."""
         size = parameter_count(self.teacher)
         return f"{self.folder}, {self.teacher.family.name} of {size:,} parameters: {self.teaching}"
 
@@ -103,13 +104,13 @@ class Distillation:
         return self.student.new_model(self.teacher, self.task.label_names)
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """What the loop trains instead of `plain`. ValueError where the two models do not fit together."""
+        """The objective to train instead of `plain`. ValueError where the two models do not fit together."""
         assert isinstance(plain, ExampleObjective)
         return DistilledObjective(self, plain, examples)
 
 
 class Computed(NamedTuple):
-    """What a model gave for a batch: for `loss`, its last hidden state (B, L, E), its last self-attention."""
+    """The result of a model for a batch: for `loss`, the last hidden state (B, L, E), the last self-attention."""
 
     result: Any
     state: Tensor | None
@@ -117,7 +118,7 @@ class Computed(NamedTuple):
 
 
 class DistilledObjective(Objective):
-    """The batches and looks of the task, and a loss that is nearer to zero the more the student is like its teacher."""
+    """The batches and evaluations of the task, and a loss with the distances between student and teacher."""
 
     model: Model
 
@@ -138,7 +139,7 @@ class DistilledObjective(Objective):
         return self._plain.batch(step)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        """Each part knows how much its states weigh: by them distances of states are means, the loss by examples."""
+        """Parts with the weight of a state: distances are means over states, the loss is a mean over examples."""
         ratio = self.weight(batch) / self._states(batch)
         return [{**part, _RATIO: torch.tensor(ratio)} for part in self._plain.split(batch, parts)]
 
@@ -169,7 +170,7 @@ class DistilledObjective(Objective):
         return total + scale * self._inside(student, teacher, batch)
 
     def _computed(self, model: nn.Module, inner: Model, batch: Batch, observe: LayerObserver | None = None) -> Computed:
-        """What a model gives; `inner` is it without what several processes put around it."""
+        """Run a model; `inner` is the model without the wrapper of distributed training."""
         outputs: list[ModelOutput] = []
         calls: list[Observation] = []
 
@@ -190,7 +191,7 @@ class DistilledObjective(Objective):
         return Computed(result, state, calls[0] if calls else None)
 
     def _states(self, batch: Batch) -> int:
-        """How many hidden states of the input there are, or items where each has as many."""
+        """The number of hidden states of the input, or of items where all have equally many."""
         counts = self._task.state_counts(batch)
         return self._task.counted(batch) if counts is None else int(counts.sum())
 
@@ -244,15 +245,17 @@ class DistilledObjective(Objective):
         item = self.split(batch, max(len(next(iter(batch.values()))) // 2, 1))[0]  # two rows, or some more
         batch = {name: tensor for name, tensor in item.items() if name != _RATIO}
         with evaluating(self.model), evaluating(self._teacher):
-            found = [self._computed(model, model, batch) for model in (self.model, self._teacher)]
-            self._check_states(*found)
-            self._check_attention(*found)
-            if self._teaching.hidden and (widths := [one.state.shape[-1] for one in found if one.state is not None]):
+            computed = [self._computed(model, model, batch) for model in (self.model, self._teacher)]
+            self._check_states(*computed)
+            self._check_attention(*computed)
+            if self._teaching.hidden and (
+                widths := [each.state.shape[-1] for each in computed if each.state is not None]
+            ):
                 self._project(*widths)
             self.loss(self.model, item)
 
     def _project(self, width: int, of_teacher: int) -> None:
-        """Give the student a matrix to its teacher's width, which learns with it and is not stored."""
+        """Add a projection to the teacher's width to the student. It is trained, and not stored."""
         if width != of_teacher and not hasattr(self.model, PROJECTION):
             self.model.add_module(PROJECTION, nn.Linear(width, of_teacher, bias=False))
 

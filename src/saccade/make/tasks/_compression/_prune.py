@@ -1,4 +1,4 @@
-"""`saccade.tasks.prune`: heads removed from the model of a run, by what its task's loss hangs on."""
+"""`saccade.tasks.prune`: heads removed from the model of a run, ranked by the loss of its task."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def prune(
 
 @dataclasses.dataclass(frozen=True)
 class PruneRequest:
-    """Which heads of which run go: `keep` or `heads`, see `prune`."""
+    """The heads to remove from a run: `keep` or `heads`, see `prune`."""
 
     folder: Path
     out: Path
@@ -169,7 +169,7 @@ def without_heads(
     resume: bool = False,
     progress: Told = lambda what, done, total: None,
 ) -> HeadsRemoved:
-    """`prune` up to where training would begin; `progress` gets the part, what is done of it, and the whole."""
+    """`prune` until training would begin; `progress` gets the current step, how much of it is done, and its total."""
     learns = _checked(options)
     if resume and not learns:
         raise ValueError(f"resume: goes on with training; give one of {', '.join(LENGTHS)}, too")
@@ -207,12 +207,12 @@ def without_heads(
 
 @dataclasses.dataclass(frozen=True)
 class HeadsRemoved:
-    """A model that has lost heads, and of which nothing is written yet.
+    """A model without the heads, before anything is written.
 
     Attributes:
         made: the result so far.
-        run: that learns on.
-        learns: whether it is to.
+        run: the request to train it further.
+        learns: whether to train it further.
     """
 
     made: PrunedRun
@@ -221,7 +221,7 @@ class HeadsRemoved:
     learns: bool
 
     def finished(self, reporter: Reporter | None = None) -> PrunedRun:
-        """Let the model learn on, if it is to, and write its folder."""
+        """Train the model further, if it `learns`, and write its folder."""
         with _without_note():
             if not self.learns:
                 self._write()
@@ -241,7 +241,7 @@ class HeadsRemoved:
             shutil.rmtree(start, ignore_errors=True)
 
     def _write(self) -> None:
-        """A run's folder, with nothing in it of one that stood there."""
+        """Write the run's folder, without files of an earlier run."""
         out = self.run.out
         lock = lock_existing(out, ours=self.run.overwrite)
         try:
@@ -260,7 +260,7 @@ class HeadsRemoved:
 
 
 def _checked(options: Mapping[str, Any]) -> bool:
-    """Whether the model learns on. Raises what of the options cannot be."""
+    """Whether options ask for further training. Raises errors of options."""
     check_options("prune", options, SETTINGS | {"epochs"})
     given = [name for name, value in options.items() if value is not None]
     learns = any(name in LENGTHS for name in given)
@@ -270,7 +270,7 @@ def _checked(options: Mapping[str, Any]) -> bool:
 
 
 def _data(folder: Path, data: str | Path | None) -> tuple[ExampleTask, TaskFile, Sequence[Any], Sequence[Any]]:
-    """The task of a run, where its data come from, the examples to learn from and those to judge by."""
+    """The task of a run, the source of its data, the training examples and the validation examples."""
     source = read_task_file(folder)
     if not isinstance(source.task, ExampleTask):
         why = "are joined without a projection" if source.task.name == "graph" else "`saccade.prune` removes"
@@ -280,12 +280,12 @@ def _data(folder: Path, data: str | Path | None) -> tuple[ExampleTask, TaskFile,
     changed = source.changed() if data is None else None
     if changed is not None:
         raise ValueError(f"{folder}: {changed}; give other data")
-    found = read_data(source.task, path, validation, source.seed, source.share, fit=False)
-    return source.task, *found
+    data_read = read_data(source.task, path, validation, source.seed, source.share, fit=False)
+    return source.task, *data_read
 
 
 class _Judge:
-    """The same examples before and after."""
+    """Metrics and times on the same examples before and after."""
 
     def __init__(self, task: ExampleTask, data: Sequence[Any]):
         self._task, self._data = task, data
@@ -294,7 +294,7 @@ class _Judge:
         return self._task.scores(self._task.predict(model, self._data), self._data)
 
     def times(self, before: Model, after: Model, progress: Told) -> ForwardTimes:
-        """Of a batch of the longest examples."""
+        """Times of a batch of the longest examples."""
         items = self._task.encode(after, self._data)
         _, batch = next(judged_batches(self._task, after, items))
         step = itertools.count(1)
@@ -309,7 +309,7 @@ class _Judge:
 
 
 def _ranked(task: ExampleTask, model: Model, training: Sequence[Any], keep: float, progress: Told) -> HeadImportance:
-    """What heads matter to the loss, each example a batch of its own: so derivatives of unequal sign do not cancel."""
+    """The importance of each head, with one example a batch, so that derivatives of opposite sign do not cancel."""
     heads = sum(layer.heads for layer in prunable(model))
     if kept_count(keep, heads) == heads:
         raise ValueError(f"keep: at {keep} every head stays")
@@ -331,7 +331,7 @@ def _verdict(
     metrics: Mapping[str, dict[str, float]],
     judge: _Judge,
 ) -> tuple[str, ...]:
-    """That it was not worth it, and what would be; nothing if it was."""
+    """Lines that say that it was not worth it, and what would be; empty if it was."""
     why = loss_and_gain(task, metrics["before"], metrics["removed"], pruning.parameters)
     if not why:
         return ()
@@ -345,7 +345,7 @@ def _verdict(
 
 @contextlib.contextmanager
 def _without_note() -> Iterator[None]:
-    """That transformers cannot open the folder is part of the result, not a warning at every look."""
+    """No warning that transformers cannot open the folder: the result says so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="transformers cannot open the folder")
         yield

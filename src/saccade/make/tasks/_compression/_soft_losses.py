@@ -1,4 +1,4 @@
-"""How far a student is from its teacher: in logits, in hidden states, and in whom its tokens attend to.
+"""Distances between student and teacher: of logits, of hidden states, and of attention.
 
 Shape legend: N rows, K classes, B batch, H heads, R relation heads, L length, D width of a head, E width of a student,
 F of its teacher.
@@ -29,7 +29,7 @@ def softened_divergence(student: Tensor, teacher: Tensor, temperature: float) ->
 
 
 def state_distance(student: Tensor, teacher: Tensor, real: Tensor | None, projected: Tensor | None) -> Tensor:
-    """How far last hidden states are apart, the mean over the real tokens.
+    """The distance of last hidden states, a mean over the tokens that are not padding.
 
     Of equal widths 1 - cos (Sanh et al., DistilBERT, 2019); else the mean squared difference of `projected`, the
     student's states times a learned matrix (Jiao et al., TinyBERT, 2020).
@@ -47,7 +47,7 @@ def state_distance(student: Tensor, teacher: Tensor, real: Tensor | None, projec
 
 
 def relation_distance(student: Observation, teacher: Observation) -> Tensor:
-    """How far two layers are apart in whom tokens attend to and in how values resemble each other.
+    """The distance of two layers: of attention weights and of the similarity of values.
 
     KL(teacher || student) of the weights, and of softmax(v vᵀ / sqrt(D)), each the mean over heads and tokens (Wang et
     al., MiniLM, 2020). Where both have as many heads, the weights are those that the models compute. Else queries,
@@ -64,7 +64,7 @@ def relation_distance(student: Observation, teacher: Observation) -> Tensor:
 
 
 def relation_heads(student: Observation, teacher: Observation) -> int:
-    """Into how many heads both are split: as many as one of them has, or what divides both."""
+    """The number of heads that both are split into: that of one of them, or a divisor of both."""
     counts = student.query.shape[1], teacher.query.shape[1]
     widths = [call.query.shape[1] * tensor.shape[3] for call in (student, teacher) for tensor in (call.key, call.value)]
     known = [heads for heads in (*counts, math.gcd(*counts)) if all(width % heads == 0 for width in widths)]
@@ -99,7 +99,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
 
 
 def _divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL of rows (B, R, L, L), the mean over those that see something."""
+    """KL of rows (B, R, L, L), a mean over rows that see a key."""
     tiny = torch.finfo(student.dtype).tiny  # for keys that are not seen: 0 log 0 is 0
     rows = (teacher * (teacher.clamp(min=tiny).log() - student.clamp(min=tiny).log())).sum(-1)
     return rows.sum() / (teacher.sum(-1) > 0).sum()

@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"(?<=\bblocks\.)\d+(?=\.)")
 
 @dataclasses.dataclass(frozen=True)
 class Student:
-    """What the student is, as it was asked for.
+    """The requested student.
 
     Args:
         settings: what differs from the teacher's config.json, by its names or as `layers`, `width`, `heads` and
@@ -63,7 +63,7 @@ class Student:
         return self.initial or ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def config(self, teacher: Model) -> dict[str, Any]:
-        """All of the student's config.json, of a new model. ValueError for another vocabulary than the teacher's."""
+        """config.json of a new student. ValueError for another vocabulary than the teacher's."""
         if "model_type" in self.settings:
             config = {**self.settings}
         else:
@@ -77,7 +77,7 @@ class Student:
         return config
 
     def new_model(self, teacher: Model, labels: Sequence[str]) -> Model:
-        """A model that reads what the teacher reads: with its weights where only blocks are fewer, else random ones."""
+        """A model with the teacher's inputs; with its weights where only the number of blocks differs."""
         config, folder = self.config(teacher), temporary_folder()
         assert teacher.folder is not None
         for name in COMPANIONS:
@@ -109,10 +109,10 @@ class Student:
         if self.initial is None or not (folder / TASK).is_file():
             return
         known = read_task_file(folder).task
-        found = getattr(known, "label_names", ())
-        if known.name == task and list(found) != list(labels):
+        labels_there = getattr(known, "label_names", ())
+        if known.name == task and list(labels_there) != list(labels):
             raise ValueError(
-                f"student: {folder} has the labels {', '.join(found)}; its teacher has {', '.join(labels)}"
+                f"student: {folder} has the labels {', '.join(labels_there)}; its teacher has {', '.join(labels)}"
             )
 
 
@@ -134,7 +134,7 @@ def _name(setting: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _changed(teacher: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The teacher's config.json with other settings; what hangs on the width follows it."""
+    """The teacher's config.json with other settings; sizes that depend on the width follow it."""
     sizes = {name: settings[name] for name in _NAMES if name in settings}
     for name, value in sizes.items():
         if type(value) is not int or value < 1:
@@ -162,7 +162,7 @@ def _size(setting: str, config: Mapping[str, Any]) -> int:
 
 
 def _take_blocks(student: Model, teacher: Model, blocks: Sequence[int]) -> None:
-    """Give a student all weights of its teacher that it has a place for, of the blocks chosen."""
+    """Copy the teacher's weights of the chosen blocks, and all others that the student has."""
     weights = teacher.state_dict()
     student.load_state_dict(
         {name: weights[_BLOCK.sub(lambda n: str(blocks[int(n[0])]), name)] for name in student.state_dict()}

@@ -1,4 +1,4 @@
-"""Whether removed heads were worth it, and which share of them would be."""
+"""Whether removing heads was worth it, and which share of heads would be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of nodes is compared with: a graph-convolutional network, and what it averages.
+"""The baselines of graphs: a graph-convolutional network, and the features that it averages.
 
 Shape legend: N nodes, n of them tested, F features, K classes.
 """

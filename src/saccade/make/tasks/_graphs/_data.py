@@ -16,7 +16,7 @@ PARTS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A graph as its file has it.
+    """The graph of a file.
 
     Args:
         features: float32 (N, F).
@@ -37,7 +37,7 @@ class Graph:
 
     @property
     def learning(self) -> np.ndarray:
-        """The nodes to train and to validate on: as the file says, else all with a label that are not to be tested."""
+        """The nodes for training and validation: as the file marks them, else all labelled ones but test nodes."""
         if "train" in self.parts:
             return np.union1d(self.parts["train"], self.parts.get("validation", []))
         labelled = np.array([n for n, label in enumerate(self.labels) if label is not None], np.int64)

@@ -89,7 +89,7 @@ def _aim(part: str) -> str:
 
 
 def _check_ids(ids: Sequence[str], places: Sequence[str]) -> dict[str, int]:
-    """The number of each node by its name. ValueError where two have the same."""
+    """The number of each node by its name. ValueError for a duplicate."""
     numbers: dict[str, int] = {}
     for number, (name, place) in enumerate(zip(ids, places, strict=True)):
         if numbers.setdefault(name, number) != number:
@@ -265,7 +265,7 @@ def _from_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _labels_of(path: Path, given: np.ndarray, nodes: int) -> tuple[str | None, ...]:
-    """Words, "" where there is none, or integers, negative where there is none."""
+    """Labels: words ("" for none) or integers (negative for none)."""
     if given.ndim != 1 or given.dtype.kind not in "iuU":
         raise ValueError(f"{path}: labels: expected words or integers (nodes,), got {given.dtype} {given.shape}")
     _check_length(path, "labels", len(given), nodes)

@@ -1,4 +1,4 @@
-"""What the loop trains on one graph: every step reads the whole graph and learns from the labels of some nodes.
+"""The training objective on one graph: every step reads the whole graph, and its loss is over labelled nodes.
 
 Shape legend: N nodes, n of them in a batch, M edges, F features, K classes.
 """
@@ -43,7 +43,7 @@ class NodeTask(Protocol):
 
 
 class GraphObjective(Objective):
-    """The cross-entropy of nodes with a label, which the model reads in the whole graph, and a penalty of weights.
+    """The cross-entropy of labelled nodes, for which the model reads the whole graph, and an L2 penalty.
 
     A batch is numbers of nodes; the graph is the same in all of them. So parts of a batch are parts of its nodes.
     """
@@ -82,7 +82,7 @@ class GraphObjective(Objective):
         return loss + self._task.l2 / 2 * _squares(self.model) if self._task.l2 else loss
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        """Over all validation nodes, in every process: then all of them agree, and none has to wait."""
+        """Metrics of all validation nodes. Every process computes them, so that none has to wait."""
         self._judged_graph = _on(self._judged_graph, self.model.device)
         with evaluating(model), torch.no_grad():
             logits = node_logits(model, self._judged_graph).cpu()[self._judged["nodes"]]

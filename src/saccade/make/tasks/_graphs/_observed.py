@@ -1,4 +1,4 @@
-"""What a model of a graph attends to, as calls that can be kept and shown."""
+"""The attention of a graph model, as calls that can be kept and shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 4096  # nodes: all pairs of them are 67 MB a head
 
 
 def observed_graph(model: Model, graph: tuple[Tensor, Tensor], names: list[str]) -> tuple[Observations, list[str]]:
-    """Every call of the model, kept, and what its tokens stand for.
+    """All attention calls of the model, and a label for each token.
 
     Args:
         graph: features (N, F) and edges (2, M), as the model reads them.
@@ -46,7 +46,7 @@ def observed_graph(model: Model, graph: tuple[Tensor, Tensor], names: list[str])
 def _inputs(
     model: Model, graph: tuple[Tensor, Tensor], layers: dict[str, GraphAttention]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """What each layer reads: nodes and edges."""
+    """The inputs of each layer: nodes and edges."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     with ExitStack() as hooks:
         for name, layer in layers.items():

@@ -1,4 +1,4 @@
-"""Picture of a test on a graph: what the model's last layer attends to at some nodes.
+"""The picture of a test on a graph: attention of the last layer at a few nodes.
 
 Shape legend: N nodes, n of them tested, K classes.
 """
@@ -30,7 +30,7 @@ UNKNOWN = "0.8"  # color of a node whose label is not known
 
 
 class Attended(NamedTuple):
-    """What a node attends to.
+    """The attention of a node.
 
     Args:
         nodes: numbers in the graph, the greatest weight first; `VIRTUAL` is the virtual node.
@@ -44,7 +44,7 @@ class Attended(NamedTuple):
 def neighbourhoods(
     model: Model, graph: tuple[Tensor, Tensor], nodes: Nodes, outputs: np.ndarray, labels: Sequence[str], kind: str
 ) -> bytes:
-    """A "png" or "svg": a node each drawing, in its middle, and around it what it attends to.
+    """A "png" or "svg" with a drawing for each node: the node in the middle, its attention around it.
 
     The nodes are the wrong ones of which the model is surest, and the right ones of which it is surest.
 
@@ -78,12 +78,12 @@ def neighbourhoods(
 
 
 def not_named(nodes: Nodes, node: int, labels: Sequence[str]) -> bool:
-    """Whether the color of a node says of it only that its label is not known."""
+    """Whether a node is drawn as unlabelled."""
     return node != VIRTUAL and nodes.graph.labels[node] not in labels
 
 
 def chosen_nodes(outputs: np.ndarray, truth: np.ndarray) -> list[int]:
-    """Of the tested nodes (n,) those to draw: the surest wrong ones, then the surest right ones."""
+    """The tested nodes (n,) to draw: the most certain wrong ones, then the most certain right ones."""
     found, sure = outputs.argmax(1), outputs.max(1)
     order = np.argsort(-sure, kind="stable")
     wrong = [int(n) for n in order if found[n] != truth[n]]
@@ -93,7 +93,7 @@ def chosen_nodes(outputs: np.ndarray, truth: np.ndarray) -> list[int]:
 
 
 def attended_by(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int]) -> list[Attended]:
-    """What each of the nodes attends to in the model's last layer."""
+    """The attention of each node in the model's last layer."""
     graph = (graph[0].to(model.device), graph[1].to(model.device))
     with evaluating(model), torch.no_grad():
         weigh = _along_edges if isinstance(model.head, GraphAttention) else _in_blocks
@@ -106,7 +106,7 @@ def _sorted(nodes: Tensor, weights: Tensor) -> Attended:
 
 
 def _along_edges(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """Of a GAT, whose weights are no matrix of queries and keys: its last layer has them for each edge."""
+    """The attention of a GAT's last layer, which has a weight for each edge."""
     last, given = model.head, []
     assert isinstance(last, GraphAttention)
     with last.register_forward_pre_hook(lambda _, arguments: given.append(arguments)):
@@ -117,7 +117,7 @@ def _along_edges(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int
 
 
 def _in_blocks(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """Of a Graphormer: token 0 is the virtual node, the others are the nodes."""
+    """The attention of a Graphormer: token 0 is the virtual node, the others are the nodes."""
     last = len(model.encoder.blocks) - 1  # type: ignore[union-attr, arg-type]
     with watch(model, layers=[last], keep=[last]) as watched:
         model(*graph)
@@ -129,7 +129,7 @@ def _in_blocks(model: Model, graph: tuple[Tensor, Tensor], nodes: Sequence[int])
 
 
 def _draw(axes: Axes, nodes: Nodes, middle: int, attended: Attended, labels: Sequence[str]) -> None:
-    """One node, and around it the `MOST` nodes that it attends to most."""
+    """Draw one node, and around it the `MOST` nodes with the largest weights."""
     kept = [(int(node), float(weight)) for node, weight in zip(*attended, strict=True)][:MOST]
     others = [(node, weight) for node, weight in kept if node != middle]
     trained = set(nodes.graph.parts.get("train", np.array([], np.int64)).tolist())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """How far images are changed at random while a model learns; each draw is uniform.
+    """The limits of random changes of training images; each draw is uniform.
 
     Args:
         shift: share of a side by which an image is moved at most, in whole pixels.

@@ -24,7 +24,7 @@ BEGINNING = (BLANK, UNKNOWN, SPACE)  # of every vocabulary: the blank is token 0
 
 
 def text_of(value: Any, place: str) -> str:
-    """A cell as a text: composed characters, single spaces. ValueError where it is none, or empty."""
+    """The text in a cell, with composed characters and single spaces. ValueError where there is none."""
     if not isinstance(value, str):
         raise ValueError(f"{place}: expected a text, got {value!r:.40}")
     text = " ".join(unicodedata.normalize("NFC", value).split())
@@ -64,12 +64,12 @@ class Characters:
         return [self._written.text(best[0].tokens) for best in beam_search(logits, lengths, beams=beams)]
 
     def per_frame(self, logits: Tensor) -> list[str]:
-        """What each frame (L, V) of one sound writes at its most probable, "" for the blank."""
+        """The most probable token of each frame (L, V) of one sound, "" for the blank."""
         numbers = logits.argmax(-1).tolist()
         return ["" if n == 0 else " " if self.tokens[n] == SPACE else self.tokens[n] for n in numbers]
 
     def write(self, folder: Path) -> None:
-        """vocab.json and tokenizer_config.json, as published models have them."""
+        """Write vocab.json and tokenizer_config.json as in published models."""
         settings = {
             "tokenizer_class": "Wav2Vec2CTCTokenizer",
             "pad_token": BLANK,
@@ -93,7 +93,7 @@ class Characters:
 
 
 def needed_frames(numbers: Sequence[int]) -> int:
-    """The frames that a text has to have: one each token, and a blank between two that are the same."""
+    """The fewest frames for a text: one for each token, and a blank between equal ones."""
     return len(numbers) + sum(one == other for one, other in pairwise(numbers))
 
 

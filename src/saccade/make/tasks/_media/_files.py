@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from .._examples import ENDINGS as TABLES, UnusableExamples, read_lines, read_table, warn_left_out
 
 Found = tuple[Path, "str | None", str]
-"""A file, what a table or a folder's name says of it, and where it stands."""
+"""A file, its label from a table or a folder's name, and its place for messages."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Media:
         return self.called.partition(" ")[2]
 
     def below(self, folder: Path) -> list[Path]:
-        """The files of a folder and of those in it, in order; hidden ones, such as in .cache, are none of them."""
+        """The files in a folder and its subfolders, in order, without hidden ones, such as those in .cache."""
         return [
             file
             for file in sorted(folder.rglob("*"))
@@ -45,7 +45,7 @@ class Media:
         ]
 
     def in_class_folders(self, path: Path) -> list[Found]:
-        """The files of each folder in `path`, which is named as their class."""
+        """The files of each folder in `path`, whose name is their class."""
         classes = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
         files = {folder: self.below(folder) for folder in classes}
         if not any(files.values()):
@@ -60,7 +60,7 @@ class Media:
         return [(file, folder.name, str(file)) for folder in classes for file in files[folder]]
 
     def in_table(self, path: Path, columns: Sequence[str]) -> list[tuple[Path, tuple[Any, ...], str]]:
-        """Of each row the file that its first column names, relative to the table; the other columns; its place."""
+        """For each row the file in its first column, relative to the table; the other columns; its place."""
         found = []
         for place, (name, *rest) in read_table(path, columns):
             if not isinstance(name, str) or not name:
@@ -69,7 +69,7 @@ class Media:
         return found
 
     def in_list(self, path: Path) -> list[Found]:
-        """The files that a file has a path a line of, relative to it."""
+        """The files in a list with one path a line, relative to it."""
         places = [(line, f"{path}: line {n}") for n, line in enumerate(read_lines(path), 1)]
         return [(self._existing(path.parent / line, place), None, place) for line, place in places]
 
@@ -115,5 +115,5 @@ class Media:
 
 
 def alone(path: Path) -> Found:
-    """A file of which nothing is said."""
+    """A file without a label."""
     return path, None, str(path)

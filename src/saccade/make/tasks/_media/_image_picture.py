@@ -1,4 +1,4 @@
-"""The picture of a test on images: what is taken for what, and where the model looked when it was wrong.
+"""The picture of a test on images: the confusion matrix, and attention of the worst predictions.
 
 Shape legend: N images shown, P patches of an image, S special tokens, C channels, H height, W width.
 """
@@ -45,12 +45,12 @@ class ImagePanel:
 
     @property
     def of_patches(self) -> np.ndarray:
-        """The weights of the patches, as they lie in the image; those of special tokens are left out."""
+        """The weights of the patches at their places in the image, without special tokens."""
         rows, columns = self.grid
         return self.weights[len(self.weights) - rows * columns :].reshape(rows, columns)
 
     def draw(self, above: Any, below: Any, least: float, most: float) -> Any:
-        """The image above and below it the weights, of `least` to `most`; the latter as matplotlib's image."""
+        """Draw the image, and below it the weights from `least` to `most`, whose matplotlib image is returned."""
         height, width = self.pixels.shape[:2]
         place = (-0.5, width - 0.5, height - 0.5, -0.5)
         above.imshow(self.pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=place)
@@ -59,7 +59,7 @@ class ImagePanel:
 
 
 def class_token_attention(model: Model, values: Tensor) -> np.ndarray:
-    """What the class token's output is made of in the last layer: exact weights (N, S + P), the mean over heads."""
+    """Exact weights (N, S + P) of the class token in the last layer, the mean over heads."""
     calls: list[Observation] = []
     with evaluating(model), torch.no_grad():
         model(values, observe=lambda layer, call: calls.append(call))
@@ -68,7 +68,7 @@ def class_token_attention(model: Model, values: Tensor) -> np.ndarray:
 
 
 def image_picture(labels: Sequence[str], counts: Counts, panels: Sequence[ImagePanel], kind: str) -> bytes:
-    """The confusion matrix above; below it images, and under each the attention to its patches, all by one scale."""
+    """The confusion matrix; below it images, each with the attention to its patches, on one scale."""
     from matplotlib.figure import Figure
 
     side = side_of(labels)

@@ -1,4 +1,4 @@
-"""Images from files: how they are decoded, and kept as a model reads them.
+"""Images from files: decoded, and kept as the model reads them.
 
 Shape legend: N images of all, B of a batch, C channels, H height, W width.
 """
@@ -44,7 +44,7 @@ class ImageExample:
 
 
 def read_image(path: Path, label: str | None, place: str) -> ImageExample:
-    """An image, decoded once, so that a broken one is found before anything is trained. ValueError for such a one."""
+    """An image, decoded once to find broken ones before training. ValueError for a broken one."""
     image = decoded(path)
     return ImageExample(path, label, place, (image.height, image.width), image.mode in GREY)
 
@@ -119,7 +119,7 @@ def usual_size(examples: Sequence[ImageExample], longest: int, multiple: int = 1
 
 
 def spread(examples: Sequence[ImageExample], most: int) -> list[ImageExample]:
-    """At most so many of the examples, evenly spread."""
+    """At most `SAMPLE` of the examples, evenly spread."""
     places = np.linspace(0, len(examples) - 1, min(most, len(examples)))
     return [examples[round(place)] for place in places]
 

@@ -30,7 +30,7 @@ class MediaTask(MediaOptions, ClassTask):
         """The example of a file. ValueError where it is broken."""
 
     def files(self, path: Path) -> list[Path]:
-        """A folder, or a table with the files that it names."""
+        """A folder, or a table and the files in its column."""
         if path.is_dir() or not path.exists():
             return [path]
         try:

@@ -1,4 +1,4 @@
-"""What a careful person tries first on sounds: mel-frequency cepstral coefficients and logistic regression.
+"""The baseline of sounds: mel-frequency cepstral coefficients and logistic regression.
 
 Shape legend: N sounds, S samples, F frames, M mel bands, C coefficients.
 """

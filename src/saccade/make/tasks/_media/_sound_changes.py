@@ -15,7 +15,7 @@ from ...models.signals.sound import Samples
 
 @dataclasses.dataclass(frozen=True)
 class SoundChanges:
-    """How far sounds are changed at random while a model learns; each draw is uniform.
+    """The limits of random changes of training sounds; each draw is uniform.
 
     Args:
         speed: share by which a sound is made faster or slower at most, its pitch with it (Ko et al., "Audio
@@ -44,7 +44,7 @@ class SoundChanges:
 
 
 def at_speed(samples: Samples, faster: float) -> Samples:
-    """`samples` at places `faster` apart, looked up linearly; the first and the last stay."""
+    """`samples` interpolated linearly at steps of `faster`; the first and the last stay."""
     count = max(round(len(samples) / faster), 1)
     if count == len(samples):
         return samples

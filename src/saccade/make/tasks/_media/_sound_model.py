@@ -59,7 +59,7 @@ class SoundModelSizes:
 
 
 def new_sound_model(folder: Path, sizes: SoundModelSizes, rate: int, head: str, labels: Sequence[str]) -> Model:
-    """A model that hears a frame every 10 ms, drawn with PyTorch's generator.
+    """A new model with a frame every 10 ms; weights are drawn with PyTorch's generator.
 
     Args:
         folder: gets preprocessor_config.json.
@@ -143,7 +143,7 @@ def mel_bank(filters: int, kernel: int, rate: int) -> np.ndarray:
 
 
 def write_processor(folder: Path, rate: int) -> None:
-    """How sounds become numbers, as the file that published models have."""
+    """Write the preprocessing settings as published models store them."""
     settings = {
         "feature_extractor_type": "Wav2Vec2FeatureExtractor",
         "feature_size": 1,

@@ -1,4 +1,4 @@
-"""The picture of a test on sounds: what is taken for what, and where in time the model looked.
+"""The picture of a test on sounds: the confusion matrix, and attention over time.
 
 Shape legend: L frames, H heads, R rows of a map, M mel bands, F frames of a spectrogram, V tokens.
 """
@@ -62,7 +62,7 @@ class SoundPanel:
 
 
 def heard(model: Model, run: Callable[[LayerObserver], Tensor]) -> tuple[Tensor, np.ndarray]:
-    """What a model makes of one sound, and the exact weights (H, L, L) of its last layer.
+    """The outputs of a model for one sound, and the exact weights (H, L, L) of its last layer.
 
     Args:
         run: calls the model, observed.
@@ -75,7 +75,7 @@ def heard(model: Model, run: Callable[[LayerObserver], Tensor]) -> tuple[Tensor,
 
 
 def rows_of_heads(weights: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """What each head attends to, the mean (H, L) over all frames that attend, since classes read the mean of frames."""
+    """The attention of each head, its mean (H, L) over queries, since the classifier reads the mean of frames."""
     return weights.mean(1), tuple(f"head {n}" for n in range(1, len(weights) + 1))
 
 
@@ -102,7 +102,7 @@ def worst_texts(truth: Sequence[str], texts: Sequence[str], seconds: Sequence[fl
 def picture_of_panels(
     panels: Sequence[SoundPanel], heading: str, kind: str, classes: tuple[Sequence[str], Counts] | None
 ) -> bytes:
-    """Sounds and what is attended to in them; above them the confusion matrix where there are classes.
+    """Sounds with the attention over time; above them the confusion matrix where there are classes.
 
     Args:
         heading: which sounds these are.

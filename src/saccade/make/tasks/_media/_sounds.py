@@ -1,4 +1,4 @@
-"""Sounds from files: checked, mixed to one channel, resampled, and kept as a model reads them.
+"""Sounds from files: checked, mixed to one channel, resampled, and kept as the model reads them.
 
 Shape legend: S samples.
 """
@@ -70,13 +70,13 @@ def read_example(path: Path, label: str | None, text: str | None, place: str, lo
 
 
 def usual_rate(examples: Sequence[SoundExample]) -> int:
-    """The samples a second that most sounds have, at most `FASTEST`."""
+    """The most common sampling rate in Hz, at most `FASTEST`."""
     counts = Counter(example.rate for example in examples)
     return min(max(counts, key=lambda rate: (counts[rate], rate)), FASTEST)
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """By a polyphase filter, as many samples as `resampled_length` says."""
+    """The samples at another rate, by a polyphase filter; `resampled_length` of them."""
     if rate == wanted:
         return samples
     from scipy.signal import resample_poly
@@ -90,7 +90,7 @@ def resampled_length(samples: int, rate: int, wanted: int) -> int:
 
 
 def warn_of_changes(examples: Sequence[SoundExample], rate: int) -> None:
-    """A warning that counts what is not read as it is."""
+    """Warn of sounds that are mixed or resampled, with their number."""
     others = Counter(example.rate for example in examples if example.rate != rate)
     mixed = sum(example.channels > 1 for example in examples)
     told = []

@@ -1,4 +1,4 @@
-"""Tasks that write a text of each example by CTC, or name its class: which one, the option `text` decides.
+"""Tasks that transcribe each example by CTC if the option `text` is given, and classify it otherwise.
 
 Shape legend: B examples of a batch, L frames, V tokens, N examples of all.
 """
@@ -96,7 +96,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
 
     @property
     def teachable(self) -> bool:
-        """Of classes; frames of two models need not say the same characters at the same time."""
+        """Only with classes: two models may write a character at different frames."""
         return self.text is None
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[Any]:
@@ -122,7 +122,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         return super().cost(scores) if self.text is None else scores["character error"]
 
     def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
-        """Of texts none at all, or the most frequent one where that is nearer to the training texts."""
+        """For texts the empty text, or the most frequent one where that has fewer errors on the training texts."""
         if self.text is None:
             return super().constant(model, training, tested)
         truth = [example.text for example in training]
@@ -133,7 +133,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         return Baseline("writing nothing", [""] * len(tested))
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
-        """Of texts `wrong`, those that are not the right ones: the first, and how many there are."""
+        """For texts the number of wrong ones, and the first of them."""
         if self.text is None:
             return super().details(outputs, data)
         wrong = [(one, text) for one, text in zip(data, outputs, strict=True) if text != one.text]
@@ -158,7 +158,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
 
 
 class TranscriptObjective(ExampleObjective):
-    """Looks decode greedily: a search takes longer than all else in them.
+    """Evaluations decode greedily: a beam search would take longer than all else.
 
     CTC first learns to write nothing, and does so for some epochs, when a model that has learned nothing gets more
     characters right by chance. So above `CHANCE` the loss alone says which weights are better.
@@ -171,7 +171,7 @@ class TranscriptObjective(ExampleObjective):
 
 
 def error_rates(truth: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
-    """Edits for each character and each word of the truth, all examples together, and the share of right texts."""
+    """Edits per character and per word of the true texts, and the share of right texts."""
     import jiwer
 
     exact = float(np.mean([one == other for one, other in zip(truth, texts, strict=True)]))

@@ -12,14 +12,14 @@ from ._tuning import parameter_count
 
 
 def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
-    """Markdown: what was trained on what, for how long, on which machine, and how good it is on the validation data."""
+    """The card in Markdown: task, data, time, machine and validation metrics."""
     rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
     return card(run.out, f"A model trained by `saccade train {run.task_name}`.", rows)
 
 
 def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
     settings, source = run.settings, run.source
-    seen = steps_done * min(settings.batch, len(run.training))
+    examples = steps_done * min(settings.batch, len(run.training))
     held = f"{source.share:.0%} of it" if source.validation is None else source.validation.name
     options = ", ".join(f"{name} {value}" for name, value in vars(run.task).items() if name not in run.task.learned)
     return {
@@ -27,7 +27,7 @@ def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
         "options": options,
         "trained on": f"{source.data.name}: {len(run.training):,} examples",
         "validated on": f"{held}: {len(run.validation):,} examples",
-        "steps": f"{steps_done:,}, {settings.batch} examples each, {seen / len(run.training):.1f} times the data",
+        "steps": f"{steps_done:,}, {settings.batch} examples each, {examples / len(run.training):.1f} times the data",
         "starts from": run.start,
         **({} if run.distillation is None else {"taught by": run.distillation.told}),
         "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "

@@ -46,18 +46,18 @@ def predict(
         >>> found["text"], sorted(found["probabilities"])
         ('a good film', ['negative', 'positive'])
     """
-    found = predicted(run, inputs, **options)
+    result = predicted(run, inputs, **options)
     if picture is not None:
-        found.save_picture(Path(picture))
-    return found.values
+        result.save_picture(Path(picture))
+    return result.values
 
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """What `predict` finds.
+    """The result of `predict`.
 
     Attributes:
-        task: knows how to show a line of it.
+        task: whose `line` formats a prediction.
         values: of each input, plain; None for all but the input where it is empty.
         empty: the numbers of the empty inputs.
         save_picture: writes the task's picture. ValueError where it has none.
@@ -70,7 +70,7 @@ class Predicted:
 
 
 def predicted(run: TrainedRun | str | Path, inputs: str | Path | Sequence[str], **options: Any) -> Predicted:
-    """`predict`, in parts."""
+    """`predict`, with further results."""
     given = inputs if isinstance(inputs, Path) else _checked(inputs)
     opened = open_run(run, options)
     every = opened.task.read_inputs(given) if isinstance(given, Path) else opened.task.inputs(given)
@@ -95,9 +95,9 @@ def predicted(run: TrainedRun | str | Path, inputs: str | Path | Sequence[str], 
 
 def _checked(inputs: str | Sequence[str]) -> list[str]:
     given = [inputs] if isinstance(inputs, str) else list(inputs)
-    for one in given:
-        if not isinstance(one, str):
-            raise TypeError(f"inputs: expected texts, got {type(one).__name__}")
+    for text in given:
+        if not isinstance(text, str):
+            raise TypeError(f"inputs: expected texts, got {type(text).__name__}")
     if not given:
         raise ValueError("inputs: empty, expected at least one")
     return given

@@ -1,4 +1,4 @@
-"""A run of a task, its model made: what the trainer's loop and its writer ask for."""
+"""A run of a task with its model, as the training loop and the writer need it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PreparedTaskRun(PreparedRun):
     """A task, its examples and its model.
 
     Args:
-        run: as it is asked for.
-        found: the checkpoint that it continues from.
+        run: the request.
+        checkpoint: that it continues from.
     """
 
     def __init__(self, run: TaskRun, model: Model, checkpoint: LatestCheckpoint | None = None):
@@ -104,7 +104,7 @@ class PreparedTaskRun(PreparedRun):
 
 
 def _opened(task: Task, initial: str) -> Model:
-    """The model to start from. ValueError for one that the task has no use for."""
+    """The model to start from. ValueError for one that does not fit the task."""
     try:
         return task.open_model(initial)
     except ValueError as error:
@@ -112,7 +112,7 @@ def _opened(task: Task, initial: str) -> Model:
 
 
 def _with_own_folder(model: Model) -> Model:
-    """The model with its tokenizer's files in a folder of its own: the one it came from may go while it is trained."""
+    """The model with a copy of its tokenizer's files: the original folder may be removed during training."""
     assert model.folder is not None
     folder = temporary_folder()
     for name in COMPANIONS:
@@ -174,10 +174,10 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
         line = f"{metric} {stored.metrics[metric]:.4f}; {same.name} has {scores[metric]:.4f}"
         lines.append(f"{UNTRAINED}: {line}" if finished and mine >= task.cost(scores) else line)
     try:
-        found = task.quick_baselines(model, training, judged, looked)
+        baselines = task.quick_baselines(model, training, judged, looked)
     except ValueError as error:
         return [*lines, f"no simple model to compare with: {' '.join(str(error).split())}"]
-    best = min(found, key=lambda one: task.cost(task.scores(one.outputs, looked)))
+    best = min(baselines, key=lambda baseline: task.cost(task.scores(baseline.outputs, looked)))
     scores = task.scores(best.outputs, looked)
     metric = judging_metric(task, scores)
     learned = f" of {len(training):,} of {len(run.training):,} examples" * (len(training) < len(run.training))

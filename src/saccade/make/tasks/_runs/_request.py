@@ -1,4 +1,4 @@
-"""What a run of a task is asked for: data that are read, and settings with all that the data decide."""
+"""The request of a run: data that are read, and complete settings."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ SHARE = 0.1  # of the data, to validate on
 
 
 class TaughtBy(Protocol):
-    """Who else says what a model learns: a teacher (`.._compression`)."""
+    """A teacher in distillation (`.._compression`)."""
 
     @property
     def told(self) -> str:
-        """In a line."""
+        """The teacher and its settings, in a line."""
 
     def described(self) -> dict[str, Any]:
-        """Everything that decides what is learned."""
+        """Everything that decides the result, for the run's description."""
 
     def new_student(self) -> Model:
-        """The model that is trained."""
+        """A new model to train."""
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """What the loop trains instead of `plain`. ValueError where the two models do not fit together."""
+        """The objective to train instead of `plain`. ValueError where student and teacher do not fit together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskRun:
-    """What to train on what, and where to.
+    """The request to train a task's model.
 
     Args:
         task: fitted to the training data.
-        source: where they come from; it is kept beside the model.
+        source: of the data; it is written beside the model.
         training, validation: the examples.
         out: the folder to write; one that exists raises an error unless `overwrite`.
         settings: of the training loop.
         initial: a run's folder, a published model's, or a name on the hub, from whose weights and tokenizer the run
             starts; None starts from random weights.
-        tuning: what of these weights learns.
+        tuning: which of these weights are trained.
         resume: continue the run in `out` where it stopped.
-        distillation: the teacher whose outputs the model learns beside the truth; None: it learns the truth alone.
-        origin: what the run starts from, as it is printed; "" is `initial`, or random weights.
+        distillation: the teacher whose outputs the model learns beside the labels; None: labels only.
+        origin: the start of the run as it is printed; "" is `initial`, or random weights.
         counted: the settings for a number of examples; None: `settings`, whatever the number.
     """
 
@@ -83,17 +83,17 @@ class TaskRun:
 
     @property
     def start(self) -> str:
-        """What the model begins with, and what of it learns."""
+        """The initial weights, and which of them are trained, as text."""
         begun = self.origin or self.initial or "random weights"
         return f"{begun}; {self.tuning} learn" if self.tuning else begun
 
     @property
     def recipe(self) -> Recipe:
-        """What is usual for it."""
+        """The default settings."""
         return self.task.scratch if self.initial is None else self.task.tuning
 
     def read_by(self, model: Model) -> TaskRun:
-        """The run over the examples as the model reads them, with the settings for so many."""
+        """The run over the examples as the model reads them, with the settings for their number."""
         training, validation = (self.task.read_by(model, part) for part in (self.training, self.validation))
         settings = self.settings
         if self.counted is not None:
@@ -177,7 +177,7 @@ def settings_for(recipe: Recipe, count: int, given: Mapping[str, Any]) -> Settin
 
 
 def split_again(source: TaskFile) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What a run was trained on and validated on, by what its folder says."""
+    """The training and validation examples of a run, read again."""
     examples = source.task.read(source.data)
     if source.validation is not None:
         return examples, source.task.read(source.validation)

@@ -1,4 +1,4 @@
-"""task.json of a run's folder: which task, with which options, trained on which data. All that a test needs."""
+"""task.json of a run's folder: the task, its options and its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._registry import TESTED, task_with
 
 @dataclasses.dataclass(frozen=True)
 class TaskFile:
-    """What task.json says.
+    """The content of task.json.
 
     Args:
         task: with all its fields, the learned ones included.
@@ -34,7 +34,7 @@ class TaskFile:
     share: float
 
     def changed(self) -> str | None:
-        """What is gone of the data that the run learned from, or is not the same any more; None where all is there."""
+        """Which training data are missing or have changed, as text; None where they are the same."""
         for path, known in self.digests.items():
             files = self.task.files(Path(path))
             if not all(file.exists() for file in files):
@@ -67,19 +67,19 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected the --out of `saccade train`")
-    found = task_of(folder)
-    if found is None and any(folder.glob(f"seed-*/{TASK}")):
+    name = task_of(folder)
+    if name is None and any(folder.glob(f"seed-*/{TASK}")):
         raise ValueError(f"{folder}: holds runs of several seeds; expected one of them, such as {folder}/seed-0")
-    if found is None and is_ours(folder):
+    if name is None and is_ours(folder):
         raise ValueError(f"{folder}: has no model yet; give its `saccade train` again, with --resume to go on")
-    if found is None:
+    if name is None:
         raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
-    if found not in TESTED:
-        raise ValueError(f"{folder}: is a run of the task {found}; expected one of {', '.join(TESTED)}")
+    if name not in TESTED:
+        raise ValueError(f"{folder}: is a run of the task {name}; expected one of {', '.join(TESTED)}")
     if task is not None:
-        check_task(folder, found, task)
+        check_task(folder, name, task)
     if not (folder / TASK).is_file():  # a language model of before, or one that was trained elsewhere
-        return TaskFile(task_with(found, {}), folder, None, {}, 0, 0.0)
+        return TaskFile(task_with(name, {}), folder, None, {}, 0, 0.0)
     values = read_json(folder / TASK)
     try:
         return _parsed(values)
@@ -107,6 +107,6 @@ def weights_digest(source: Path | str) -> str:
 
 
 def check_elsewhere(out: Path, folder: Path) -> None:
-    """ValueError where a run is to be made of a run in the same folder, which would take its own weights away."""
+    """ValueError where a run would be written into the folder of the run whose weights it needs."""
     if out.resolve() == folder.resolve():
         raise ValueError(f"out: {out} is the run that it is made of; expected another folder")

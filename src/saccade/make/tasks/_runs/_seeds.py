@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone: how far a figure hangs on chance."""
+"""Runs that differ only in their seed: the spread of their metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "seed-"
 
 
 def seed_folder(out: Path, seed: int) -> Path:
-    """Where the run of a seed stands."""
+    """The folder of a seed's run."""
     return out / f"{PREFIX}{seed}"
 
 
@@ -35,8 +35,8 @@ def seed_folders(folder: Path) -> list[Path]:
     """The folders of several seeds' runs in `folder`, by seed; none where it is itself a run, or holds none."""
     if (folder / TASK).exists():
         return []
-    found = [path for path in folder.glob(f"{PREFIX}*") if (path / TASK).exists()]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    folders = [path for path in folder.glob(f"{PREFIX}*") if (path / TASK).exists()]
+    return sorted(folders, key=lambda path: (len(path.name), path.name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`saccade.tasks.test`: a run's model on data it has not seen, beside the simple baseline of its task."""
+"""`saccade.tasks.test`: metrics of a run's model on new data, beside baselines."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class TestReport:
         shown = {title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()}
         lines += Table.of_named(shown).lines()
         table = self.task.table(self.tested.details)
-        told = [line for line in (self.protocol, self.note) if line]
-        return "\n".join([*lines, *told, *(["", table] if table else [])])
+        notes = [line for line in (self.protocol, self.note) if line]
+        return "\n".join([*lines, *notes, *(["", table] if table else [])])
 
     def save_picture(self, path: str | Path) -> None:
         """Write the task's picture, .png or .svg, whole or not at all."""
@@ -132,9 +132,9 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     examples = task.tested(task.read(path))
     outputs = task.predict(opened.model, examples)
     source = read_task_file(opened.folder)
-    found, note = _baselines(opened.model, source, examples) if baseline else ([], "")
-    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), found)
-    simple = {one.name: task.scores(one.outputs, examples) for one in found}
+    baselines, note = _baselines(opened.model, source, examples) if baseline else ([], "")
+    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), baselines)
+    simple = {model.name: task.scores(model.outputs, examples) for model in baselines}
     metrics = task.scores(outputs, examples)
     return TestReport(opened.folder, path, task, tested, metrics, simple, note, _protocol(source, task))
 
@@ -151,7 +151,7 @@ def _protocol(source: TaskFile, task: Task) -> str:
 
 
 def _baselines(model: Model, source: TaskFile, tested: Sequence[Any]) -> tuple[list[Baseline], str]:
-    """Those of the task, or why there are none."""
+    """The task's baselines, or the reason why there are none."""
     if not source.digests:
         return [], "no baseline: the run's folder does not say what it was trained on"
     changed = source.changed()

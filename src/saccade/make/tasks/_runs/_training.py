@@ -99,7 +99,7 @@ def train(
 
 
 def train_requested(run: TaskRun, reporter: Reporter | None, began: float) -> TrainedRun:
-    """`train` once its data are read; `began` as of `run_training`."""
+    """Run a request of `train`; `began` as in `run_training`."""
     return TrainedRun(run.out, run.task, run_training(run, PreparedTaskRun.of, reporter, began=began))
 
 
@@ -114,7 +114,7 @@ def request(
     overwrite: bool = False,
     resume: bool = False,
 ) -> TaskRun:
-    """What `train` asks for, its data read."""
+    """The request of `train`, with its data read."""
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     import_required(TASKS[task])
@@ -138,7 +138,7 @@ def request(
 
 
 def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
-    """The task with its own options, and those of `settings_for`. TypeError for one that nobody knows."""
+    """The task with its own options, and the options of `settings_for`. TypeError for an unknown one."""
     own = {field.name for field in dataclasses.fields(kind)} - set(kind.learned)
     known = own | SETTINGS | {"epochs", *_OF_THE_DATA_AND_MODEL}
     check_options(kind.name, options, known)
@@ -156,7 +156,7 @@ def check_options(owner: str, options: Iterable[str], known: Set[str]) -> None:
 
 
 def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> TrainedRun:
-    """The run in a folder, its data to be read with other options.
+    """The run in a folder, with other options for reading data.
 
     FileNotFoundError or ValueError where there is no run of a task; TypeError for options that must not differ.
     """
@@ -168,7 +168,7 @@ def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> Traine
 
 
 def import_required(kind: type[Task]) -> None:
-    """Import what a task needs beside Saccade: now, since a look must not wait for it.
+    """Import the optional dependencies of a task, so that a missing one is found before any work.
 
     Raises:
         NotInstalled: it is not there; the message is the command that installs it.

@@ -1,4 +1,4 @@
-"""What of a checkpoint learns: all of it, its last blocks, or low-rank changes of its matrices.
+"""Which weights of a checkpoint are trained: all, the last blocks, or low-rank updates (LoRA).
 
 Shape legend: F features out, E features in, R rank.
 """
@@ -23,7 +23,7 @@ _READERS = ("head", "pooler")  # of the hidden states: they always learn
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What learns of a model that begins with a checkpoint's weights; its head always does.
+    """The weights of a checkpoint that are trained. The head always is.
 
     Args:
         last: so many of the last blocks of each stack; None: all blocks, and the embeddings.
@@ -52,7 +52,7 @@ class Tuning:
         return f"the head and {'' if self.lora is None else f'changes of rank {self.lora} in '}{blocks}"
 
     def apply(self, model: Model) -> None:
-        """Let nothing else of the model learn. ValueError where it has no blocks, or fewer than `last`."""
+        """Freeze all other weights of the model. ValueError where it has no blocks, or fewer than `last`."""
         if not self:
             return
         blocks = self._blocks(model)
@@ -100,14 +100,14 @@ def changed(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def low_rank(linear: nn.Linear, rank: int) -> LowRank:
-    """Make the weight of a layer one that changes by a product of this rank, which is returned."""
+    """Add a trained product of this rank to a layer's weight, and return it."""
     change = LowRank(linear.weight, rank)
     parametrize.register_parametrization(linear, "weight", change, unsafe=True)
     return change
 
 
 def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of the plain model, changes added to what they change."""
+    """Weights by the names of the plain model, with low-rank updates added."""
     plain = {}
     for name, tensor in weights.items():
         if name.endswith(_ORIGINAL):
@@ -120,7 +120,7 @@ def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Of the plain model."""
+    """The number of parameters of the plain model."""
     known = ((name, one) for name, one in model.named_parameters() if not name.startswith(PROJECTION))
     return sum(parameter.numel() for name, parameter in known if _CHANGE not in name)
 

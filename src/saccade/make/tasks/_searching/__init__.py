@@ -1,4 +1,4 @@
-"""Many runs of one task with other settings, the best of them kept. Begin with `_search.py`.
+"""Runs of one task with different settings, of which the best is kept. Begin with `_search.py`.
 
 Imports `_runs`.
 """

@@ -37,19 +37,19 @@ _TRIAL = "trial-"
 
 
 def trial_folder(out: Path, number: int) -> Path:
-    """Where a trial runs."""
+    """The folder of a trial's run."""
     return out / f"{_TRIAL}{number:03d}"
 
 
 @contextlib.contextmanager
 def opened(run: TaskRun, asked: dict[str, object]) -> Iterator[Trials]:
-    """The trials that the folder has, which is locked meanwhile. Errors as of `run_training`."""
+    """The trials in the folder, which stays locked in the context. Errors as of `run_training`."""
     out = run.out
     with contextlib.ExitStack() as held:
         lock = lock_existing(out, ours=run.resume or run.overwrite)
         if lock is not None:
             held.callback(lock.close)
-        found = _stored(out, asked) if run.resume else Trials(asked)
+        trials = _stored(out, asked) if run.resume else Trials(asked)
         if not run.resume:
             check_output(out, run.overwrite)
         taken = make_folder(out, lock)
@@ -59,8 +59,8 @@ def opened(run: TaskRun, asked: dict[str, object]) -> Iterator[Trials]:
             if not run.overwrite:
                 check_still_new(out)
             _begin(out)
-        _tidy(out, found)
-        yield found
+        _tidy(out, trials)
+        yield trials
 
 
 def _stored(out: Path, asked: dict[str, object]) -> Trials:
@@ -68,9 +68,9 @@ def _stored(out: Path, asked: dict[str, object]) -> Trials:
 
     path = out / SEARCH
     if path.is_file():
-        found = read_trials(path)
-        refuse_another(asked, found.asked, path)
-        return found
+        trials = read_trials(path)
+        refuse_another(asked, trials.asked, path)
+        return trials
     if not (out / FOLDER).is_dir() or task_of(out) is not None:
         raise FileNotFoundError(f"{out}: no search to resume (no {SEARCH} in it); {way_out(out)}")
     check_barely_begun(out)
@@ -78,7 +78,7 @@ def _stored(out: Path, asked: dict[str, object]) -> Trials:
 
 
 def _begin(out: Path) -> None:
-    """Nothing of what is overwritten may be taken for this search's."""
+    """Remove the files of an earlier search."""
     clear(out)
     _remove_run(out)
     for folder in _trial_folders(out) if (out / SEARCH).is_file() else []:
@@ -88,7 +88,7 @@ def _begin(out: Path) -> None:
 
 
 def _tidy(out: Path, trials: Trials) -> None:
-    """Finish what a kill has interrupted after a trial was written down: the best one's move, others' removal."""
+    """Finish the move or the removal of trials' folders that a kill interrupted."""
     best = trials.best
     remove(unfinished_files(out))
     for path in out.glob(f".{_TRIAL}*"):
@@ -106,7 +106,7 @@ def _trial_folders(out: Path) -> list[Path]:
 
 
 def promote(out: Path, folder: Path) -> None:
-    """Make the run in the folder of a trial the one in `out`; killed on the way, it may be called again."""
+    """Move the run of a trial into `out`; after a kill it can be called again."""
     if (out / TASK).exists():
         clear(out)
         _remove_run(out)
@@ -124,7 +124,7 @@ def promote(out: Path, folder: Path) -> None:
 
 
 def _remove_run(out: Path) -> None:
-    """The files of a run; task.json is the last that goes."""
+    """The files of a run, task.json last, in the order of removal."""
     for name in OURS:
         if name not in (SEARCH, SEARCH_PICTURE, TASK):
             (out / name).unlink(missing_ok=True)

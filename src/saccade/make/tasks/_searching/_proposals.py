@@ -1,4 +1,4 @@
-"""What a search tries next, which trials it gives up, and what mattered: Optuna, asked anew for each trial.
+"""The next trial of a search, hopeless trials, and the importance of settings, by Optuna.
 
 Nothing is kept between two trials. So a search that was killed goes on as if it had not been.
 """
@@ -24,7 +24,7 @@ SPARED = 1  # looks of a trial after which it is not given up
 
 
 class Proposal:
-    """A trial that is to be made, by what is known of those before it.
+    """The next trial, chosen from the results of those before it.
 
     Args:
         known: trials that are done.
@@ -43,7 +43,7 @@ class Proposal:
         self.settings = _rounded(space, self._trial.params) if settings is None else settings
 
     def is_hopeless(self, look: int, cost: float) -> bool:
-        """Note what the trial is judged by after a look, the lower the better.
+        """Add the cost of an evaluation of the trial, low is good.
 
         Whether its best look so far is worse than the median of the other trials' after as many looks.
         """
@@ -53,7 +53,7 @@ class Proposal:
 
 
 def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
-    """The share of each setting in how the cost of trials that ended differs (fANOVA: Hutter et al. 2014).
+    """The share of each setting in the variance of the cost of ended trials (fANOVA: Hutter et al. 2014).
 
     Empty where there is nothing to tell: fewer than four such trials, or all of them equally good.
     """
@@ -64,8 +64,8 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     if len(ended) < 4 or len({*costs.values()}) < 2:
         return {}
     with _quiet():
-        found = get_param_importances(_study(space, ended, costs, 0), evaluator=FanovaImportanceEvaluator(seed=0))
-    return {name: float(share) for name, share in found.items()}
+        shares = get_param_importances(_study(space, ended, costs, 0), evaluator=FanovaImportanceEvaluator(seed=0))
+    return {name: float(share) for name, share in shares.items()}
 
 
 def _study(space: Space, known: Sequence[Trial], values: Mapping[int, float], seed: int) -> Study:
@@ -82,7 +82,7 @@ def _study(space: Space, known: Sequence[Trial], values: Mapping[int, float], se
 
 
 def _as_theirs(space: Space, trial: Trial, value: float | None) -> FrozenTrial:
-    """One that diverged, or did not fit, is known as pruned before any look, which is worse than all others."""
+    """A trial that diverged or did not fit into memory counts as pruned at once: worse than all others."""
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
@@ -114,7 +114,7 @@ def _rounded(space: Space, drawn: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna tells of every study and every trial, on standard error."""
+    """Silence Optuna, which logs every study and trial on standard error."""
     import optuna
 
     usual = optuna.logging.get_verbosity()

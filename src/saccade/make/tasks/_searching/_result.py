@@ -1,4 +1,4 @@
-"""What a search has found: its trials as a table and as a picture."""
+"""The result of a search: its trials as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SearchResult:
     @property
     def ranked(self) -> list[Trial]:
         """The trials that ended, the best first, then the others in their order."""
-        return [*ranked(self.trials), *(one for one in self.trials if one.state != ENDED)]
+        return [*ranked(self.trials), *(trial for trial in self.trials if trial.state != ENDED)]
 
     @property
     def best(self) -> Trial:
@@ -89,7 +89,7 @@ class SearchResult:
         write_picture(Path(path), self._picture)
 
     def _picture(self, kind: str) -> bytes:
-        """What trials cost, one after another, and below it by each setting."""
+        """A figure with the metric of each trial in order, and below by each setting."""
         from matplotlib.figure import Figure
 
         names = list(self.importance) or list(self.best.settings)
@@ -144,7 +144,7 @@ class SearchResult:
 
     @property
     def _measure(self) -> tuple[str, int]:
-        """What runs are judged by, as reports call it, and whether its sign is another there (-1) or not (1)."""
+        """The metric that selects runs, and its sign in reports: -1 where it is the negative of the cost, else 1."""
         cost = self.best.cost
         found = {
             name: sign for name, value in self.best.metrics.items() for sign in (1, -1) if value == sign * (cost or 0.0)
@@ -152,6 +152,6 @@ class SearchResult:
         return next(iter(found.items()), ("loss", 1))
 
     def _shown(self, trial: Trial) -> float:
-        """What it is judged by at last; of one that was given up, at its best look."""
+        """The final cost of a trial; of a stopped one the lowest cost of its evaluations."""
         cost = min(trial.looks) if trial.cost is None else trial.cost
         return self._measure[1] * cost

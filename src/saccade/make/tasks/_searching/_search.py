@@ -1,4 +1,4 @@
-"""`saccade.tasks.search`: runs of one task with other settings, the best of which is kept."""
+"""`saccade.tasks.search`: runs of one task with different settings, of which the best is kept."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class SearchReporter:
 
 @dataclasses.dataclass(frozen=True)
 class SearchRequest:
-    """What to search.
+    """The request of a search.
 
     Args:
         run: with the usual settings, its data read.
-        given: the settings that are not to be tried, by option.
-        space: what is tried.
+        given: fixed settings, by option.
+        space: the values to try, by option.
         trials: runs, at most.
         minutes: for all of them together; None is unlimited.
     """
@@ -81,14 +81,14 @@ class SearchRequest:
 
     @property
     def usual(self) -> dict[str, Any]:
-        """What is tried first: the settings of the task's recipe, and the task's defaults."""
+        """The first values to try: the task's default settings and sizes."""
         recipe, count = self.run.recipe, len(self.run.training)
-        found = {name: getattr(recipe if hasattr(recipe, name) else self.run.task, name) for name in self.space}
-        return {name: min(value, count) if name == "batch" else value for name, value in found.items()}
+        values = {name: getattr(recipe if hasattr(recipe, name) else self.run.task, name) for name in self.space}
+        return {name: min(value, count) if name == "batch" else value for name, value in values.items()}
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Everything that decides what is tried and how it ends, as plain values."""
+        """Everything that decides the result, as plain values."""
         return json.loads(json.dumps({**description(self.run), "space": described(self.space)}))
 
     def trial(self, settings: Mapping[str, Any], out: Path, minutes: float | None, *, resume: bool) -> TaskRun:
@@ -180,7 +180,7 @@ def search_request(
     minutes: float | None,
     **how: Any,
 ) -> SearchRequest:
-    """What `search` asks for, its data read; `how` as of `request`."""
+    """The request of `search`, with its data read; `how` as in `request`."""
     for module in ("optuna", "matplotlib"):
         try:
             importlib.import_module(module)
@@ -196,18 +196,18 @@ def search_request(
 
 
 def search_requested(wanted: SearchRequest, reporter: SearchReporter, began: float) -> SearchResult:
-    """`search` once its data are read; `began`, by `time.perf_counter`, is from where minutes count."""
-    with opened(wanted.run, wanted.asked) as found:
-        state = _Search(wanted, found, reporter, began)
+    """Run a request of `search`; minutes count from `began`, by `time.perf_counter`."""
+    with opened(wanted.run, wanted.asked) as trials:
+        state = _Search(wanted, trials, reporter, began)
         state.run()
-        out, found = wanted.run.out, state.found
-        if found.best is None:
+        out, trials = wanted.run.out, state.found
+        if trials.best is None:
             raise ValueError(
                 f"search: no trial ended, see {SEARCH} in {out}; give a --rate, or a --batch and --width that fit"
             )
         by_factors = [name for name, choice in wanted.space.items() if getattr(choice, "logarithmic", False)]
-        shares = importance(wanted.space, found.done)
-        result = SearchResult(open_run(out, {}), tuple(found.done), shares, by_factors)
+        shares = importance(wanted.space, trials.done)
+        result = SearchResult(open_run(out, {}), tuple(trials.done), shares, by_factors)
         result.save_picture(out / SEARCH_PICTURE)
         return result
 
@@ -225,7 +225,7 @@ class _Search:
 
     @property
     def _left(self) -> float:
-        """Seconds."""
+        """The seconds that are left."""
         spent = time.perf_counter() - self._began
         return math.inf if self.wanted.minutes is None else 60 * self.wanted.minutes - spent
 
@@ -238,8 +238,8 @@ class _Search:
         out = trial_folder(self.wanted.run.out, trial.number)
         minutes = None if self.wanted.minutes is None else max(self._left / 60, 1e-3)
         run = self.wanted.trial(trial.settings, out, minutes, resume=out.is_dir())
-        with self._reporter.began(trial, run) as told:
-            record = _Record(self, trial, proposal, told)
+        with self._reporter.began(trial, run) as events:
+            record = _Record(self, trial, proposal, events)
             trial = record.run(run)
         self.keep(trial)
         best = self.found.best
@@ -249,7 +249,7 @@ class _Search:
         shutil.rmtree(out)
 
     def _next(self) -> tuple[Proposal, Trial]:
-        """The trial that was stopped, or a new one."""
+        """The interrupted trial, or a new one, with its proposal."""
         known, stopped, seed = self.found.done, self.found.running, self.wanted.run.settings.seed
         settings = stopped.settings if stopped is not None else None if known else self.wanted.usual
         proposal = Proposal(self.wanted.space, known, seed, settings)
@@ -260,17 +260,17 @@ class _Search:
         return proposal, trial
 
     def keep(self, trial: Trial) -> None:
-        """Write down what is known of a trial."""
+        """Store the state of a trial."""
         self.found = self.found.with_trial(trial)
         self.found.write(self.wanted.run.out / SEARCH)
 
 
 class _Pruned(Exception):
-    """The run of a trial that is given up."""
+    """Ends the run of a hopeless trial."""
 
 
 class _Record(Reporter):
-    """What a trial's run tells, written down, and handed on; it ends a run that is given up."""
+    """Stores the events of a trial's run and passes them on; ends hopeless runs."""
 
     def __init__(self, search: _Search, trial: Trial, proposal: Proposal, reporter: Reporter):
         self._search, self._trial, self._proposal, self._told = search, trial, proposal, reporter
@@ -279,7 +279,7 @@ class _Record(Reporter):
         self._steps = 0
 
     def run(self, run: TaskRun) -> Trial:
-        """The trial when it is over."""
+        """Run the trial; it is returned with its result."""
         try:
             run_training(run, PreparedTaskRun.of, self, began=self._began)
         except _Pruned:

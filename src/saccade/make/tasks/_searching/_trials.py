@@ -52,7 +52,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """The trials of a search in their order; one that runs is the last."""
+    """The trials of a search in order; a running one is the last."""
 
     asked: dict[str, Any]
     all: tuple[Trial, ...] = ()
@@ -70,7 +70,7 @@ class Trials:
         return next(iter(ranked(self.all)), None)
 
     def with_trial(self, trial: Trial) -> Trials:
-        """With a trial instead of the one with its number, or at the end."""
+        """The trials with this one, which replaces the one with its number."""
         return dataclasses.replace(self, all=(*self.all[: trial.number - 1], trial))
 
     def write(self, path: Path) -> None:
@@ -80,16 +80,16 @@ class Trials:
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Those that ended, the best first; of equally good ones that with the lower loss."""
+    """The trials that ended, the best first; of equal ones that with the lower loss."""
     ended = [trial for trial in trials if trial.state == ENDED]
     return sorted(ended, key=lambda trial: (trial.cost, trial.loss))
 
 
 def read_trials(path: Path) -> Trials:
-    """What `Trials.write` wrote. ValueError where it is damaged."""
+    """Read the file of `Trials.write`. ValueError where it is damaged."""
     values = read_json(path)
     try:
-        found = [Trial(**{**trial, "looks": tuple(trial["looks"])}) for trial in values["trials"]]
-        return Trials(values["asked"], tuple(found))
+        trials = [Trial(**{**trial, "looks": tuple(trial["looks"])}) for trial in values["trials"]]
+        return Trials(values["asked"], tuple(trials))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None

@@ -1,4 +1,4 @@
-"""Rows and numbers that a table of series lacks: all named at once, or filled.
+"""Missing rows and numbers of a table of series: reported together, or filled.
 
 Shape legend: T rows, C series, R rows of the filled table.
 """
@@ -21,7 +21,7 @@ _LISTED = 20  # places of each kind
 
 
 def numbers(columns: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Cells of C columns as float64 (T, C), NaN where one is no finite number."""
+    """Cells of C columns as float64 (T, C), NaN for those that are not finite numbers."""
     import pandas as pd
 
     found = [pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce").to_numpy(np.float64) for cells in columns]
@@ -37,7 +37,7 @@ def check_gaps(
     count: int,
     fill: str,
 ) -> None:
-    """ValueError that names all missing dates and cells, unless they are to be filled; then a warning that does.
+    """ValueError that lists missing dates and cells; a warning instead where they are filled.
 
     Args:
         grid: the dates that there should be.

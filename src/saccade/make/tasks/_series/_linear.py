@@ -57,7 +57,7 @@ def linear(
 
 @dataclasses.dataclass(frozen=True)
 class _Moments:
-    """Sums over windows of a series, x their past and y their future: all that a map and its error depend on.
+    """Sums over windows of a series with past x and future y, from which a map and its error are computed.
 
     Args:
         x, y, xx, xy: sums of x (S,), y (F,), x x^T (S, S), x y^T (S, F).
@@ -76,7 +76,7 @@ class _Moments:
         return _Moments(*(getattr(self, name) + getattr(other, name) for name in fields))
 
     def fitted(self, strength: float) -> Map:
-        """The map with the least error; b has no part in |W|."""
+        """The map with the least error; the penalty |W| leaves out b."""
         x, y = self.x / self.count, self.y / self.count
         variance = self.xx / self.count - np.outer(x, x) + strength * np.eye(len(x))
         weights = np.linalg.solve(variance, self.xy / self.count - np.outer(x, y))
@@ -111,7 +111,7 @@ def _forecast(tested: tuple[np.ndarray, Windows], series: int, token_map: Map) -
 
 
 def _pieces(values: np.ndarray, windows: Windows, series: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Past (n, S) and future (n, F) of some windows after others."""
+    """Past (n, S) and future (n, F) of windows, some at a time."""
     rows = np.lib.stride_tricks.sliding_window_view(values[:, series], windows.past + windows.horizon)
     for first in range(0, len(windows), _AT_ONCE):
         starts = windows.starts[first : first + _AT_ONCE]

@@ -1,4 +1,4 @@
-"""How good a forecast is at each step and for each series: a table for a terminal, and a picture of some windows.
+"""Errors of forecasts by step and by series as a table, and a picture of some windows.
 
 Shape legend: F steps of the forecast, C series.
 """

@@ -1,4 +1,4 @@
-"""Tables of series from files, and the windows of them that a model reads.
+"""Tables of series from files, and their windows.
 
 Every error names the file, and the line and the column where there are any.
 
@@ -102,7 +102,7 @@ def _check_rows(path: Path, count: int, window: Mapping[str, int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeriesWindow:
-    """A piece of a table: S rows to read and F to forecast, which are beyond the table where nobody knows them.
+    """A window of a table: S rows to read and F to forecast, which are beyond its end where they are unknown.
 
     Args:
         start: its first row.
@@ -153,7 +153,7 @@ FARTHEST = 1e12  # deviations from the mean; the model squares them in float32
 
 
 def mean_and_deviation(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each series (T, C), (C,). The deviation of a constant series is 1.
+    """Mean and deviation (C,) of each series (T, C). The deviation of a constant series is 1.
 
     Both are taken of values near 1, by powers of two that cancel exactly: no float64 is the square of 1e300 or 1e-300.
     """

@@ -1,4 +1,4 @@
-"""Which words of the source a translation read, word by word: the exact weights of cross-attention, and their picture.
+"""Word alignments of translations: exact cross-attention weights between words, and their picture.
 
 Shape legend: H heads, Lt / Ls tokens of target and source, T / S their words.
 """
@@ -22,7 +22,7 @@ from ._reader import AnyTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """Where cross-attention looks while a translation is written.
+    """Cross-attention weights of a translation.
 
     Attributes:
         source, target: words, and special tokens.
@@ -45,7 +45,7 @@ class Alignment:
 
 
 def alignment(model: EncoderDecoder, text: str, translation: str) -> Alignment:
-    """Of the decoder layer whose mean tells most about which word is read when (`information`)."""
+    """The weights of the decoder layer with the most `information`."""
     source, target = model.tokenizer, target_tokenizer(model)
     columns, rows = _words(source, text), _words(target, translation)
     read_words, written_words = (tuple(word.label for word in words) for words in (columns, rows))
@@ -56,7 +56,7 @@ def alignment(model: EncoderDecoder, text: str, translation: str) -> Alignment:
 
 
 def information(weights: np.ndarray) -> float:
-    """Nats that a row of weights (T, S) tells about its column: 0 where all rows look at the same places.
+    """Mutual information in nats of rows and columns of weights (T, S): 0 where all rows are equal.
 
     The mutual information of a row drawn evenly and a column drawn by its weights: H(mean row) - mean H(row).
     """
@@ -69,7 +69,7 @@ def _entropy(shares: np.ndarray) -> float:
 
 
 def _merged(weights: np.ndarray, rows: Sequence[Word], columns: Sequence[Word]) -> np.ndarray:
-    """Weights (Lt, Ls) of tokens as those of words (T, S)."""
+    """Weights of words (T, S), from those of tokens (Lt, Ls)."""
     summed = np.stack([weights[:, word.first : word.last].sum(1) for word in columns], 1)
     return np.stack([summed[word.first : word.last].mean(0) for word in rows])
 

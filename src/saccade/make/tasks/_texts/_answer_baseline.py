@@ -30,7 +30,7 @@ def exact_match(text: str, expected: Sequence[str]) -> float:
 
 
 def word_f1(text: str, expected: Sequence[str]) -> float:
-    """The largest F1 of its words over the right answers; of an empty one, 1 if both are."""
+    """The largest F1 of its words over the right answers; 1 if both are empty."""
     return max(_f1(normalised(text), normalised(one)) for one in expected)
 
 
@@ -52,7 +52,7 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """The words of a context, and of each the number of its sentence and what is known of it."""
+    """The words of a context, with the number of the sentence and the features of each."""
 
     spans: Sequence[Span]
     sentences: list[int]
@@ -108,7 +108,7 @@ def _right(question: Question, span: Span) -> float:
 
 
 def _span(words: _Words, likely: np.ndarray, bound: float) -> Span:
-    """The most probable word, and those beside it in its sentence that are more likely in an answer than not."""
+    """The most probable word, and its neighbours in the sentence whose probability is above one half."""
     best = int(np.argmax(likely))
     if likely[best] < bound:
         return 0, 0

@@ -26,7 +26,7 @@ class Entity:
 
 
 def parsed(tag: str) -> tuple[str, str]:
-    """`B-person` as its prefix and its kind; `O` is ("O", "")."""
+    """The prefix and the kind of `B-person`; `O` is ("O", "")."""
     prefix, _, kind = tag.partition("-")
     return prefix, kind
 
@@ -40,19 +40,19 @@ def check_tag(tag: str, place: str) -> str:
 
 
 def scheme_of(tags: Iterable[str]) -> tuple[str, ...]:
-    """The prefixes of the scheme that tags are of."""
+    """The prefixes of the scheme of these tags."""
     return IOBES if {"E", "S"} & {parsed(tag)[0] for tag in tags} else BIO
 
 
 def completed(tags: Iterable[str]) -> tuple[str, ...]:
-    """All tags of the scheme and the kinds that some tags are of: data may have no `I-x` beside `B-x`."""
+    """All tags of the scheme for the kinds of these tags: data may lack `I-x` beside `B-x`."""
     given = set(tags)
     kinds = sorted({parsed(tag)[1] for tag in given} - {""})
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in scheme_of(given)))
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a text (W,), also of sequences that no scheme allows, as seqeval reads them by default.
+    """The entities of tags (W,), read as seqeval does by default, also where no scheme allows the sequence.
 
     One begins at `B` and `S`, and at any other tag that goes on with nothing: after `O`, `E`, `S` or another kind.
     """
@@ -70,7 +70,7 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def tags_of(entities: Iterable[Entity], words: int, scheme: Sequence[str]) -> list[str]:
-    """The tags (W,) that write entities in a scheme."""
+    """The tags (W,) of entities in a scheme."""
     tags = [OUTSIDE] * words
     for entity in entities:
         inside = entity.stop - entity.start

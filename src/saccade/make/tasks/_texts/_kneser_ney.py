@@ -1,4 +1,4 @@
-"""An interpolated modified Kneser-Ney model of sequences: what a language model is compared with."""
+"""An interpolated modified Kneser-Ney model, the baseline of language models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KneserNey:
         self.totals.append(totals)
 
     def probability(self, symbol: Hashable, history: Sequence[Hashable]) -> float:
-        """Of `symbol` after `history`, of which the last `order - 1` symbols matter."""
+        """The probability of `symbol` after the last `order - 1` symbols of `history`."""
         padded = ((START,) * (self.order - 1) + tuple(history[-(self.order - 1) :]))[-(self.order - 1) :]
         probability, left = 0.0, 1.0
         for level in range(self.order):

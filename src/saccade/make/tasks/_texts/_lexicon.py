@@ -34,7 +34,7 @@ class Lexicon:
         self._best = {word: names[best[n]] for word, n in known.items() if best[n] >= 0}
 
     def translated(self, text: str) -> str:
-        """Word by word in the source's order; a word that is unknown stays as it is."""
+        """The translation word by word, in the source's order; unknown words are copied."""
         return joined([self._best.get(word, word) for word in words_of(text)])
 
 
@@ -67,7 +67,7 @@ def _places(
 
 
 def _likeliest(places: tuple[np.ndarray, np.ndarray, np.ndarray], known: int, written: int) -> np.ndarray:
-    """The target word of each source word (known,), -1 of one that never had any."""
+    """The target word of each source word (known,), -1 for words without one."""
     first, second, place = places
     pairs, which = np.unique(first * written + second, return_inverse=True)
     source, target = pairs // written, pairs % written

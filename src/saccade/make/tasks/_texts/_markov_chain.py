@@ -1,4 +1,4 @@
-"""What stands between two tokens, by the pairs of tokens in other texts.
+"""A Markov chain that predicts a token from its two neighbours.
 
 Shape legend: V vocabulary.
 """
@@ -52,7 +52,7 @@ class MarkovChain:
 
 
 def _add(shares: np.ndarray, rows: tuple[np.ndarray, np.ndarray, np.ndarray], token: int) -> None:
-    """Add what a token's pairs have kept, at their other tokens."""
+    """Add the mass that discounting took from a token's pairs to their other tokens."""
     starts, others, kept = rows
     mine = slice(starts[token], starts[token + 1])
     shares[others[mine]] += kept[mine]

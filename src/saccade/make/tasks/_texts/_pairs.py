@@ -36,7 +36,7 @@ def is_table(path: Path) -> bool:
 
 
 def aligned_files(path: Path, languages: Sequence[str]) -> list[Path]:
-    """`corpus/train.de` for `corpus/train` and "de", or else the same with .gz, of each language, there or not."""
+    """`corpus/train.de` for `corpus/train` and "de", or the same with .gz, for each language; files need not exist."""
     plain = [Path(f"{path}.{language}") for language in languages]
     packed = [Path(f"{file}.gz") for file in plain]
     return [other if other.exists() and not file.exists() else file for file, other in zip(plain, packed, strict=True)]
@@ -90,13 +90,13 @@ def _missing(path: Path, file: Path) -> str:
 
 
 def _as_options(endings: Sequence[str]) -> str:
-    """How to ask for the first two."""
+    """Advice to use the first two."""
     names = [ending.removesuffix(".gz") for ending in endings[:2]]
     return f", with source={names[0]!r} target={names[1]!r}" if len(names) > 1 else ""
 
 
 def _endings(path: Path) -> list[str]:
-    """What the names of texts go on with after `path` and a dot."""
+    """The endings of text files whose names begin with `path` and a dot."""
     there = sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name else []
     return [one.name[len(path.name) + 1 :] for one in there if one.is_file() and _may_be_text(one)]
 

@@ -33,7 +33,7 @@ class Question:
 
     @property
     def expected(self) -> list[str]:
-        """The texts that are right; "" where there is no answer."""
+        """The right answers; "" where there is none."""
         assert self.answers is not None
         return [text for text, _ in self.answers] or [""]
 
@@ -132,7 +132,7 @@ def _text(name: str, value: Any, place: str) -> str:
 
 
 def _only_place(text: str, context: str, start: str, place: str) -> int:
-    """Where a text stands in its context. ValueError where it is not there, or several times."""
+    """The position of a text in its context. ValueError where it is missing, or occurs several times."""
     count = sum(context.startswith(text, n) for n in range(len(context))) if text.strip() else 0
     if count != 1:
         told = f"in the context {count} times" if count else "not in the context"
@@ -169,5 +169,5 @@ def _asked_of(articles: Any, path: Path, *, answered: bool) -> Iterator[Question
 
 
 def _answers_of(values: Any, place: str) -> list[tuple[str, int]]:
-    """Those of a SQuAD question."""
+    """The answers of a SQuAD question."""
     return [] if values.get("is_impossible", False) else _answers(values["answers"], "answer_start", place, None)

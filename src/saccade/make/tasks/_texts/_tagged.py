@@ -41,12 +41,12 @@ class TaggedText:
 
     @property
     def truth(self) -> list[str]:
-        """The tags of an example that has them."""
+        """The tags; only of labelled examples."""
         assert self.tags is not None
         return list(self.tags)
 
     def word(self, number: int) -> str:
-        """A word as the text has it."""
+        """A word as written in the text."""
         start, stop = self.words[number]
         return self.text[start:stop]
 
@@ -135,7 +135,7 @@ def _split(line: str) -> list[str]:
 
 
 def _is_comment(line: str, cells: list[str], usual: list[str]) -> bool:
-    """Whether a line at the beginning of a sentence is none of its words, by a line that is no comment."""
+    """Whether a first line of a sentence is a comment, judged by another line that is none."""
     if _COMMENT.match(line) or cells[0].startswith("# "):
         return True
     if cells[0] != "#" or "\t" in line:

@@ -24,7 +24,7 @@ class ComparedText:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """Words `start` to `stop` of a text, and the column of each one's first letter."""
+    """Words `start` to `stop` of a text, with the column of each word's first letter."""
 
     text: ComparedText
     start: int
@@ -59,7 +59,7 @@ def tagged_picture(texts: Sequence[ComparedText], kind: str) -> bytes:
 
 
 def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Line]], float]:
-    """Titles and lines with the row of each, and how many rows there are; texts beyond `_ROWS` are left out."""
+    """Titles and lines with their rows, and the number of rows; texts beyond `_ROWS` are left out."""
     placed: list[tuple[float, str | _Line]] = []
     row = 1.4
     for text in texts:

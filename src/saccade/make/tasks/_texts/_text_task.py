@@ -67,7 +67,7 @@ class TextTask(TextOptions, ExampleTask):
 
     @property
     def reader(self) -> TextReader:
-        """How texts become tokens."""
+        """Cuts texts into tokens."""
         return TextReader(self.longest, self.long, self.longs[0])
 
 
@@ -81,7 +81,7 @@ class EncoderTask(EncoderOptions, TextTask):
 
     @property
     def deviation(self) -> float:
-        """Of a new encoder's matrices at the beginning; BERT's."""
+        """The standard deviation of a new encoder's initial matrices; BERT's."""
         return 0.02
 
     def new_model(self, training: Sequence[Any]) -> Model:
@@ -108,7 +108,7 @@ class EncoderTask(EncoderOptions, TextTask):
 
 
 def write_tokenizer(folder: Path, content: str, longest: int, *, cased: bool) -> None:
-    """Word pieces as the files that published models have."""
+    """Write a word-piece tokenizer as the files of published models."""
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     settings = {
         "tokenizer_class": "BertTokenizer",

@@ -56,7 +56,7 @@ class TranslatorSizes:
         return self.longest or LONGEST
 
     def settings(self) -> dict[str, Any]:
-        """As config.json of both families has them."""
+        """The sizes as entries of config.json, for both families."""
         sides = ("encoder", "decoder")
         return {
             "d_model": self.width,
@@ -133,6 +133,6 @@ def new_marian(sources: Sequence[str], targets: Sequence[str], sizes: Translator
 
 
 def _write_generation(folder: Path, tokens: dict[str, int], beams: int, most: int, sizes: TranslatorSizes) -> None:
-    """A model that does not know yet when to end need not write more than twice what it has read (`most` tokens)."""
+    """Limit the output to twice the input (`most` tokens): a new model does not know yet when to end."""
     settings = {**tokens, "num_beams": beams, "max_length": min(2 * most, sizes.positions)}
     (folder / GENERATION).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Texts whose words are coloured by what they add: a picture, or a part of one."""
+"""Texts with words coloured by their contribution, as a picture or a part of one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WordPanel:
 
 
 def most_sure(probabilities: np.ndarray, right: np.ndarray) -> list[int]:
-    """Numbers of texts: the wrong ones that are most sure, then right ones that are."""
+    """Numbers of texts: the most certain wrong ones, then the most certain right ones."""
     order = np.argsort(-probabilities, kind="stable")
     wrong = [int(n) for n in order if not right[n]][:WRONG]
     return [*wrong, *[int(n) for n in order if right[n]][:RIGHT]]
@@ -43,7 +43,7 @@ def present(panels: Iterable[WordPanel | None]) -> list[WordPanel]:
 
 
 def words_picture(panels: Sequence[WordPanel], kind: str) -> bytes:
-    """The texts alone, as a "png" or "svg"."""
+    """A picture of the texts, as "png" or "svg"."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=page_size(_rows(panels)))

@@ -1,4 +1,4 @@
-"""What each word of a text adds to what a classifier says of it: integrated gradients.
+"""The contribution of each word to a classifier's output: integrated gradients.
 
 Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks" (2017). The embedding of every token is moved in a
 straight line from the mean of all embeddings to its own; the gradient along the way, times the way, is the token's
@@ -27,7 +27,7 @@ EXACT = 0.01  # how far the sum may be from what it has to be, as a share of it
 
 @dataclasses.dataclass(frozen=True)
 class WordShares:
-    """The words of a text that were read, and what each adds.
+    """The words of a text that were read, with the contribution of each.
 
     Attributes:
         words: in their order.
@@ -43,7 +43,7 @@ class WordShares:
 def word_shares(
     model: Model, text: str, ids: Sequence[int], value: Callable[[Tensor], Tensor], first: int = 0
 ) -> WordShares | None:
-    """What each word adds to a number.
+    """The contribution of each word to an output.
 
     Args:
         ids: of the tokens that the model reads, special ones included; fewer than the text has where it was cut.
@@ -72,7 +72,7 @@ def word_shares(
 def token_shares(
     model: Model, ids: Sequence[int], ordinary: Tensor, value: Callable[[Tensor], Tensor]
 ) -> tuple[np.ndarray, float] | None:
-    """The shares (L,) of tokens, those of others than `ordinary` ones 0; and what they have to add up to.
+    """The shares (L,) of tokens, 0 for those that are not `ordinary`; and the sum that they must have.
 
     The trapezoidal rule, whose intervals are halved where it is wrong: a model that is sure of itself changes its mind
     in a small part of the way.
@@ -100,7 +100,7 @@ def token_shares(
 def _along(
     model: Model, ids: Sequence[int], ordinary: Tensor, value: Callable[[Tensor], Tensor], at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The value (P,) at points of the way, and its slope by the place of each token there (P, L), float64."""
+    """The value (P,) at points of the path, and its derivative along the path for each token (P, L), float64."""
     embedding: Any = getattr(model, "tokens", None)
     if not isinstance(embedding, nn.Embedding):
         return None
@@ -126,7 +126,7 @@ def _along(
 
 
 def _spans(model: Model, text: str, ids: Sequence[int], first: int) -> tuple[int, list[tuple[int, int]]]:
-    """How many special tokens stand before the text, and the characters of each of its tokens that is read."""
+    """The number of special tokens before the text, and the characters of each token that is read."""
     tokenizer = model.tokenizer
     before, after = len(tokenizer.before), len(tokenizer.after)
     return before, list(tokenizer.encode(text).spans)[first : first + len(ids) - before - after]

@@ -13,7 +13,7 @@ _SIZE = 10.0  # points, of which a letter of the font is 0.602 wide: 0.0836 inch
 
 
 def lines_of(words: Sequence[str]) -> Iterator[tuple[int, int, list[int]]]:
-    """The first word of each line, the one behind its last, and the column of each one's first letter.
+    """For each line its first word, the word after its last, and the column of each word's first letter.
 
     A word longer than a line has one of its own.
     """
@@ -29,7 +29,7 @@ def lines_of(words: Sequence[str]) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def page(figure: Any, rows: float) -> Any:
-    """Axes over all of a figure of matplotlib's, with so many rows."""
+    """Axes that fill a matplotlib figure, with `rows` rows."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set(xlim=(-2, WIDE + 2.7), ylim=(rows, -0.4))
@@ -37,7 +37,7 @@ def page(figure: Any, rows: float) -> Any:
 
 
 def page_size(rows: float) -> tuple[float, float]:
-    """Inches."""
+    """Width and height in inches."""
     return LETTER * (WIDE + 4.7), LINE * (rows + 0.4)
 
 
