@@ -103,10 +103,10 @@ def from_command_line(context: typer.Context) -> set[str]:
 def _options(group: type) -> list[inspect.Parameter]:
     hints = typing.get_type_hints(group)
     parameters = []
-    for field in option_fields(group):
+    for field, heading in option_fields(group):
         text = field.metadata["option"]
         names = text.names or ([f"--{field.name.replace('_', '-')}"] if isinstance(field.default, bool) else [])
-        info = typer.Option(*names, help=text.help, rich_help_panel=text.group or group.__doc__, **text.settings)
+        info = typer.Option(*names, help=text.help, rich_help_panel=heading, **text.settings)
         parameters.append(_parameter(field.name, Annotated[hints[field.name], info], field.default))
     return parameters
 

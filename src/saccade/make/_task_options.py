@@ -46,6 +46,7 @@ class BaseTaskOptions:
     scratch: ClassVar[Recipe]
     tuning: ClassVar[Recipe]
     reading: ClassVar[tuple[str, ...]]
+    _heading: ClassVar[str]  # in help, of options without a group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +78,10 @@ class TranscriptOptions(MediaOptions):
     text: str | None = option(
         None,
         "The column of texts: train to transcribe sounds instead of classifying them.",
-        group="Sounds",
         metavar="COLUMN",
         show_default=False,
     )
-    beams: int = option(1, "Beams of the search for a transcript; 1 is greedy.", group="Sounds")
+    beams: int = option(1, "Beams of the search for a transcript; 1 is greedy.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +111,7 @@ class EncoderOptions(TextOptions):
     """Tasks whose new model is an encoder."""
 
     cased: bool = option(
-        False,
-        "A new encoder distinguishes capitals and accents.",
-        "--cased/--no-cased",
-        group="Model",
-        before="layers",
+        False, "A new encoder distinguishes capitals and accents.", "--cased/--no-cased", group="Model", before="layers"
     )
 
 

@@ -34,17 +34,15 @@ class ClassifyOptions(ClassOptions, EncoderOptions):
     scratch = Recipe(epochs=10, rate=5e-4)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading: ClassVar[tuple[str, ...]] = ("text", "label", "skip_empty", "longest", "long")
+    _heading = "Texts"
 
-    text: str = option("text", "The column of texts.", group="Texts", metavar="COLUMN")
+    text: str = option("text", "The column of texts.", metavar="COLUMN")
     several: str | None = option(
         None,
         "Texts have any number of labels, separated by this.  [default: each text has one class]",
-        group="Texts",
         metavar="SEPARATOR",
     )
-    skip_empty: bool = option(
-        False, "Skip texts without a word and rows without a label, and count them.", group="Texts"
-    )
+    skip_empty: bool = option(False, "Skip texts without a word and rows without a label, and count them.")
     metric: str | None = option(
         None,
         "The metric that selects the best weights: accuracy or f1.  [default: accuracy; with --several the loss]",
@@ -65,18 +63,13 @@ class TagOptions(SlidingOptions):
     scratch = Recipe(epochs=20, rate=1e-3)
     tuning = Recipe(epochs=5, rate=5e-5)
     reading: ClassVar[tuple[str, ...]] = ("column", "words", "longest", "long")
+    _heading = "Words and tags"
 
     cased: bool = option(
         True, "A new encoder distinguishes capitals and accents.", "--cased/--no-cased", group="Model", before="layers"
     )
-    column: int | None = option(
-        None,
-        "The column of tags in a file with columns, counted from 1.  [default: the last]",
-        group="Words and tags",
-    )
-    words: str = option(
-        "signs", "Split texts into words at signs (spaces and punctuation) or only at spaces.", group="Words and tags"
-    )
+    column: int | None = option(None, "The column of tags in a file with columns, counted from 1.  [default: the last]")
+    words: str = option("signs", "Split texts into words at signs (spaces and punctuation) or only at spaces.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +85,9 @@ class AnswerOptions(SlidingOptions):
     scratch = Recipe(epochs=30, rate=1e-3)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading: ClassVar[tuple[str, ...]] = ("longest_answer", "longest", "long")
+    _heading = "Answers"
 
-    longest_answer: int = option(30, "Maximum tokens of an answer.", group="Answers")
+    longest_answer: int = option(30, "Maximum tokens of an answer.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +112,7 @@ class TranslateOptions(TextOptions):
         "beams",
         "lowercase",
     )
+    _heading = "Texts and translations"
 
     vocabulary: int = option(8000, "Maximum vocabulary size of a new model, shared by both languages.", group="Model")
     separate: bool = option(
@@ -138,29 +133,16 @@ class TranslateOptions(TextOptions):
         "cut", "Treatment of longer texts: cut (read only the beginning) or refuse (raise an error).", group="Model"
     )
     source: str = option(
-        "source",
-        "The column of texts, or the extension of their file, such as de.",
-        group="Texts and translations",
-        metavar="LANGUAGE",
+        "source", "The column of texts, or the extension of their file, such as de.", metavar="LANGUAGE"
     )
     target: str = option(
-        "target",
-        "The column of translations, or the extension of their file, such as en.",
-        group="Texts and translations",
-        metavar="LANGUAGE",
+        "target", "The column of translations, or the extension of their file, such as en.", metavar="LANGUAGE"
     )
-    prefix: str = option(
-        "",
-        "Prefix added to each text, for checkpoints that need one.",
-        group="Texts and translations",
-        show_default=False,
-    )
-    skip_empty: bool = option(False, "Skip pairs with an empty side, and count them.", group="Texts and translations")
-    label_smoothing: float = option(
-        0.1, "Share of the target probability that is spread over all tokens.", group="Texts and translations"
-    )
-    beams: int = option(4, "Beams of the search for a translation; 1 is greedy.", group="Texts and translations")
-    lowercase: bool = option(False, "Also report BLEU on lowercased texts.", group="Texts and translations")
+    prefix: str = option("", "Prefix added to each text, for checkpoints that need one.", show_default=False)
+    skip_empty: bool = option(False, "Skip pairs with an empty side, and count them.")
+    label_smoothing: float = option(0.1, "Share of the target probability that is spread over all tokens.")
+    beams: int = option(4, "Beams of the search for a translation; 1 is greedy.")
+    lowercase: bool = option(False, "Also report BLEU on lowercased texts.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +158,10 @@ class MlmOptions(SlidingOptions):
     scratch = Recipe(epochs=40, rate=1e-3)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading: ClassVar[tuple[str, ...]] = ("text", "longest", "long")
+    _heading = "Texts and masks"
 
-    text: str = option("text", "The column of texts in a table.", group="Texts and masks", metavar="COLUMN")
-    masked: float = option(0.15, "Share of a text's tokens to predict.", group="Texts and masks")
+    text: str = option("text", "The column of texts in a table.", metavar="COLUMN")
+    masked: float = option(0.15, "Share of a text's tokens to predict.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,13 +177,14 @@ class ImageOptions(MediaOptions):
     scratch = Recipe(epochs=20, rate=1e-3, batch=64)
     tuning = Recipe(epochs=3, rate=5e-5)
     reading: ClassVar[tuple[str, ...]] = ("file", "label", "skip_broken")
+    _heading = "Images"
 
-    file: str = option("file", "The column of paths, relative to the table.", group="Images", metavar="COLUMN")
-    skip_broken: bool = option(False, "Skip images that cannot be read, and count them.", group="Images")
-    shift: float = option(0.1, "Augmentation: shift training images by at most this share of a side.", group="Images")
-    rotate: float = option(0.0, "Augmentation: rotate them by at most this many degrees.", group="Images")
-    zoom: float = option(0.0, "Augmentation: scale them up or down by at most this share.", group="Images")
-    flip: bool = option(False, "Augmentation: mirror half of them, left to right.", group="Images")
+    file: str = option("file", "The column of paths, relative to the table.", metavar="COLUMN")
+    skip_broken: bool = option(False, "Skip images that cannot be read, and count them.")
+    shift: float = option(0.1, "Augmentation: shift training images by at most this share of a side.")
+    rotate: float = option(0.0, "Augmentation: rotate them by at most this many degrees.")
+    zoom: float = option(0.0, "Augmentation: scale them up or down by at most this share.")
+    flip: bool = option(False, "Augmentation: mirror half of them, left to right.")
     longest: int = option(64, "Maximum pixels of the longer side that a new model reads.", group="Model")
     patch: int | None = option(
         None, "Side of a new model's patches, in pixels.  [default: an eighth of the longer side]", group="Model"
@@ -224,23 +208,14 @@ class SpeechOptions(TranscriptOptions):
     scratch = Recipe(epochs=40, rate=2e-3, batch=16, patience=10)
     tuning = Recipe(epochs=10, rate=5e-5, batch=16)
     reading: ClassVar[tuple[str, ...]] = ("file", "label", "text", "skip_broken", "longest", "beams")
+    _heading = "Sounds"
 
-    file: str = option("file", "The column of paths, relative to the table.", group="Sounds", metavar="COLUMN")
-    skip_broken: bool = option(
-        False, "Skip sounds that cannot be read, and count them.", group="Sounds", before="speed"
-    )
-    longest: float = option(30.0, "Maximum length of a sound, in seconds.", group="Sounds")
-    speed: float = option(
-        0.1, "Augmentation: play training sounds faster or slower by at most this share.", group="Sounds"
-    )
-    shift: float = option(
-        0.05, "Augmentation: add at most this many seconds of silence before and after them.", group="Sounds"
-    )
-    noise: float = option(
-        0.1,
-        "Augmentation: add white noise, at most this share of a sound's standard deviation.",
-        group="Sounds",
-    )
+    file: str = option("file", "The column of paths, relative to the table.", metavar="COLUMN")
+    skip_broken: bool = option(False, "Skip sounds that cannot be read, and count them.", before="speed")
+    longest: float = option(30.0, "Maximum length of a sound, in seconds.")
+    speed: float = option(0.1, "Augmentation: play training sounds faster or slower by at most this share.")
+    shift: float = option(0.05, "Augmentation: add at most this many seconds of silence before and after them.")
+    noise: float = option(0.1, "Augmentation: add white noise, at most this share of a sound's standard deviation.")
     hertz: int | None = option(
         None,
         "Sampling rate of a new model, in Hz; other sounds are resampled.  [default: the most common rate, "
@@ -251,8 +226,8 @@ class SpeechOptions(TranscriptOptions):
     heads: int = option(4, "Heads of each block.", group="Model")
     width: int = option(96, "Width of a new model.", group="Model")
     dropout: float = option(0.1, "Dropout probability of a new model.", group="Model")
-    mask_time: float = option(0.1, "Mask this share of a new model's frames in training.", group="Sounds")
-    mask_channels: float = option(0.1, "Mask this share of a new model's channels in training.", group="Sounds")
+    mask_time: float = option(0.1, "Mask this share of a new model's frames in training.")
+    mask_channels: float = option(0.1, "Mask this share of a new model's channels in training.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,17 +243,15 @@ class ForecastOptions(BaseTaskOptions):
     scratch = Recipe(epochs=10, rate=1e-3)
     tuning = Recipe(epochs=3, rate=1e-4)
     reading: ClassVar[tuple[str, ...]] = ("date", "fill")
+    _heading = "Series"
 
-    date: str = option("date", "The column of dates.", group="Series", metavar="COLUMN")
+    date: str = option("date", "The column of dates.", metavar="COLUMN")
     columns: str | None = option(
-        None,
-        "The series, separated by commas.  [default: all columns but the dates']",
-        group="Series",
-        metavar="COLUMN,...",
+        None, "The series, separated by commas.  [default: all columns but the dates']", metavar="COLUMN,..."
     )
-    fill: str = option("none", "Fill missing dates and numbers: previous, linear or none.", group="Series")
-    past: int = option(336, "Time steps that the model reads.", group="Series")
-    horizon: int = option(96, "Time steps that the model forecasts.", group="Series")
+    fill: str = option("none", "Fill missing dates and numbers: previous, linear or none.")
+    past: int = option(336, "Time steps that the model reads.")
+    horizon: int = option(96, "Time steps that the model forecasts.")
     layers: int = option(3, "Blocks of a new model.", group="Model")
     heads: int = option(4, "Heads of each block.", group="Model")
     width: int = option(16, "Width of a new model.", group="Model")
@@ -301,6 +274,7 @@ class GraphOptions(BaseTaskOptions):
     scratch = Recipe(epochs=1200, rate=5e-3, batch=None, every=20)
     tuning = Recipe(epochs=200, rate=1e-3, batch=None, every=20)
     reading: ClassVar[tuple[str, ...]] = ()
+    _heading = "Nodes and edges"
 
     kind: str = option("gat", "Architecture of a new model: gat, gatv2 or graphormer.", group="Model")
     layers: int = option(2, "Layers of a new model; the last layer of GAT is the classifier.", group="Model")
@@ -313,13 +287,10 @@ class GraphOptions(BaseTaskOptions):
         "auto",
         "Scaling of features: columns (mean 0, standard deviation 1), rows (divided by the node's sum, for "
         "word counts), none, or auto: rows if they look like word counts.",
-        group="Nodes and edges",
     )
-    directed: bool = option(False, "Edges are directed, from source to target.", group="Nodes and edges")
-    l2: float = option(5e-4, "L2 penalty: l2 / 2 times the sum of squared weights.", group="Nodes and edges")
-    metric: str = option(
-        "loss", "The metric that selects the best weights: loss, accuracy or f1.", group="Nodes and edges"
-    )
+    directed: bool = option(False, "Edges are directed, from source to target.")
+    l2: float = option(5e-4, "L2 penalty: l2 / 2 times the sum of squared weights.")
+    metric: str = option("loss", "The metric that selects the best weights: loss, accuracy or f1.")
 
 
 TASK_CLASSES: dict[str, type[BaseTaskOptions]] = {  # by file and class

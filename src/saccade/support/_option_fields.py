@@ -17,7 +17,7 @@ class OptionText:
     Args:
         help: a sentence.
         names: such as "--cased/--no-cased"; without them the field's name gives the option's.
-        group: heading in help; "" is the docstring of the dataclass.
+        group: heading in help; "" is the `_heading` of the dataclass, or its docstring.
         before: the option that follows it in help; "" leaves the order of the fields.
         settings: what else `typer.Option` takes, such as `metavar`.
     """
@@ -36,11 +36,13 @@ def option(default: T, help: str, *names: str, group: str = "", before: str = ""
     return field
 
 
-def option_fields(options: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass that are options, in the order of help."""
+def option_fields(options: type) -> list[tuple[dataclasses.Field[Any], str]]:
+    """The fields of a dataclass that are options, each with its heading, in the order of help."""
     fields = [field for field in dataclasses.fields(options) if "option" in field.metadata]
     for field in [field for field in fields if field.metadata["option"].before]:
         fields.remove(field)
         fields.insert([other.name for other in fields].index(field.metadata["option"].before), field)
+    usual = getattr(options, "_heading", options.__doc__)
+    grouped = [(field, field.metadata["option"].group or usual) for field in fields]
     ranks = {group: rank for rank, group in enumerate(LAST, 1)}
-    return sorted(fields, key=lambda field: ranks.get(field.metadata["option"].group, 0))
+    return sorted(grouped, key=lambda pair: ranks.get(pair[1], 0))
