@@ -416,8 +416,8 @@ FAULTS = (
     Fault(
         "patience-of-chance",
         "src/saccade/make/tasks/_media/_transcript_task.py",
-        "cost=min(found.cost, CHANCE)",
-        "cost=found.cost",
+        "cost=min(evaluation.cost, CHANCE)",
+        "cost=evaluation.cost",
         (f"{SPEECH}::test_the_loss_decides_while_texts_are_chance",),
         "The weights before any learning are the best for epochs, and patience ends the run.",
     ),

@@ -61,8 +61,8 @@ def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[
     models = [OneVsRestClassifier(LogisticRegression(C=strength, max_iter=1000)) for strength in STRENGTHS]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Label not .* is present in all training examples")
-        found = [model.fit(known, training[1]).predict(judged) for model in models]
-    right = [f1_score(validation[1], one, average="micro", zero_division=0) for one in found]
+        predictions = [model.fit(known, training[1]).predict(judged) for model in models]
+    right = [f1_score(validation[1], predicted, average="micro", zero_division=0) for predicted in predictions]
     best = int(np.argmax(right))
     return models[best].predict_proba(asked), STRENGTHS[best]
 

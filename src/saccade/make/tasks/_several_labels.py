@@ -207,8 +207,8 @@ class ClassifySeveral(Classify):
 
     def shown(self, example: TextExample, output: np.ndarray) -> dict[str, Any]:
         probabilities = dict(zip(self.labels, output.tolist(), strict=True))
-        found = [label for label, share in probabilities.items() if share > 0.5]
-        return {self.thing: self.named(example), "labels": found, "probabilities": probabilities}
+        labels = [label for label, share in probabilities.items() if share > 0.5]
+        return {self.thing: self.named(example), "labels": labels, "probabilities": probabilities}
 
     def line(self, shown: Mapping[str, Any]) -> str:
         likely = sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])

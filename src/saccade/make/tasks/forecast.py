@@ -141,8 +141,13 @@ class Forecast(ForecastOptions, ExampleTask):
         return Windows(table, self.past, self.horizon, range(now - self.past, now - self.past + 1))
 
     def encode(self, model: Model, examples: Sequence[SeriesWindow]) -> list[Item]:
-        scaled = {table: torch.from_numpy(self.scaled(table)).float() for table in {one.table for one in examples}}
-        return [(scaled[one.table][one.start : one.now], scaled[one.table][one.now : one.end]) for one in examples]
+        scaled = {
+            table: torch.from_numpy(self.scaled(table)).float() for table in {window.table for window in examples}
+        }
+        return [
+            (scaled[window.table][window.start : window.now], scaled[window.table][window.now : window.end])
+            for window in examples
+        ]
 
     def length(self, item: Item) -> int:
         return len(item[0])
@@ -273,8 +278,8 @@ class Forecast(ForecastOptions, ExampleTask):
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         assert isinstance(tested.data, Windows)
-        forecasts = {"this model": tested.outputs, **{one.name: one.outputs for one in tested.baselines}}
-        errors = [one["MSE"] for one in tested.details["series"].values()]
+        forecasts = {"this model": tested.outputs, **{baseline.name: baseline.outputs for baseline in tested.baselines}}
+        errors = [row["MSE"] for row in tested.details["series"].values()]
         return forecast_picture(tested.data, forecasts, errors, (np.array(self.means), np.array(self.deviations)), kind)
 
     def shown(self, example: SeriesWindow, output: np.ndarray) -> dict[str, Any]:

@@ -132,9 +132,9 @@ class ClassifyNodes(GraphOptions, Task):
                 f"{graph.place}: no node to test; expected 'test' in the column 'split' of nodes.csv, or an array "
                 "'test' in an .npz"
             )
-        found = Nodes(graph, graph.parts["test"])
-        self._check_labels(found)
-        return found
+        nodes = Nodes(graph, graph.parts["test"])
+        self._check_labels(nodes)
+        return nodes
 
     def files(self, path: Path) -> Sequence[Path]:
         return graph_files(path)
@@ -160,7 +160,7 @@ class ClassifyNodes(GraphOptions, Task):
             means = tuple(features.mean(0, dtype=np.float64).tolist())
             spread = features.std(0, dtype=np.float64)
             deviations = tuple(np.where(spread > 0, spread, 1.0).tolist())
-        found = dataclasses.replace(
+        task = dataclasses.replace(
             self,
             labels=labels,
             scale=scale,
@@ -169,8 +169,8 @@ class ClassifyNodes(GraphOptions, Task):
             features=features.shape[1],
             source=str(Path(nodes.graph.place).resolve()),
         )
-        found._check_labels(Nodes(nodes.graph, nodes.graph.parts.get("validation", np.array([], np.int64))))
-        return found
+        task._check_labels(Nodes(nodes.graph, nodes.graph.parts.get("validation", np.array([], np.int64))))
+        return task
 
     def inputs(self, texts: Sequence[str]) -> Nodes:
         """Nodes of the training graph by their names."""

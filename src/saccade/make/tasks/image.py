@@ -114,12 +114,12 @@ class ClassifyImages(ImageOptions, MediaTask):
 
     def read(self, path: Path) -> list[ImageExample]:
         if path.is_dir():
-            found = self.media.in_class_folders(path)
+            files = self.media.in_class_folders(path)
         else:
             rows = self.media.in_table(path, (self.file, self.label))
-            found = [(file, label_of(label, place), place) for file, (label,), place in rows]
-        self.check_known((label, place) for _, label, place in found)
-        return self.media.checked(found, self.example, self.skip_broken)
+            files = [(file, label_of(label, place), place) for file, (label,), place in rows]
+        self.check_known((label, place) for _, label, place in files)
+        return self.media.checked(files, self.example, self.skip_broken)
 
     def example(self, path: Path, said: str | None, place: str) -> ImageExample:
         return read_image(path, said, place)
@@ -206,14 +206,19 @@ class ClassifyImages(ImageOptions, MediaTask):
     def picture(self, tested: Tested, kind: str) -> bytes:
         model = tested.model
         assert isinstance(model, Vit)
-        truth, found = self.truth(tested.data), np.argmax(tested.outputs, axis=1)
+        truth, predicted = self.truth(tested.data), np.argmax(tested.outputs, axis=1)
         numbers = worst(tested.outputs, truth)
         items = self.encode(model, [tested.data[n] for n in numbers])
         values = self.collate(model, items)["pixel_values"].to(model.device)
         pixels = items[0].store.pixels(range(len(items)))
         panels = [
             ImagePanel(
-                image, weights, model.grid, self.labels[truth[n]], self.labels[found[n]], float(max(tested.outputs[n]))
+                image,
+                weights,
+                model.grid,
+                self.labels[truth[n]],
+                self.labels[predicted[n]],
+                float(max(tested.outputs[n])),
             )
             for n, image, weights in zip(numbers, pixels, class_token_attention(model, values), strict=True)
         ]

@@ -178,10 +178,10 @@ class Mlm(MlmOptions, EncoderTask):
         """All windows of all texts in order; windows of `read_by` stay as they are."""
         if "mask" not in model.tokenizer.named:
             raise ValueError("initial: its tokenizer has no mask, which this task hides tokens by")
-        found: list[Window] = []
-        for one in examples:
-            found += self.read_by(model, [one]) if isinstance(one, MaskedText) else [one]
-        return found
+        windows: list[Window] = []
+        for example in examples:
+            windows += self.read_by(model, [example]) if isinstance(example, MaskedText) else [example]
+        return windows
 
     def length(self, item: Window) -> int:
         return len(item[0])
@@ -262,7 +262,9 @@ class Mlm(MlmOptions, EncoderTask):
 
     def scores(self, outputs: Sequence[Guesses], data: Sequence[MaskedText]) -> dict[str, float]:
         """Perplexity exp(mean surprise) and accuracy, over all masked tokens."""
-        surprise, right = (np.concatenate([getattr(one, name) for one in outputs]) for name in ("surprise", "right"))
+        surprise, right = (
+            np.concatenate([getattr(guesses, name) for guesses in outputs]) for name in ("surprise", "right")
+        )
         return {"perplexity": math.exp(surprise.mean()), "accuracy": float(right.mean())}
 
     @property
@@ -345,7 +347,7 @@ class Mlm(MlmOptions, EncoderTask):
         return {"text": example.text, "masks": masks}
 
     def line(self, shown: Mapping[str, Any]) -> str:
-        guesses = [named_values((one["piece"], one["probability"]) for one in likely) for likely in shown["masks"]]
+        guesses = [named_values((guess["piece"], guess["probability"]) for guess in mask) for mask in shown["masks"]]
         return f"{' | '.join(guesses)}  {' '.join(shown['text'].split())}"
 
 

@@ -129,14 +129,14 @@ class Speech(SpeechOptions, TranscriptTask):
         if not path.is_dir():
             to_value = label_of if self.text is None else text_of
             rows = self.media.in_table(path, (self.file, column))
-            found: list[Found] = [(file, to_value(said, place), place) for file, (said,), place in rows]
+            files: list[Found] = [(file, to_value(said, place), place) for file, (said,), place in rows]
         elif self.text is None:
-            found = self.media.in_class_folders(path)
+            files = self.media.in_class_folders(path)
         else:
             raise ValueError(f"{path}: a folder has no texts; give a .csv, .tsv or .jsonl with the column {column!r}")
         if self.text is None:
-            self.check_known((label, place) for _, label, place in found)
-        return self.media.checked(found, self.example, self.skip_broken)
+            self.check_known((label, place) for _, label, place in files)
+        return self.media.checked(files, self.example, self.skip_broken)
 
     def example(self, path: Path, said: str | None, place: str) -> SoundExample:
         label, text = (said, None) if self.text is None else (None, said)
@@ -284,10 +284,10 @@ class Speech(SpeechOptions, TranscriptTask):
             return [Baseline(what, list(outputs))]
         counts = Counter(example.text or "" for example in training)
         usual = min(counts, key=lambda text: (-counts[text], text))
-        found = [Baseline("always the most frequent text", [usual] * len(tested))]
+        baselines = [Baseline("always the most frequent text", [usual] * len(tested))]
         if 2 <= len(counts) <= min(FEW_TEXTS, len(training) // 5):
-            found.append(_texts_as_classes(sorted(counts), training, validation, tested))
-        return found
+            baselines.append(_texts_as_classes(sorted(counts), training, validation, tested))
+        return baselines
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The worst predictions; for classes with the confusion matrix above."""
@@ -297,7 +297,10 @@ class Speech(SpeechOptions, TranscriptTask):
             heading = heading_of_worst([np.argmax(tested.outputs[n]) == truth[n] for n in numbers])
             classes = tested.details["labels"], tested.details["confusion"]
         else:
-            texts, seconds = [one.text or "" for one in tested.data], [one.seconds for one in tested.data]
+            texts, seconds = (
+                [example.text or "" for example in tested.data],
+                [example.seconds for example in tested.data],
+            )
             numbers, classes = worst_texts(texts, tested.outputs, seconds), None
             heading = "By errors for each character, the most first"
         panels = [self._panel(tested.model, tested.data[n], tested.outputs[n]) for n in numbers]

@@ -199,9 +199,9 @@ class Translate(TranslateOptions, TextTask):
         """The translations; targets are ignored."""
         translator = _translator(model)
         search = BeamSearch(self.beams) if self.beams > 1 else Sampling(temperature=0.0)
-        found = translator.generate(batch["input_ids"], batch["attention_mask"], search=search)
+        translations = translator.generate(batch["input_ids"], batch["attention_mask"], search=search)
         tokenizer = target_tokenizer(translator)
-        return [tokenizer.decode(texts[0]).strip() for texts in found.texts()]
+        return [tokenizer.decode(texts[0]).strip() for texts in translations.texts()]
 
     def scored(self, count: int) -> str:
         if count <= LOOKED:
@@ -263,8 +263,8 @@ class Translate(TranslateOptions, TextTask):
 
     def table(self, details: Mapping[str, Any]) -> str:
         lines = [f"{name}: {signature}" for name, signature in details["signatures"].items()]
-        for one in details["translations"]:
-            lines += ["", *(f"{name:<11}  {' '.join(text.split())}" for name, text in one.items())]
+        for translation in details["translations"]:
+            lines += ["", *(f"{name:<11}  {' '.join(text.split())}" for name, text in translation.items())]
         return "\n".join(lines)
 
     def picture(self, tested: Tested, kind: str) -> bytes:

@@ -27,10 +27,10 @@ def class_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, 
     """Accuracy and macro F1 of probabilities (N, K) and the numbers (N,) of the right classes."""
     from sklearn.metrics import accuracy_score, f1_score
 
-    found = np.argmax(outputs, axis=1)
+    predicted = np.argmax(outputs, axis=1)
     return {
-        "accuracy": float(accuracy_score(truth, found)),
-        "macro F1": float(f1_score(truth, found, average="macro", zero_division=0)),
+        "accuracy": float(accuracy_score(truth, predicted)),
+        "macro F1": float(f1_score(truth, predicted, average="macro", zero_division=0)),
     }
 
 
@@ -48,11 +48,11 @@ def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str
     """F1 and the share of texts with all labels right, of probabilities (N, K) and truth, bool (N, K)."""
     from sklearn.metrics import accuracy_score, f1_score
 
-    found = np.asarray(outputs) > 0.5
+    predicted = np.asarray(outputs) > 0.5
     return {
-        "micro F1": float(f1_score(truth, found, average="micro", zero_division=0)),
-        "macro F1": float(f1_score(truth, found, average="macro", zero_division=0)),
-        "subset accuracy": float(accuracy_score(truth, found)),
+        "micro F1": float(f1_score(truth, predicted, average="micro", zero_division=0)),
+        "macro F1": float(f1_score(truth, predicted, average="macro", zero_division=0)),
+        "subset accuracy": float(accuracy_score(truth, predicted)),
     }
 
 

@@ -136,8 +136,10 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         """For texts the number of wrong ones, and the first of them."""
         if self.text is None:
             return super().details(outputs, data)
-        wrong = [(one, text) for one, text in zip(data, outputs, strict=True) if text != one.text]
-        shown = [{self.thing: self.named(one), "heard": text, "truth": one.text} for one, text in wrong[:SHOWN]]
+        wrong = [(example, text) for example, text in zip(data, outputs, strict=True) if text != example.text]
+        shown = [
+            {self.thing: self.named(example), "heard": text, "truth": example.text} for example, text in wrong[:SHOWN]
+        ]
         return {"wrong": len(wrong), "examples_wrong": shown}
 
     def table(self, details: Mapping[str, Any]) -> str:
@@ -145,7 +147,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
             return super().table(details)
         lines = [f"{details['wrong']:,} texts are wrong, such as these:"] if details["wrong"] else []
         return "\n".join(
-            [*lines, *("  ".join(f"{k} {v!r}" for k, v in one.items()) for one in details["examples_wrong"])]
+            [*lines, *("  ".join(f"{k} {v!r}" for k, v in example.items()) for example in details["examples_wrong"])]
         )
 
     def shown(self, example: Any, output: Any) -> dict[str, Any]:
@@ -165,16 +167,16 @@ class TranscriptObjective(ExampleObjective):
     """
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        found = super().evaluate(model, accelerator)
-        assert found.cost is not None
-        return dataclasses.replace(found, cost=min(found.cost, CHANCE))
+        evaluation = super().evaluate(model, accelerator)
+        assert evaluation.cost is not None
+        return dataclasses.replace(evaluation, cost=min(evaluation.cost, CHANCE))
 
 
 def error_rates(truth: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """Edits per character and per word of the true texts, and the share of right texts."""
     import jiwer
 
-    exact = float(np.mean([one == other for one, other in zip(truth, texts, strict=True)]))
+    exact = float(np.mean([text == other for text, other in zip(truth, texts, strict=True)]))
     return {
         "character error": float(jiwer.cer(list(truth), list(texts))),
         "word error": float(jiwer.wer(list(truth), list(texts))),

@@ -56,17 +56,17 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
     One begins at `B` and `S`, and at any other tag that goes on with nothing: after `O`, `E`, `S` or another kind.
     """
-    found: list[Entity] = []
+    entities: list[Entity] = []
     before, last = OUTSIDE, ""
     for n, (prefix, kind) in enumerate(map(parsed, tags)):
         if prefix == OUTSIDE:
             pass
         elif prefix in ("B", "S") or before in (OUTSIDE, "E", "S") or kind != last:
-            found.append(Entity(kind, n, n + 1))
+            entities.append(Entity(kind, n, n + 1))
         else:
-            found[-1] = dataclasses.replace(found[-1], stop=n + 1)
+            entities[-1] = dataclasses.replace(entities[-1], stop=n + 1)
         before, last = prefix, kind
-    return found
+    return entities
 
 
 def tags_of(entities: Iterable[Entity], words: int, scheme: Sequence[str]) -> list[str]:

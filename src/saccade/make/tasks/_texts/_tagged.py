@@ -55,10 +55,10 @@ def split_text(text: Any, place: str, words: str, tags: Sequence[str] | None = N
     """A text split into words, by "signs" (spaces, and every punctuation mark a word) or by "spaces" alone."""
     if not isinstance(text, str):
         raise ValueError(f"{place}: expected a text, got {text!r:.40}")
-    found = tuple(span for _, span in SPLITTERS[words]().pre_tokenize_str(text))
-    if not found:
+    spans = tuple(span for _, span in SPLITTERS[words]().pre_tokenize_str(text))
+    if not spans:
         raise ValueError(f"{place}: the text has no word")
-    return TaggedText(text, found, None if tags is None else tuple(tags), place)
+    return TaggedText(text, spans, None if tags is None else tuple(tags), place)
 
 
 def read_plain(path: Path, words: str) -> list[TaggedText]:
