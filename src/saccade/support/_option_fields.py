@@ -42,7 +42,7 @@ def option_fields(options: type) -> list[tuple[dataclasses.Field[Any], str]]:
     for field in [field for field in fields if field.metadata["option"].before]:
         fields.remove(field)
         fields.insert([other.name for other in fields].index(field.metadata["option"].before), field)
-    usual = getattr(options, "_heading", options.__doc__)
+    usual: str = getattr(options, "_heading", options.__doc__ or "")
     grouped = [(field, field.metadata["option"].group or usual) for field in fields]
     ranks = {group: rank for rank, group in enumerate(LAST, 1)}
     return sorted(grouped, key=lambda pair: ranks.get(pair[1], 0))
