@@ -83,7 +83,7 @@ def test_a_large_file_is_compared_with_a_sample_and_says_so(monkeypatch):
         SimpleNamespace(text=f"a {word} film", label=word, place="here") for _ in range(47) for word in ("bad", "good")
     ]
     task = task.fitted(examples)
-    run = SimpleNamespace(kind=task, training=examples, validation=examples[:31])
+    run = SimpleNamespace(task=task, training=examples, validation=examples[:31])
     _, line = beside_simple(run, None, Evaluation(0.0, {"accuracy": 0.5}), finished=True)
     assert "a simple model of 23 of 94 examples, has accuracy 1.0000: as good as this model or better" in line
 
